@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 LAYERS = (
     ("similarity", "result", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy"),
     ("geometry", "kernel"),
-    ("modules", "pruning"),
+    ("modules",),
     ("losses", "training", "surgery", "saving", "data"),
     ("clip", "revela", "evaluation"),
     ("diagnosis", "serving", "mteb", "finetune"),

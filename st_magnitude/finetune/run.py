@@ -54,7 +54,7 @@ from st_magnitude.saving.export import limit_length, load, write_model
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
-from st_magnitude.training.trainer import (
+from st_magnitude.training.run_folder import (
     check_output,
     check_same_run,
     has_fast_bf16,

@@ -15,8 +15,7 @@ from sentence_transformers.util import load_file_path
 
 from st_magnitude._files import one_line_about_the_disk, whole_folder
 from st_magnitude._upstream import load_with_classes
-from st_magnitude.modules import ExponentNorm
-from st_magnitude.pruning import NormPruning
+from st_magnitude.modules import ExponentNorm, NormPruning
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.raw import (

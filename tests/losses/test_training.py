@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 
 import st_magnitude as stm
 from st_magnitude.surgery.normalize import add_normalize
-from st_magnitude.training.state import refuse_unlike_gathering
+from st_magnitude.training.attach import refuse_unlike_gathering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
-from st_magnitude.training.state import engine_of
-from st_magnitude.training.trainer import train_or_stop
+from st_magnitude.training.engines import engine_of
+from st_magnitude.training.run_folder import train_or_stop
 
 two_processes = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"

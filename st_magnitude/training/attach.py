@@ -1,18 +1,18 @@
-"""A loss in a Trainer: its state in the log and the checkpoints, and engines that cannot train
-it."""
+"""A loss in a Trainer: its state in the log and in checkpoints, and data that it cannot train on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Logging", "Remembering", "attach", "engine_of", "engine_of_trainer", "refuse_engine"]
+__all__ = ["Logging", "Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
@@ -194,64 +194,3 @@ class _LossState(TrainerCallback):
             }
             event["logs"].update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
-
-
-def engine_of(model: Any) -> str | None:
-    """The engine around a model: ``"FSDP"``, ``"DeepSpeed ZeRO-3"`` (or another stage), or None.
-
-    Classes are compared by name, because importing them takes long, or needs DeepSpeed.
-    """
-    if type(model).__name__ == "DeepSpeedEngine":
-        return f"DeepSpeed ZeRO-{model.zero_optimization_stage()}"
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    classes = {base.__name__ for module in modules for base in type(module).__mro__}
-    return "FSDP" if classes & {"FSDPModule", "FullyShardedDataParallel"} else None
-
-
-def engine_of_trainer(trainer: Trainer) -> str | None:
-    """The engine that a Trainer will put around its model, before it does so."""
-    if trainer.is_deepspeed_enabled:
-        return f"DeepSpeed ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage}"
-    return "FSDP" if trainer.is_fsdp_enabled else None
-
-
-def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
-    """Refuses a loss that an engine would train wrongly, or that would fail in it with another
-    message.
-
-    Args:
-        engine: The engine, as `engine_of` names it.
-        name: Name of the loss.
-        learned: Names of what the loss learns: temperatures, exponents.
-        caches: Whether the loss caches gradients.
-    """
-    if engine is None:
-        return
-    learned = set(learned)
-    if "temperatures" in learned:
-        # FSDP2 cannot find them among the model's parameters, and an optimizer of DeepSpeed's
-        # configuration lacks them.
-        why = f"learns temperatures, which are not part of the model that {engine} trains"
-        how = "pass fixed temperatures"
-    elif "exponents" in learned and engine != "DeepSpeed ZeRO-2":
-        # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
-        why = (
-            f"learns exponents, each of which is a single number, and {engine} shards all"
-            " parameters"
-        )
-        how = (
-            "train with fixed exponents, such as MagnitudeRankingLoss(model, stm.Similarity(1,"
-            " 0.5))"
-        )
-    elif caches and engine.startswith("DeepSpeed"):
-        # "Gradient computed twice for this partition": sentence-transformers, issue 3173
-        why = (
-            f"caches gradients, which takes several backward passes a step, and {engine} allows one"
-        )
-        how = "leave mini_batch_size out"
-    else:
-        return
-    raise ValueError(
-        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or"
-        f" {how}."
-    )

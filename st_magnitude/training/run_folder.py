@@ -20,7 +20,8 @@ from st_magnitude._config import list_differences
 from st_magnitude._files import one_line_about_the_disk
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
-from st_magnitude.training.state import attach, engine_of_trainer
+from st_magnitude.training.attach import attach
+from st_magnitude.training.engines import engine_of_trainer
 
 __all__ = [
     "Stopped",
