@@ -31,8 +31,7 @@ def engine_of_trainer(trainer: Trainer) -> str | None:
 
 
 def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
-    """Refuses a loss that an engine would train wrongly, or that would fail in it with another
-    message.
+    """Refuses a loss that an engine would train wrongly, or in which it would fail.
 
     Args:
         engine: The engine, as `engine_of` names it.
@@ -50,23 +49,15 @@ def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches:
         how = "pass fixed temperatures"
     elif "exponents" in learned and engine != "DeepSpeed ZeRO-2":
         # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
-        why = (
-            f"learns exponents, each of which is a single number, and {engine} shards all"
-            " parameters"
-        )
-        how = (
-            "train with fixed exponents, such as MagnitudeRankingLoss(model, stm.Similarity(1,"
-            " 0.5))"
-        )
+        why = f"learns exponents, each a single number, and {engine} shards all parameters"
+        how = "fix them: MagnitudeRankingLoss(model, stm.Similarity(1, 0.5))"
     elif caches and engine.startswith("DeepSpeed"):
         # "Gradient computed twice for this partition": sentence-transformers, issue 3173
-        why = (
-            f"caches gradients, which takes several backward passes a step, and {engine} allows one"
-        )
+        why = f"caches gradients in several backward passes a step, and {engine} allows one"
         how = "leave mini_batch_size out"
     else:
         return
     raise ValueError(
-        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or"
-        f" {how}."
+        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or "
+        f"{how}."
     )
