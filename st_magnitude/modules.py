@@ -1,5 +1,4 @@
-"""Modules of saved models: ExponentNorm divides embeddings by a power of their norm, and NormPruning
-keeps the tokens of a document whose norm is above a threshold."""
+"""Modules of saved models: ExponentNorm for embeddings, and NormPruning for tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ __all__ = ["ExponentNorm", "NormPruning"]
 
 
 class ExponentNorm(Module):
-    """Divides embeddings by a power of their norm, with one exponent for queries and one for
-    documents.
+    """Divides embeddings by a power of their norm, for queries one and for documents another.
 
     It is the last module of a model whose exponents were learned
     (:class:`~st_magnitude.LearnableNormLoss`) or chosen between 0 and 1
@@ -89,15 +87,12 @@ class ExponentNorm(Module):
     ) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
         role = task or features.get("task")
-        # Losses take the exponents from the module. DistributedDataParallel believes that they are
-        # used only if it finds both in the output (find_unused_parameters=True, the Trainer's
-        # default).
-        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(
-            len(raw), 2
-        )
+        # Losses take the exponents from the module. DistributedDataParallel (the Trainer's, with
+        # find_unused_parameters=True) believes that they are used only if both are in the output.
+        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias]))
         output = features | {
             "raw_embedding": raw,
-            "exponents": exponents,
+            "exponents": exponents.expand(len(raw), 2),
             "sentence_embedding": _divided(raw, self.similarity, role),
         }
         return output if self.training else _CutFirst(output | {"task": role})
@@ -113,17 +108,15 @@ class ExponentNorm(Module):
         cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
     ) -> ExponentNorm:
         hub_options = ("token", "cache_folder", "revision", "local_files_only")
-        place: dict[str, Any] = {"subfolder": subfolder} | {
-            k: kwargs[k] for k in hub_options if k in kwargs
-        }
+        place: dict[str, Any] = {key: kwargs[key] for key in hub_options if key in kwargs}
+        place["subfolder"] = subfolder
         config = cls.load_config(model_name_or_path, **place)
         module = cls(**{key: config[key] for key in cls.config_keys if key in config})
         return cls.load_torch_weights(model_name_or_path, model=module, **place)
 
 
 class _CutFirst(dict[str, Any]):
-    """Features whose divided embedding, when a prefix replaces it, becomes the divided prefix of
-    the raw embedding.
+    """Features in which a prefix of the divided embedding becomes that of the raw one, divided.
 
     ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
     ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That
@@ -161,16 +154,14 @@ def _logit(gamma: float) -> Tensor:
 
 
 class NormPruning(BaseTokenPooling):
-    """Keeps the token vectors whose norm is above a threshold, and of each document at least the
-    largest.
+    """Keeps the token vectors whose norm is above a threshold, and of each document the largest.
 
     For a MultiVectorEncoder whose document tokens keep their norm (``stm.prepare(model,
-    "qnorm")``), trained with :class:`~st_magnitude.LateInteractionLoss`. It costs one comparison a
-    token, and long documents without content keep few vectors. It is used in the three ways of
-    sentence-transformers' token pooling: ``token_pooling=`` of ``encode_document``;
-    ``pooling.pool(embeddings)`` for vectors that are encoded already; as the last module of a
-    model, which then loads as ``MultiVectorEncoder(path, trust_remote_code=True)`` where this
-    package is installed.
+    "qnorm")``), trained with :class:`~st_magnitude.LateInteractionLoss`. Long documents without
+    content keep few vectors. It is used in the three ways of sentence-transformers' token pooling:
+    ``token_pooling=`` of ``encode_document``; ``pooling.pool(embeddings)``; as the last module of a
+    model, which loads as ``MultiVectorEncoder(path, trust_remote_code=True)`` where this package is
+    installed.
 
     Args:
         threshold: Norm of a raw token vector from which it is kept.
@@ -216,8 +207,7 @@ class NormPruning(BaseTokenPooling):
         """Finds the threshold above which a share of all token vectors lies.
 
         Args:
-            model: A MultiVectorEncoder whose document tokens keep their norm, without another
-                pooling.
+            model: A MultiVectorEncoder whose document tokens keep their norm, without pooling.
             corpus: Documents.
             share: Share of the vectors to keep, in (0, 1]. Documents that would keep none keep one
                 in addition.
@@ -235,9 +225,8 @@ class NormPruning(BaseTokenPooling):
         if len(texts) > sample:
             texts = random.Random(0).sample(texts, sample)
         embeddings = model.encode_document(texts, **{"show_progress_bar": True} | encode)
-        norms, _ = torch.cat(
-            [torch.as_tensor(x).float().norm(dim=1).cpu() for x in embeddings]
-        ).sort(descending=True)
+        norms = torch.cat([torch.as_tensor(x).float().norm(dim=1).cpu() for x in embeddings])
+        norms, _ = norms.sort(descending=True)
         if norms[0] - norms[-1] <= 1e-3 * norms[0]:
             raise ValueError(
                 "All document tokens of this model have the same norm, which says nothing of their"
@@ -256,18 +245,15 @@ class NormPruning(BaseTokenPooling):
         return self._similarity.document(embedding[keep]).to(embedding.dtype)
 
     def chart(self, model: MultiVectorEncoder, text: str, width: int = 30, **encode: Any) -> str:
-        """A bar for the norm of each token of a document, with a ``*`` at the tokens that are
-        kept."""
+        """A bar for the norm of each token of a document, with a ``*`` at those that are kept."""
         [features] = model.encode_document([text], output_value=None, **encode)
         mask = features["attention_mask"].bool()
         names = model.tokenizer.convert_ids_to_tokens(features["input_ids"][mask].tolist())
         norms = features["token_embeddings"][mask].float().norm(dim=1)
         kept = (norms > self.threshold) | (norms == norms.max())
         column = max(map(len, names))
-        bars = (norms / norms.max() * width).round().int().tolist()
-        return "\n".join(
-            f"{'*' if keep else ' '} {name:<{column}}  {norm:6.3f}  {'#' * bar}"
-            for keep, name, norm, bar in zip(
-                kept.tolist(), names, norms.tolist(), bars, strict=True
-            )
-        )
+        lines = []
+        for name, norm, keep in zip(names, norms.tolist(), kept.tolist(), strict=True):
+            bar = "#" * round(norm / norms.max().item() * width)
+            lines.append(f"{'*' if keep else ' '} {name:<{column}}  {norm:6.3f}  {bar}")
+        return "\n".join(lines)
