@@ -68,9 +68,9 @@ class AsymmetricClipLoss(nn.Module):
             batch, as with open_clip's ``local_loss=True, gather_with_grad=True``.
 
     Raises:
-        ValueError: If an argument is out of range, a term has a learned temperature, or a
-            regularizer is called ``contrastive``; at the first batch, if all norms are 1 on a side
-            whose magnitude is kept; on all processes, if their batches are of unequal size.
+        ValueError: If an argument is out of range, or a term has a learned temperature; at the
+            first batch, if all norms are 1 on a side whose magnitude is kept; on all processes, if
+            their batches are of unequal size.
 
     It is called like ClipLoss. With ``output_dict=True`` it returns {"contrastive_loss": ...} and
     an entry ``<name>_loss`` for each regularizer, else their sum.
@@ -107,11 +107,6 @@ class AsymmetricClipLoss(nn.Module):
         self.direction = direction
         self.terms = tuple(terms)
         self.regularizers = Penalties(regularizers)
-        if "contrastive" in self.regularizers.weighted:
-            raise ValueError(
-                "A regularizer cannot be called 'contrastive', the name that the loss itself is "
-                "logged under. Rename the function, or give it an attribute `name`."
-            )
         self.gather_across_devices = gather_across_devices
         self._checked = False
 
