@@ -205,16 +205,6 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     assert abs(untrained - before).max() > 1e-4
 
 
-def test_an_adapter_is_saved_as_such(tmp_path) -> None:
-    model = decoder_with_lora(tmp_path)
-    before = model.encode("green tea")
-    model.save_pretrained(str(tmp_path / "adapter"))
-    assert (tmp_path / "adapter" / "adapter_config.json").exists()
-    again = SentenceTransformer(str(tmp_path / "adapter"), device="cpu")
-    np.testing.assert_allclose(again.encode("green tea"), before, atol=1e-5)
-    np.testing.assert_allclose(merge_lora(again).encode("green tea"), before, atol=1e-5)
-
-
 def decoder_with_lora(folder: Path) -> SentenceTransformer:
     """A decoder in ``folder / "decoder"`` as a retriever that was trained by a LoRA."""
     model = load_retriever(save_decoder(folder / "decoder", seed=3))
