@@ -31,9 +31,7 @@ def cosine_loss(x, y):
 def reference(x, loss, power):
     """|z|^p times the plain gradient, row by row, by hand."""
     (plain,) = torch.autograd.grad(loss(x), x)
-    return torch.stack(
-        [row.pow(2).sum().sqrt() ** power * g for row, g in zip(x.detach(), plain, strict=True)]
-    )
+    return x.detach().pow(2).sum(dim=1, keepdim=True).sqrt() ** power * plain
 
 
 # --- the function ---------------------------------------------------------------------------------
@@ -46,9 +44,8 @@ def test_gradients_are_scaled_and_values_are_not(power):
     with torch.no_grad():
         assert grad_scale(x, power) is x
     (got,) = torch.autograd.grad(cosine_loss(grad_scale(x, power), y), x)
-    torch.testing.assert_close(
-        got, reference(x, lambda z: cosine_loss(z, y), power), rtol=1e-12, atol=0
-    )
+    expected = reference(x, lambda z: cosine_loss(z, y), power)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
 
 
 def test_double_backward_takes_the_factor_as_a_constant():
@@ -72,10 +69,8 @@ def test_extremes_are_finite(power, dtype):
     assert x.grad.isfinite().all()
     assert x.grad.dtype == dtype
     if dtype == torch.float64:
-        torch.testing.assert_close(x.grad[0], torch.full_like(x[0], 1e-6**power).detach())
-    torch.testing.assert_close(
-        x.grad[3].double(), torch.full((8,), 8 ** (power / 2)).double(), rtol=1e-2, atol=1e-5
-    )
+        assert x.grad[0].tolist() == pytest.approx([1e-6**power] * 8)
+    assert x.grad[3].tolist() == pytest.approx([8 ** (power / 2)] * 8, rel=1e-2, abs=1e-5)
 
 
 # --- on models ------------------------------------------------------------------------------------
@@ -207,21 +202,6 @@ def scaled(folder):
     model.append(Normalize())
     stm.attach_grad_scale(model)
     return model
-
-
-@pytest.mark.slow
-def test_compile(folder):
-    torch._dynamo.reset()
-    model = scaled(folder)
-    inputs = features(model)[0]
-
-    def gradient(forward):
-        model.zero_grad()
-        forward(dict(inputs))["sentence_embedding"][:, 0].sum().backward()
-        return gradients_of(model)
-
-    eager = gradient(model)
-    assert_same(gradient(torch.compile(model, backend="eager")), eager, rtol=1e-9, atol=1e-12)
 
 
 def half_of_the_batch(folder):
