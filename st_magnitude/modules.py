@@ -243,17 +243,3 @@ class NormPruning(BaseTokenPooling):
         keep = norms > self.threshold
         keep[norms.argmax()] = True
         return self._similarity.document(embedding[keep]).to(embedding.dtype)
-
-    def chart(self, model: MultiVectorEncoder, text: str, width: int = 30, **encode: Any) -> str:
-        """A bar for the norm of each token of a document, with a ``*`` at those that are kept."""
-        [features] = model.encode_document([text], output_value=None, **encode)
-        mask = features["attention_mask"].bool()
-        names = model.tokenizer.convert_ids_to_tokens(features["input_ids"][mask].tolist())
-        norms = features["token_embeddings"][mask].float().norm(dim=1)
-        kept = (norms > self.threshold) | (norms == norms.max())
-        column = max(map(len, names))
-        lines = []
-        for name, norm, keep in zip(names, norms.tolist(), kept.tolist(), strict=True):
-            bar = "#" * round(norm / norms.max().item() * width)
-            lines.append(f"{'*' if keep else ' '} {name:<{column}}  {norm:6.3f}  {bar}")
-        return "\n".join(lines)

@@ -85,22 +85,3 @@ def test_errors(folder, tokens):
         stm.NormPruning.fit(tokens, DOCUMENTS, 15)
     with pytest.raises(ValueError, match="threshold must be at least 0"):
         stm.NormPruning(-1)
-
-
-def test_chart(tokens):
-    text = DOCUMENTS[3]  # "the" is on the skiplist
-    embedding = tokens.encode_document(text)
-    norms = embedding.norm(dim=1)
-    pruning = stm.NormPruning(norms.median().item())
-    lines = pruning.chart(tokens, text, width=20).splitlines()
-    assert [line[2:].split()[0] for line in lines] == [
-        "a",
-        "sorted",
-        "copy",
-        "of",
-        "list",
-        "comes",
-        "back",
-    ]
-    assert sum(line.startswith("*") for line in lines) == len(pruning.pool([embedding])[0])
-    assert max(line.count("#") for line in lines) == 20

@@ -124,10 +124,8 @@ def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
         def compute_loss(self, model, inputs, *args, **kwargs):
             texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
             members = inputs["lm_group"].tolist()
-            seen.extend(
-                [t for t, g in zip(texts, members, strict=True) if g == k]
-                for k in range(max(members) + 1)
-            )
+            for k in range(max(members) + 1):
+                seen.append([t for t, g in zip(texts, members, strict=True) if g == k])
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     settings = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 3}
