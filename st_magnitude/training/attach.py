@@ -16,8 +16,8 @@ __all__ = ["Logging", "Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
-NOT_EXCHANGED = ("terms", "hardness_mode", "hardness_strength")
-NOT_EXCHANGED += ("margin", "margin_strategy", "precision")
+NOT_EXCHANGED = {"terms", "hardness_mode", "hardness_strength", "margin", "margin_strategy"}
+NOT_EXCHANGED.add("precision")
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
