@@ -24,7 +24,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 

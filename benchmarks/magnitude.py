@@ -70,11 +70,17 @@ from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
-from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
+from st_magnitude.geometry import (
+    adjusted_cohens_d,
+    coefficient_of_variation,
+    cohens_d,
+    norms,
+    spearman,
+)
 from st_magnitude.losses import LearnableNormLoss
 from st_magnitude.revela.trainer import add_lora, lora_config
 from st_magnitude.surgery.raw import encode_raw
-from st_magnitude.training.trainer import has_fast_bf16
+from st_magnitude.training.run_folder import has_fast_bf16
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MATCHED = {"cosine": 1.0, "dot": 0.0, "qnorm": 0.0, "dnorm": 1.0, "pretrained": 1.0}  # document exponent

@@ -50,8 +50,20 @@ from titles import split_pages, title_task
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
-from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
+from st_magnitude.revela import (
+    RevelaLoss,
+    RevelaTrainer,
+    attention,
+    build_groups,
+    group_similarity,
+    load_lm,
+)
+from st_magnitude.revela.attention import (
+    Neighbours,
+    in_batch_attention,
+    next_token_loss,
+    two_streams,
+)
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.loss import ONE_HOT

@@ -50,7 +50,7 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.losses import MagnitudeRankingLoss, temp_spec_mrl
-from st_magnitude.training.trainer import has_fast_bf16
+from st_magnitude.training.run_folder import has_fast_bf16
 
 TAUS = (0.03, 0.06, 0.1, 0.3)
 Loss = Callable[[SentenceTransformer], MagnitudeRankingLoss]

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     )
     from st_magnitude.losses.prior import DocumentPrior
     from st_magnitude.losses.regularizers import SIGReg
-    from st_magnitude.pruning import NormPruning
+    from st_magnitude.modules import NormPruning
+    from st_magnitude.saving.export import export, load
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-    from st_magnitude.surgery.export import export, load
     from st_magnitude.surgery.gradients import attach_grad_scale, cut_init
     from st_magnitude.surgery.normalize import prepare, strip_normalize
+    from st_magnitude.training.attach import attach
     from st_magnitude.training.monitor import NormMonitor
-    from st_magnitude.training.state import attach
 
 __version__ = "0.1.0"
 

@@ -1,22 +1,26 @@
-"""ExponentNorm, which holds the fractional document exponent of a saved model."""
+"""Modules of saved models: ExponentNorm for embeddings, and NormPruning for tokens."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Module
+from sentence_transformers.multi_vector_encoder.modules import BaseTokenPooling
 from torch import Tensor, nn
 
-from st_magnitude.similarity import Similarity
+from st_magnitude._checks import at_least
+from st_magnitude.similarity import Similarity, at_least_float32
 
-__all__ = ["ExponentNorm"]
+__all__ = ["ExponentNorm", "NormPruning"]
 
 
 class ExponentNorm(Module):
-    """Divides embeddings by a power of their norm, with one exponent for queries and one for
-    documents.
+    """Divides embeddings by a power of their norm, for queries one and for documents another.
 
     It is the last module of a model whose exponents were learned
     (:class:`~st_magnitude.LearnableNormLoss`) or chosen between 0 and 1
@@ -83,15 +87,12 @@ class ExponentNorm(Module):
     ) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
         role = task or features.get("task")
-        # Losses take the exponents from the module. DistributedDataParallel believes that they are
-        # used only if it finds both in the output (find_unused_parameters=True, the Trainer's
-        # default).
-        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(
-            len(raw), 2
-        )
+        # Losses take the exponents from the module. DistributedDataParallel (the Trainer's, with
+        # find_unused_parameters=True) believes that they are used only if both are in the output.
+        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias]))
         output = features | {
             "raw_embedding": raw,
-            "exponents": exponents,
+            "exponents": exponents.expand(len(raw), 2),
             "sentence_embedding": _divided(raw, self.similarity, role),
         }
         return output if self.training else _CutFirst(output | {"task": role})
@@ -107,17 +108,15 @@ class ExponentNorm(Module):
         cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
     ) -> ExponentNorm:
         hub_options = ("token", "cache_folder", "revision", "local_files_only")
-        place: dict[str, Any] = {"subfolder": subfolder} | {
-            k: kwargs[k] for k in hub_options if k in kwargs
-        }
+        place: dict[str, Any] = {key: kwargs[key] for key in hub_options if key in kwargs}
+        place["subfolder"] = subfolder
         config = cls.load_config(model_name_or_path, **place)
         module = cls(**{key: config[key] for key in cls.config_keys if key in config})
         return cls.load_torch_weights(model_name_or_path, model=module, **place)
 
 
 class _CutFirst(dict[str, Any]):
-    """Features whose divided embedding, when a prefix replaces it, becomes the divided prefix of
-    the raw embedding.
+    """Features in which a prefix of the divided embedding becomes that of the raw one, divided.
 
     ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
     ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That
@@ -152,3 +151,95 @@ def _logit(gamma: float) -> Tensor:
     if gamma in (0.0, 1.0):
         return torch.tensor(math.inf if gamma else -math.inf)
     return torch.tensor(math.log(gamma / (1 - gamma)))
+
+
+class NormPruning(BaseTokenPooling):
+    """Keeps the token vectors whose norm is above a threshold, and of each document the largest.
+
+    For a MultiVectorEncoder whose document tokens keep their norm (``stm.prepare(model,
+    "qnorm")``), trained with :class:`~st_magnitude.LateInteractionLoss`. Long documents without
+    content keep few vectors. It is used in the three ways of sentence-transformers' token pooling:
+    ``token_pooling=`` of ``encode_document``; ``pooling.pool(embeddings)``; as the last module of a
+    model, which loads as ``MultiVectorEncoder(path, trust_remote_code=True)`` where this package is
+    installed.
+
+    Args:
+        threshold: Norm of a raw token vector from which it is kept.
+        exponent: Exponent in [0, 1] of the kept vectors, d / |d|^exponent; choose it on validation
+            data. At 0 they are raw, and a token of large norm may win too often; at 1 the norm
+            decides what is kept and nothing else, as stores that normalise vectors and
+            HierarchicalTokenPooling need it.
+        tasks: Tasks whose tokens are pruned; None: documents.
+
+    Raises:
+        ValueError: If the threshold is negative, or the exponent lies outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> from st_magnitude import NormPruning
+        >>> document = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 2.0]])  # norms 5, 0.5 and 2
+        >>> NormPruning(threshold=1.0, exponent=1.0).pool([document])
+        [tensor([[0.6000, 0.8000],
+                [0.0000, 1.0000]])]
+    """
+
+    config_keys: list[str] = ["threshold", "exponent", "tasks"]  # noqa: RUF012
+
+    def __init__(
+        self, threshold: float, *, exponent: float = 0.75, tasks: str | list[str] | None = None
+    ) -> None:
+        super().__init__(tasks=tasks)
+        at_least("threshold", threshold, 0)
+        self._similarity = Similarity(document=exponent)
+        self.threshold, self.exponent = float(threshold), float(exponent)
+
+    @classmethod
+    def fit(
+        cls,
+        model: MultiVectorEncoder,
+        corpus: Sequence[str],
+        share: float = 0.15,
+        *,
+        sample: int = 2000,
+        exponent: float = 0.75,
+        **encode: Any,
+    ) -> NormPruning:
+        """Finds the threshold above which a share of all token vectors lies.
+
+        Args:
+            model: A MultiVectorEncoder whose document tokens keep their norm, without pooling.
+            corpus: Documents.
+            share: Share of the vectors to keep, in (0, 1]. Documents that would keep none keep one
+                in addition.
+            sample: Number of documents to encode, drawn from the corpus with a fixed seed.
+            exponent: As for the class.
+            **encode: Options of ``model.encode_document``, such as ``batch_size``; it shows a
+                progress bar.
+
+        Raises:
+            ValueError: If share is out of range, or all token vectors have the same norm.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"share must lie in (0, 1]; got {share}.")
+        texts = list(corpus)
+        if len(texts) > sample:
+            texts = random.Random(0).sample(texts, sample)
+        embeddings = model.encode_document(texts, **{"show_progress_bar": True} | encode)
+        norms = torch.cat([torch.as_tensor(x).float().norm(dim=1).cpu() for x in embeddings])
+        norms, _ = norms.sort(descending=True)
+        if norms[0] - norms[-1] <= 1e-3 * norms[0]:
+            raise ValueError(
+                "All document tokens of this model have the same norm, which says nothing of their"
+                " importance. Train it with LateInteractionLoss after stm.prepare(model, 'qnorm')."
+            )
+        kept = round(share * len(norms))
+        return cls(0.0 if kept == len(norms) else norms[kept].item(), exponent=exponent)
+
+    def pool_one(self, embedding: Tensor, **kwargs: Any) -> Tensor:
+        """Tokens (n, D) of one document -> (m, D), 1 <= m <= n."""
+        if len(embedding) == 0:
+            return embedding
+        norms = torch.linalg.vector_norm(at_least_float32(embedding), dim=-1)
+        keep = norms > self.threshold
+        keep[norms.argmax()] = True
+        return self._similarity.document(embedding[keep]).to(embedding.dtype)

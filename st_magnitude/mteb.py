@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import needs
 from st_magnitude._config import digest
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.surgery.export import load
+from st_magnitude.saving.export import load
 from st_magnitude.surgery.raw import unwrapped
 
 if TYPE_CHECKING:

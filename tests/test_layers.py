@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 LAYERS = (
     ("similarity", "result", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy"),
     ("geometry", "kernel"),
-    ("modules", "pruning"),
-    ("losses", "training", "surgery", "data"),
+    ("modules",),
+    ("losses", "training", "surgery", "saving", "data"),
     ("clip", "revela", "evaluation"),
     ("diagnosis", "serving", "mteb", "finetune"),
     ("comparison",),

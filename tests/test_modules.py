@@ -27,9 +27,9 @@ TEXTS = [row[1] for row in ROWS[:5]]
 
 def divided(rows, gamma):
     """x / |x|^gamma in Python floats."""
-    return torch.tensor(
-        [[v / math.sqrt(sum(w * w for w in row)) ** gamma for v in row] for row in rows.tolist()]
-    )
+    norms = [math.hypot(*row) for row in rows.tolist()]
+    pairs = zip(rows.tolist(), norms, strict=True)
+    return torch.tensor([[x / norm**gamma for x in row] for row, norm in pairs])
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,12 @@ def test_encode_knows_the_role(model):
     raw = model.encode(TEXTS, convert_to_tensor=True)
     model.append(ExponentNorm(0.3, 0.8))
     torch.testing.assert_close(model.encode_query(TEXTS, convert_to_tensor=True), divided(raw, 0.3))
-    torch.testing.assert_close(
-        model.encode_document(TEXTS, convert_to_tensor=True), divided(raw, 0.8)
-    )
-    torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
+    for encode in (model.encode_document, model.encode):
+        torch.testing.assert_close(encode(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
     rows = model.encode(TEXTS[:2], output_value=None, truncate_dim=5)
     torch.testing.assert_close(torch.stack([row["raw_embedding"] for row in rows]), raw[:2])
-    torch.testing.assert_close(
-        torch.stack([row["sentence_embedding"] for row in rows]), divided(raw[:2, :5], 0.8)
-    )
+    prefixes = torch.stack([row["sentence_embedding"] for row in rows])
+    torch.testing.assert_close(prefixes, divided(raw[:2, :5], 0.8))
 
 
 DIMS = (256, 128, 64, 7)
@@ -123,15 +120,13 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
     """A prefix is cut first and divided by a power of its own norm."""
     corpus = list(task["corpus"].values())
     raw = static_model.encode(corpus, convert_to_tensor=True)
-    model = SentenceTransformer(
-        modules=[static_model[0], ExponentNorm(1.0, gamma)], similarity_fn_name="dot", device="cpu"
-    )
+    modules = [static_model[0], ExponentNorm(1.0, gamma)]
+    model = SentenceTransformer(modules=modules, similarity_fn_name="dot", device="cpu")
     reported = CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
     for dim in DIMS:
         expected = divided(raw[:, :dim], gamma)
-        torch.testing.assert_close(
-            model.encode_document(corpus, truncate_dim=dim, convert_to_tensor=True), expected
-        )
+        found = model.encode_document(corpus, truncate_dim=dim, convert_to_tensor=True)
+        torch.testing.assert_close(found, expected)
         with model.truncate_embeddings(dim):  # what setting model.truncate_dim does
             torch.testing.assert_close(model.encode(corpus, convert_to_tensor=True), expected)
             served = InformationRetrievalEvaluator(**task)(model)["dot_ndcg@10"]
@@ -171,10 +166,8 @@ def test_saved_and_loaded_bit_for_bit(model, tmp_path, gammas):
     assert loaded[-1].query_bias.requires_grad
     assert torch.equal(loaded[-1].query_bias, model[-1].query_bias)
     assert torch.equal(loaded[-1].document_bias, model[-1].document_bias)
-    scores = [
-        m.similarity(m.encode_query(TEXTS), m.encode_document(TEXTS)) for m in (model, loaded)
-    ]
-    assert torch.equal(*scores)
+    assert (loaded.encode_query(TEXTS) == model.encode_query(TEXTS)).all()
+    assert (loaded.encode_document(TEXTS) == model.encode_document(TEXTS)).all()
 
 
 def test_plain_sentence_transformers_asks_for_trust(model, tmp_path):
@@ -187,35 +180,27 @@ def test_plain_sentence_transformers_asks_for_trust(model, tmp_path):
     assert (trusted.encode_query(TEXTS) == model.encode_query(TEXTS)).all()
 
 
-def weight_decays(groups, model):
+def options_of(groups, model, name="weight_decay"):
     """Of the two exponents and a matrix of the encoder, from the groups of an optimizer."""
-    parameters = (
-        model[-1].query_bias,
-        model[-1].document_bias,
-        next(p for p in model[0].parameters() if p.ndim == 2),
-    )
-    return [
-        g["weight_decay"] for p in parameters for g in groups if any(q is p for q in g["params"])
-    ]
+    matrix = next(p for p in model[0].parameters() if p.ndim == 2)
+    of_parameter = {id(p): group[name] for group in groups for p in group["params"]}
+    parameters = model[-1].query_bias, model[-1].document_bias, matrix
+    return [of_parameter[id(parameter)] for parameter in parameters]
 
 
 @pytest.mark.parametrize("own_rate", [False, True])
 def test_no_weight_decay_in_the_trainer(model, tmp_path, own_rate):
     loss = stm.LearnableNormLoss(model)
-    args = SentenceTransformerTrainingArguments(
-        str(tmp_path),
-        weight_decay=0.1,
-        learning_rate_mapping=stm.LearnableNormLoss.learning_rate_mapping(1e-2) if own_rate else {},
-        report_to=[],
-        use_cpu=True,
-    )
-    trainer = SentenceTransformerTrainer(
-        model, args, train_dataset=Dataset.from_dict(columns(4)), loss=loss
-    )
+    rates = stm.LearnableNormLoss.learning_rate_mapping(1e-2) if own_rate else {}
+    options = {"weight_decay": 0.1, "learning_rate_mapping": rates}
+    options |= {"report_to": [], "use_cpu": True}
+    args = SentenceTransformerTrainingArguments(str(tmp_path), **options)
+    data = Dataset.from_dict(columns(4))
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss)
     groups = trainer.create_optimizer().param_groups
-    assert weight_decays(groups, model) == [0.0, 0.0, 0.1]
-    rate = next(g["lr"] for g in groups if any(p is model[-1].query_bias for p in g["params"]))
-    assert rate == (1e-2 if own_rate else args.learning_rate)
+    assert options_of(groups, model) == [0.0, 0.0, 0.1]
+    rate = 1e-2 if own_rate else args.learning_rate
+    assert options_of(groups, model, "lr") == [rate, rate, args.learning_rate]
 
 
 def test_no_weight_decay_in_fit(model, tmp_path):
@@ -234,4 +219,4 @@ def test_no_weight_decay_in_fit(model, tmp_path):
         checkpoint_path=str(tmp_path),
         show_progress_bar=False,
     )
-    assert weight_decays(seen, model) == [0.0, 0.0, 0.1]
+    assert options_of(seen, model) == [0.0, 0.0, 0.1]

@@ -19,9 +19,8 @@ def tokens(folder):
 
 @pytest.mark.parametrize("exponent", [0.0, 0.75, 1.0])
 def test_tokens_above_the_threshold_are_kept(exponent):
-    documents = [torch.randn(n, 4, dtype=torch.float64) * 2 for n in (7, 1, 30)] + [
-        torch.full((3, 4), 1e-3).double()
-    ]
+    documents = [torch.randn(n, 4, dtype=torch.float64) * 2 for n in (7, 1, 30)]
+    documents.append(torch.full((3, 4), 1e-3, dtype=torch.float64))
     found = stm.NormPruning(2.5, exponent=exponent).pool(documents)
     for kept, document in zip(found, documents, strict=True):
         norms = [sum(x * x for x in row) ** 0.5 for row in document.tolist()]
@@ -40,9 +39,8 @@ def test_zero_tokens_have_norm_zero():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_an_empty_document_stay(dtype):
-    kept, nothing = stm.NormPruning(1.0, exponent=1.0).pool(
-        [torch.randn(5, 8).to(dtype) * 100, torch.empty(0, 8)]
-    )
+    documents = [torch.randn(5, 8).to(dtype) * 100, torch.empty(0, 8)]
+    kept, nothing = stm.NormPruning(1.0, exponent=1.0).pool(documents)
     assert kept.dtype == dtype
     torch.testing.assert_close(kept.float().norm(dim=1), torch.ones(5), rtol=1e-2, atol=0)
     assert nothing.shape == (0, 8)
@@ -74,13 +72,10 @@ def test_the_three_ways_are_one(tokens, tmp_path):
 
 
 def test_the_sample_is_fixed(tokens):
-    first, second = (
-        stm.NormPruning.fit(tokens, DOCUMENTS, sample=5, show_progress_bar=False) for _ in range(2)
-    )
-    assert first.threshold == second.threshold
-    assert (
-        first.threshold != stm.NormPruning.fit(tokens, DOCUMENTS, show_progress_bar=False).threshold
-    )
+    options = {"show_progress_bar": False}
+    samples = (5, 5, 2000)
+    fits = [stm.NormPruning.fit(tokens, DOCUMENTS, sample=n, **options) for n in samples]
+    assert fits[0].threshold == fits[1].threshold != fits[2].threshold
 
 
 def test_errors(folder, tokens):
@@ -90,22 +85,3 @@ def test_errors(folder, tokens):
         stm.NormPruning.fit(tokens, DOCUMENTS, 15)
     with pytest.raises(ValueError, match="threshold must be at least 0"):
         stm.NormPruning(-1)
-
-
-def test_chart(tokens):
-    text = DOCUMENTS[3]  # "the" is on the skiplist
-    embedding = tokens.encode_document(text)
-    norms = embedding.norm(dim=1)
-    pruning = stm.NormPruning(norms.median().item())
-    lines = pruning.chart(tokens, text, width=20).splitlines()
-    assert [line[2:].split()[0] for line in lines] == [
-        "a",
-        "sorted",
-        "copy",
-        "of",
-        "list",
-        "comes",
-        "back",
-    ]
-    assert sum(line.startswith("*") for line in lines) == len(pruning.pool([embedding])[0])
-    assert max(line.count("#") for line in lines) == 20

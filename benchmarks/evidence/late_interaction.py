@@ -68,8 +68,13 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Dense, InputModule, Normalize, Transformer
 from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.multi_vector_encoder import maxsim
-from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
-from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+from sentence_transformers.multi_vector_encoder.losses import (
+    MultiVectorMultipleNegativesRankingLoss,
+)
+from sentence_transformers.multi_vector_encoder.modules import (
+    HierarchicalTokenPooling,
+    MultiVectorMask,
+)
 from sentence_transformers.multi_vector_encoder.scoring import mean_colbert_scores
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -78,7 +83,20 @@ from transformers import PrinterCallback, TrainerCallback
 
 sys.path.append(str(Path(__file__).parent))
 import cells
-from cells import BASES, DATA, RESULTS, SEED, Cell, Data, data, packed, pickled, prepare_process, store, unpacked
+from cells import (
+    BASES,
+    DATA,
+    RESULTS,
+    SEED,
+    Cell,
+    Data,
+    data,
+    packed,
+    pickled,
+    prepare_process,
+    store,
+    unpacked,
+)
 from docstrings import build_docstring_task
 from lexicons import default_cache, fetch, foldoc
 from magnitude_tables import Estimate, paired

@@ -76,8 +76,8 @@ def calibrate(
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
     from st_magnitude.evaluation.metrics import judge
     from st_magnitude.result import interval
+    from st_magnitude.saving.export import export
     from st_magnitude.similarity import Similarity
-    from st_magnitude.surgery.export import export
     from st_magnitude.surgery.normalize import prepare
 
     encoder = load_model(model, max_length)

@@ -41,7 +41,7 @@ def compress(
     the extra "plot". For a MultiVectorEncoder, the table has the token vectors that norms, pooling
     and simpler rules keep, and --dims and --top-k do not apply.
     """
-    from st_magnitude.surgery.export import class_of
+    from st_magnitude.saving.export import class_of
 
     if class_of(model, {}) == "MultiVectorEncoder":
         return _compress_tokens(model, judged, output)

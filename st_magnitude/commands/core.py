@@ -291,7 +291,7 @@ def folder(help: str) -> Any:
 def load_model(path: str, max_length: int | None) -> SentenceTransformer:
     """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it
     reads."""
-    from st_magnitude.surgery.export import limit_length, load
+    from st_magnitude.saving.export import limit_length, load
 
     model = load(path)
     if max_length is not None:

@@ -35,8 +35,8 @@ from st_magnitude.finetune.comparison import own_ndcg
 from st_magnitude.finetune.run import digest_of, reading
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.geometry import paired_bootstrap
-from st_magnitude.surgery.card import add_section
-from st_magnitude.surgery.export import load
+from st_magnitude.saving.card import add_section
+from st_magnitude.saving.export import load
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 

@@ -23,8 +23,8 @@ from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
 from st_magnitude.finetune.comparison import own_ndcg, own_similarity
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.result import Result, Table
+from st_magnitude.saving.export import load
 from st_magnitude.surgery.adapters import refuse_quantized
-from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import is_sentence_norm, refuse_other_models
 

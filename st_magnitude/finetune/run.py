@@ -49,12 +49,12 @@ from st_magnitude.losses import (
 )
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.result import to_plain
+from st_magnitude.saving.card import add_section
+from st_magnitude.saving.export import limit_length, load, write_model
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.card import add_section
-from st_magnitude.surgery.export import limit_length, load, write_model
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
-from st_magnitude.training.trainer import (
+from st_magnitude.training.run_folder import (
     check_output,
     check_same_run,
     has_fast_bf16,

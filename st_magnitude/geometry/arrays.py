@@ -18,11 +18,9 @@ def float64(x: Any) -> Array:
     """An array, tensor, list of tensors or nested list in float64."""
     if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
         x = torch.stack(list(x))
-    return (
-        x.detach().cpu().double().numpy()
-        if isinstance(x, Tensor)
-        else np.asarray(x, dtype=np.float64)
-    )
+    if isinstance(x, Tensor):
+        return x.detach().cpu().double().numpy()
+    return np.asarray(x, dtype=np.float64)
 
 
 def matrix_of(x: Any, at_least: int = 1) -> Array:

@@ -32,13 +32,13 @@ def mean_cosine(x: Any) -> float:
         0.3333333333333333
     """
     unit = unit_rows(matrix_of(x, at_least=2))
-    total, pairs = unit.sum(axis=0), len(unit) * (len(unit) - 1)
+    total = unit.sum(axis=0)
+    pairs = len(unit) * (len(unit) - 1)
     return float(total @ total - unit.any(axis=1).sum()) / pairs
 
 
 def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
-    """Mean distance of positive pairs on the unit sphere, raised to a power: (n, D), (n, D) -> [0,
-    2^alpha].
+    """Mean power of the distance of pairs on the unit sphere: (n, D), (n, D) -> [0, 2^alpha].
 
         mean_i |u_i - v_i|^alpha,   u and v the normalised rows
 
@@ -49,8 +49,7 @@ def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
         2.0
 
     Source: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and
-        Uniformity on
-    the Hypersphere, ICML 2020, Sec. 4.1.
+    Uniformity on the Hypersphere, ICML 2020, Sec. 4.1.
     """
     u, v = unit_rows(matrix_of(queries)), unit_rows(matrix_of(documents))
     if u.shape != v.shape:
@@ -61,10 +60,11 @@ def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
 
 
 def uniformity(x: Any, t: float = 2.0) -> float:
-    """Logarithm of the mean Gaussian potential of all pairs on the unit sphere: (n, D) -> [-4 t,
-    0], lower is better.
+    """Logarithm of the mean Gaussian potential of pairs on the unit sphere: (n, D) -> [-4 t, 0].
 
         log mean_{i < j} exp(-t |u_i - u_j|²),   u the normalised rows
+
+    Lower is better.
 
     Example:
         >>> uniformity([[1.0, 0.0], [-5.0, 0.0]])  # opposite points: -t 2²
@@ -73,7 +73,8 @@ def uniformity(x: Any, t: float = 2.0) -> float:
     Source: Wang and Isola, ICML 2020, Sec. 4.1. Takes O(n² D) time, in tiles of 1,024 rows.
     """
     unit = unit_rows(matrix_of(x, at_least=2))
-    n, squares = len(unit), np.square(unit).sum(axis=1)
+    n = len(unit)
+    squares = np.square(unit).sum(axis=1)
     total = 0.0
     for i in range(0, n, 1024):
         distances = squares[i : i + 1024, None] + squares[i:] - 2 * unit[i : i + 1024] @ unit[i:].T
@@ -83,27 +84,27 @@ def uniformity(x: Any, t: float = 2.0) -> float:
 
 
 def isoscore(x: Any) -> float:
-    """IsoScore, how evenly the variance fills the dimensions: (n, D) -> [0, 1]; 1 is isotropic, 0
-    is a single line.
+    """IsoScore, how evenly the variance fills the dimensions: (n, D) -> [0, 1].
 
         (PR - 1) / (D - 1),   PR = (sum lambda)² / sum lambda²
 
-    over the eigenvalues lambda of the covariance; PR is the participation ratio. The scale of the
-    rows does not matter, rows without any variance give 0, and a single dimension gives nan. A
-    finite sample cannot reach 1: compare the score with `isoscore_ceiling`.
+    over the eigenvalues lambda of the covariance; PR is the participation ratio. 1 is isotropic,
+    and 0 a single line or rows without variance; a single dimension gives nan. The scale of the
+    rows does not matter. A finite sample cannot reach 1: compare with `isoscore_ceiling`.
 
     Example:
         >>> isoscore([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         1.0
 
     Source: Rudman et al., IsoScore: Measuring the Uniformity of Embedding Space Utilization, ACL
-        2022, Alg. 1,
-    simplified (the two are equal).
+    2022, Alg. 1, simplified (the two are equal).
     """
-    scatter, dim = _scatter(x), np.shape(x)[1]
+    scatter = _scatter(x)
+    dim = np.shape(x)[1]
     if dim == 1:
         return math.nan
-    trace, squares = float(np.trace(scatter)), float(np.square(scatter).sum())
+    trace = float(np.trace(scatter))
+    squares = float(np.square(scatter).sum())
     return (trace**2 / squares - 1) / (dim - 1) if squares else 0.0
 
 
@@ -120,8 +121,7 @@ def isoscore_ceiling(num_samples: int, dim: int) -> float:
 def intrinsic_dimension(
     x: Any, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0
 ) -> int:
-    """Number of principal components that explain a share of the variance: (n, D) -> 0 .. min(n -
-    1, D).
+    """Number of principal components that explain a share of the variance: (n, D) -> at most D.
 
     The result depends on n, so compare samples of one size only (5,000 x 1,024 Gaussian values give
     896, 2,000 x 1,024 give 792). A warning says when n is below 4 D, where the sample rather than
@@ -138,8 +138,7 @@ def intrinsic_dimension(
         2
 
     Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
-        Contrastive
-    Training, ICLR 2025, Fig. 4.
+    Contrastive Training, ICLR 2025, Fig. 4.
     """
     if not 0.0 < variance < 1.0:
         raise ValueError(

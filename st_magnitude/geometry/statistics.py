@@ -1,5 +1,4 @@
-"""Functions of samples, such as norms of embeddings or figures of queries: effects, intervals,
-correlations, curves."""
+"""Functions of samples, such as norms of embeddings or figures of queries."""
 
 from __future__ import annotations
 
@@ -13,12 +12,9 @@ from st_magnitude.geometry.arrays import Array, same_length, sample_of
 
 
 def cohens_d(relevant: Any, irrelevant: Any) -> float:
-    """Cohen's d, the standardised difference of two means: (n,), (m,) -> number of standard
-    deviations.
+    """Cohen's d, the standardised difference of two means: (n,), (m,) -> standard deviations.
 
-        d = (mean(relevant) - mean(irrelevant)) / s
-
-    with s² the variances pooled by their degrees of freedom.
+        d = (mean(relevant) - mean(irrelevant)) / s,   s² pooled by the degrees of freedom
 
     Between the norms of relevant and of irrelevant documents it says how well the norm alone tells
     them apart: 0.2 is called small, 0.5 medium, 0.8 large. Values that agree to one part in a
@@ -36,10 +32,8 @@ def cohens_d(relevant: Any, irrelevant: Any) -> float:
     Source: Cohen (1988), Statistical Power Analysis, Eq. 2.5.2; Beyond the Unit Hypersphere, arXiv
         2602.09229, Eq. 8.
     """
-    a, b = (
-        sample_of(relevant, "relevant", at_least=2),
-        sample_of(irrelevant, "irrelevant", at_least=2),
-    )
+    a = sample_of(relevant, "relevant", at_least=2)
+    b = sample_of(irrelevant, "irrelevant", at_least=2)
     both = np.concatenate([a, b])
     if np.ptp(both) <= 1e-6 * np.abs(both).max():
         return 0.0
@@ -50,17 +44,15 @@ def cohens_d(relevant: Any, irrelevant: Any) -> float:
 
 
 def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any) -> float:
-    """Cohen's d of the residuals of a linear regression of the values on a covariate: (n,), (n,),
-    (n,) -> d.
+    """Cohen's d of the residuals of a regression of the values on a covariate: (n,) thrice -> d.
 
     This is the control for relevant documents that are merely longer texts: with norms as values
     and logarithms of text lengths as covariate, d falls to 0 where the text length explains the
-    difference. The covariate gets the credit for everything that it shares with relevance, so the
-    result is conservative.
+    difference. The covariate gets the credit for everything that it shares with relevance.
 
     Example:
         >>> lengths, is_relevant = [1.0, 2.0, 3.0, 4.0], [False, False, True, True]
-        >>> # The length explains everything
+        >>> # the length explains everything
         >>> adjusted_cohens_d([5.0, 6.0, 7.0, 8.0], lengths, is_relevant)
         0.0
     """
@@ -91,12 +83,10 @@ def coefficient_of_variation(x: Any) -> float:
 def paired_bootstrap(
     a: Any, b: Any = None, num_samples: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean of a - b over queries with its percentile bootstrap interval: (n,), (n,) -> (difference,
-    low, high).
+    """Mean of a - b over queries with its bootstrap interval: (n,), (n,) -> difference, low, high.
 
-    Queries are resampled together with both of their values, so a query that is hard for both
-    systems does not count. An interval without 0 shows a difference that other queries of the same
-    kind should show too.
+    Queries are resampled with both of their values, so a query that is hard for both systems does
+    not count. An interval without 0 shows a difference that other queries of the kind should show.
 
     Args:
         a: A metric per query, such as nDCG@10.
@@ -112,22 +102,21 @@ def paired_bootstrap(
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Sec. 13.3.
     """
-    difference = (
-        sample_of(a, "a", at_least=1) if b is None else np.subtract(*same_length(a, b, at_least=1))
-    )
-    rng, n = np.random.default_rng(seed), len(difference)
+    difference = sample_of(a, "a", at_least=1)
+    if b is not None:
+        difference = np.subtract(*same_length(a, b, at_least=1))
+    rng = np.random.default_rng(seed)
+    n = len(difference)
     batch = max(1, 2**20 // n)  # resamples at a time: a few MB
     sizes = [min(batch, num_samples - i) for i in range(0, num_samples, batch)]
-    means = np.concatenate(
-        [difference[rng.integers(n, size=(size, n))].mean(axis=1) for size in sizes]
-    )
+    resampled = (difference[rng.integers(n, size=(size, n))] for size in sizes)
+    means = np.concatenate([sample.mean(axis=1) for sample in resampled])
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(difference.mean()), float(low), float(high)
 
 
 def spearman(a: Any, b: Any) -> float:
-    """Spearman's rank correlation, with ties at their mean rank: (n,), (n,) -> [-1, 1]; nan if a
-    sample is constant.
+    """Spearman's rank correlation: (n,), (n,) -> [-1, 1]; nan if a sample is constant.
 
     Example:
         >>> spearman([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
@@ -140,14 +129,12 @@ def spearman(a: Any, b: Any) -> float:
 
 
 def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float]:
-    """Share of wrong answers among the k most confident, for every k: (n,), (n,) -> coverage (n,),
-    risk (n,), area.
+    """Share of wrong answers among the k most confident: (n,), (n,) -> coverage, risk (n,), area.
 
     A system answers only where its confidence exceeds a threshold: coverage k / n is the share of
     questions that it answers then, and risk the share of those answers that are wrong. The area is
-    the mean risk over all coverages; a random confidence has the overall error rate as its area,
-    and a useful one less. A threshold cannot separate equal values: within such a group the errors
-    are spread evenly.
+    the mean risk over all coverages; a random confidence has the overall error rate as its area.
+    Within a group of equal values, which no threshold separates, errors are spread evenly.
 
     Example:
         >>> coverage, risk, area = risk_coverage([3.0, 2.0, 1.0, 0.0], [True, True, False, False])
@@ -155,12 +142,11 @@ def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float
         (array([0.  , 0.  , 0.33, 0.5 ]), 0.208)
 
     Source: El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, JMLR
-        2010; the area is
-    AURC of Geifman et al., ICLR 2019.
+    2010; the area is AURC of Geifman et al., ICLR 2019.
     """
     values, correct = same_length(confidence, is_correct)
     _, group = np.unique(-values, return_inverse=True)
-    # error rate of every group of equal values
+    # the error rate of every group of equal values
     wrong = np.bincount(group, weights=1 - correct) / np.bincount(group)
     answered = np.arange(1, len(values) + 1)
     risk = np.cumsum(wrong[np.sort(group)]) / answered
@@ -168,8 +154,7 @@ def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float
 
 
 def symmetry_gap(forward: Any, backward: Any) -> float:
-    """How far swapping the two texts moves a score: s(a, b), s(b, a) of n pairs, (n,), (n,) ->
-    float; 0 is symmetric.
+    """How far swapping the texts of n pairs moves their score: (n,), (n,) -> 0 if it is symmetric.
 
         mean |s(a, b) - s(b, a)| over the standard deviation of s(a, b);   nan if that is 0
 
@@ -177,9 +162,7 @@ def symmetry_gap(forward: Any, backward: Any) -> float:
         >>> symmetry_gap([1.0, 3.0], [1.5, 3.0])
         0.25
 
-    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Cor. 6.1: cosine and dot give 0,
-        one-sided normalisation
-    cannot.
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Cor. 6.1: cosine and dot give 0.
     """
     a, b = same_length(forward, backward)
     deviation = float(a.std())

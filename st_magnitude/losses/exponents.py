@@ -17,7 +17,7 @@ from st_magnitude.losses.signature import with_options_of
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
-from st_magnitude.training.state import refuse_engine
+from st_magnitude.training.engines import refuse_engine
 
 __all__ = [
     "CosineRankingLoss",

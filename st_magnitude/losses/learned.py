@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.training.state import Remembering
+from st_magnitude.training.attach import Remembering
 
 __all__ = ["Temperatures", "with_temperature"]
 

@@ -29,7 +29,7 @@ from st_magnitude.losses.texts import (
 )
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import prompt_of, unwrapped
-from st_magnitude.training.state import Logging
+from st_magnitude.training.attach import Logging
 
 __all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText"]
 

@@ -32,7 +32,7 @@ from st_magnitude.losses.teacher import Teacher
 from st_magnitude.losses.texts import Labels, Texts, check_labels, read_labels, unlike_all
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features, unwrapped
-from st_magnitude.training.state import engine_of, refuse_engine
+from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
 
@@ -357,7 +357,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             warn_of_exponent(self.name, self.similarity)
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as ``training.state.engine_of`` names it, that cannot train what the
+        """Refuses an engine, as ``training.engines.engine_of`` names it, that cannot train what the
         loss learns."""
         learned = [] if self.temperatures is None else ["temperatures"]
         refuse_engine(engine, self.name, learned, self.uses_gradient_cache)

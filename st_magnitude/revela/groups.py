@@ -84,10 +84,10 @@ def build_groups(
             "lower min_words to keep them.",
             stacklevel=2,
         )
-    columns = {"chunks": [[text for text, _ in row] for row in rows]}
-    flags = {"code": [[code for _, code in row] for row in rows]}
+    chunks = [[text for text, _ in row] for row in rows]
+    flags = [[code for _, code in row] for row in rows]
     types: Any = {"chunks": ListOf(Value("string")), "code": ListOf(Value("bool"))}
-    return Dataset.from_dict(columns | flags, features=Features(types))
+    return Dataset.from_dict({"chunks": chunks, "code": flags}, features=Features(types))
 
 
 def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:

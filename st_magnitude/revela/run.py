@@ -30,7 +30,7 @@ from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
 from st_magnitude.surgery.adapters import merge_lora
-from st_magnitude.training import trainer as training
+from st_magnitude.training import run_folder
 
 __all__ = ["load_lm", "load_retriever", "run"]
 
@@ -138,7 +138,7 @@ def run(
     config = config or RevelaConfig()
     output = Path(output)
     with locked_folder(output):
-        checkpoint = training.check_output(output, config.resume)
+        checkpoint = run_folder.check_output(output, config.resume)
         # before the documents are read, which may take minutes
         model = load_retriever(retriever, config.max_length)
         names = ("temperature", "read_weight", "v_norm", "max_length")
@@ -151,19 +151,19 @@ def run(
         settings |= {"retriever": str(retriever), "lm": str(lm)}
         settings["groups"] = digest(map("\0".join, groups["chunks"]))
         if checkpoint is not None:
-            training.check_same_run(output, settings)
+            run_folder.check_same_run(output, settings)
         say(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
         trainer = _trainer(config, loss, train, unseen, output)
         is_first = trainer.is_world_process_zero()
         if is_first and checkpoint is None:
-            training.record_run(output, settings)
+            run_folder.record_run(output, settings)
         gains = {"before": _gains(trainer, say)} if len(unseen) else {}
         measured = _Measured(data, say) if data is not None and is_first else None
         if measured is not None:
             measured.measure("before", model)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
-        training.train_or_stop(trainer, checkpoint)
+        run_folder.train_or_stop(trainer, checkpoint)
         if len(unseen):
             gains["after"] = _gains(trainer, say)
         merge_lora(model)
@@ -206,7 +206,7 @@ def _trainer(
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         learning_rate=default_rate if config.learning_rate is None else config.learning_rate,
         gradient_checkpointing=config.gradient_checkpointing,
-        bf16=training.has_fast_bf16() if config.bf16 is None else config.bf16,
+        bf16=run_folder.has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=loss.model.device.type == "cpu",
         save_steps=config.save_steps,
         save_total_limit=1,

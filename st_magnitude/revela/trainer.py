@@ -22,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from st_magnitude._checks import needs
 from st_magnitude.revela.attention import base_model
-from st_magnitude.training.state import engine_of_trainer
+from st_magnitude.training.engines import engine_of_trainer
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -17,10 +17,10 @@ from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.result import Result
+from st_magnitude.saving.export import load
 from st_magnitude.serving.explain import LocalModel, Side, explain
 from st_magnitude.serving.fixes import Finding, finding
 from st_magnitude.serving.server import Embed, Server, embed_all
-from st_magnitude.surgery.export import load
 from st_magnitude.surgery.raw import prompt_of
 
 __all__ = ["ServingCheck", "check_serving"]

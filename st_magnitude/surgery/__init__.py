@@ -1,1 +1,1 @@
-"""Functions that change what a model ends in, how large its embeddings are, and how it is saved."""
+"""Functions that change what a model ends in, how large its embeddings are, and adapters."""

@@ -1,8 +1,7 @@
 """GradScale and cut-initialisation, for losses by cosine.
 
-Their gradient at an embedding z has the size sin φ / |z| (Draganov et al., Prop. 3.1), so
-embeddings with large norms hardly move. GradScale multiplies this gradient by |z|.
-Cut-initialisation begins with small norms.
+Their gradient at an embedding z has the size sin φ / |z| (Draganov et al., Prop. 3.1), so large
+norms hardly move. GradScale multiplies it by |z|; cut-initialisation begins with small norms.
 """
 
 from __future__ import annotations
@@ -29,12 +28,8 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as this
 
-_NEVER_CUT = (
-    "logit_scale",
-    "logit_bias",
-    "query_bias",
-    "document_bias",
-)  # logarithms and logits, not weights
+# logarithms and logits, not weights
+_NEVER_CUT = ("logit_scale", "logit_bias", "query_bias", "document_bias")
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -68,9 +63,8 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
         return x
     fixed = x.detach()
     norm = torch.linalg.vector_norm(at_least_float32(fixed), dim=-1, keepdim=True)
-    factor = (norm.clamp(min=SMALLEST_NORM) ** power).clamp(
-        max=torch.finfo(x.dtype).max
-    )  # (..., 1)
+    factor = norm.clamp(min=SMALLEST_NORM) ** power  # (..., 1)
+    factor = factor.clamp(max=torch.finfo(x.dtype).max)
     # x - fixed is zero, so the value is x to the last bit; its derivative is the factor. The
     # product is computed in the precision of the factor and rounded once.
     return fixed + (factor * (x - fixed)).to(x.dtype)
@@ -186,20 +180,18 @@ def cut_init(
         if not isinstance(inner, SentenceTransformer):
             raise ValueError(
                 "where='output' is for a SentenceTransformer, and this is a "
-                f"{type(inner).__name__}. Choose the parameters yourself: where=lambda name, "
-                "parameter: ..."
+                f"{type(inner).__name__}. Choose yourself: where=lambda name, parameter: ..."
             )
         with raw_embeddings(inner):
             rescale_output(inner, 1 / c)
         return model
-    named = [
-        (name, p) for name, p in inner.named_parameters() if name.split(".")[-1] not in _NEVER_CUT
-    ]
-    chosen = [(name, p) for name, p in named if where == "all" or where(name, p)]
+    chosen = []
+    for name, parameter in inner.named_parameters():
+        is_weight = name.split(".")[-1] not in _NEVER_CUT
+        if is_weight and (where == "all" or where(name, parameter)):
+            chosen.append((name, parameter))
     if not chosen:
-        raise ValueError(
-            "cut_init found no parameter to divide: `where` chose none, or the model has none."
-        )
+        raise ValueError("cut_init: `where` chose no parameter, so there is nothing to divide.")
     refuse_quantized(chosen, "cut_init")
     if where == "all" and _looks_trained(inner):
         logger.warning(
@@ -215,9 +207,5 @@ def cut_init(
 def _looks_trained(model: nn.Module) -> bool:
     """Whether a weight or a bias of a normalisation layer is not constant; all begin as 1 and 0."""
     layers = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    return any(
-        bool((p != p[0]).any())
-        for layer in layers
-        for p in layer.parameters(recurse=False)
-        if p.ndim == 1
-    )
+    vectors = [p for layer in layers for p in layer.parameters(recurse=False) if p.ndim == 1]
+    return any(bool((vector != vector[0]).any()) for vector in vectors)

@@ -1,8 +1,4 @@
-"""The end of a SentenceTransformer, and the size of its embeddings.
-
-Functions work in place and return the model: ``model = stm.prepare(SentenceTransformer("..."),
-"qnorm")``.
-"""
+"""The end of a SentenceTransformer, and the size of its embeddings: changed in place."""
 
 from __future__ import annotations
 
@@ -56,8 +52,8 @@ PROBE = (
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
     """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, in place.
 
-    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. In a Router
-    at the end, they are removed from the end of each route.
+    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. A Router at
+    the end loses them at the end of each route.
 
     Raises:
         ValueError: If another module follows Normalize, or a route consists of Normalize only.
@@ -206,9 +202,7 @@ def _rescale(model: SentenceTransformer, factor: float | None) -> None:
 
 def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
-    module = [module for module in model.children() if not isinstance(module, (Pooling, Dropout))][
-        -1
-    ]
+    *_, module = (part for part in model.children() if not isinstance(part, (Pooling, Dropout)))
     if isinstance(module, Dense) and isinstance(module.activation_function, (nn.Identity, nn.ReLU)):
         return _affine(module.linear)
     if isinstance(module, LayerNorm):
@@ -224,34 +218,25 @@ def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
 
 
 def _affine(module: nn.Module) -> list[nn.Parameter]:
-    return [
-        p
-        for name in ("weight", "bias")
-        if isinstance(p := getattr(module, name, None), nn.Parameter)
-    ]
+    both = (getattr(module, name, None) for name in ("weight", "bias"))
+    return [parameter for parameter in both if isinstance(parameter, nn.Parameter)]
 
 
 def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
     calls: list[tuple[nn.Module, Any]] = []
-    leaves = [
-        module
-        for module in transformer.modules()
-        if not list(module.children()) and _affine(module)
-    ]
+
+    def record(module: nn.Module, _inputs: Any, output: Any) -> None:
+        calls.append((module, output))
+
+    parts = [m for m in transformer.modules() if not list(m.children()) and _affine(m)]
     with ExitStack() as hooks:
-        for module in (*leaves, transformer):
-            handle = module.register_forward_hook(
-                lambda module, _, output: calls.append((module, output))
-            )
-            hooks.callback(handle.remove)
+        for module in (*parts, transformer):
+            hooks.callback(module.register_forward_hook(record).remove)
         model.encode(list(PROBE[:2]))
     tokens = calls.pop()[1]["token_embeddings"]
-    makers = [
-        module
-        for module, output in calls
-        if isinstance(output, Tensor) and torch.equal(output, tokens)
-    ]
+    outputs = [(module, output) for module, output in calls if isinstance(output, Tensor)]
+    makers = [module for module, output in outputs if torch.equal(output, tokens)]
     if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
         raise ValueError(
             "The token embeddings of this Transformer are not the output of one last normalisation "

@@ -65,18 +65,17 @@ def project(
         raise ValueError(
             "The Router at the end of this model normalises, and a projection belongs before that."
         )
+    encode = {"show_progress_bar": True} | encode
     with inner.truncate_embeddings(None):
-        documents = encode_raw(
-            inner, list(texts), "document", **{"show_progress_bar": True} | encode
-        ).cpu()
+        documents = encode_raw(inner, list(texts), "document", **encode).cpu()
     width = documents.shape[1]
     if not 1 <= dim <= width:
         raise ValueError(
             f"dim must be between 1 and {width}, the dimensions of the model; got {dim}."
         )
-    axes = principal_axes(
-        COSINE.document(documents) if inner.similarity_fn_name == "cosine" else documents, dim
-    )
+    if inner.similarity_fn_name == "cosine":
+        documents = COSINE.document(documents)
+    axes = principal_axes(documents, dim)
     dense = Dense(width, dim, bias=False, activation_function=nn.Identity())
     dense.linear.weight.data = axes.T.contiguous().to(next(inner.parameters(), axes).dtype)
     inner.insert(place, dense.to(inner.device))

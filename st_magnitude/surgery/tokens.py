@@ -64,9 +64,8 @@ def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVe
     inside = [module for module in model.children() if _normalizes_inside(module)]
     if inside and similarity.exponents != (1, 1):
         raise ValueError(
-            f"The {type(inside[0]).__name__} of this model normalises tokens itself, so its norms "
-            "cannot be kept. Use a model with a Normalize module for tokens, or without "
-            "normalisation."
+            f"The {type(inside[0]).__name__} of this model normalises tokens itself, so their "
+            "norms cannot be kept. Use a model with a Normalize module, or without normalisation."
         )
     norms = [i for i, module in enumerate(model.children()) if _is_token_norm(module)]
     pools = [module for module in model.children() if isinstance(module, BaseTokenPooling)]
@@ -77,9 +76,8 @@ def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVe
         )
     for i in reversed(norms):
         del model[i]
-    roles = [
-        role for role, exponent in zip(ROLES, similarity.exponents, strict=True) if exponent == 1
-    ]
+    exponents = zip(ROLES, similarity.exponents, strict=True)
+    roles = [role for role, exponent in exponents if exponent == 1]
     if roles and not inside:
         model.insert(norms[0] if norms else len(model), token_norm(*roles))
     return model

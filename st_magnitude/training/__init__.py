@@ -1,7 +1,6 @@
-"""Around a Trainer: what watches a run, what a resumed run needs, and what the commands need of
-it."""
+"""Around a Trainer: what watches a run, and what a run needs that resumes."""
 
+from st_magnitude.training.attach import attach
 from st_magnitude.training.monitor import NormMonitor
-from st_magnitude.training.state import attach
 
 __all__ = ["NormMonitor", "attach"]

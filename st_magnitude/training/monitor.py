@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from st_magnitude._checks import at_least
 from st_magnitude._upstream import batch_size_of
@@ -30,8 +30,7 @@ Row = dict[str, float]
 
 
 class NormMonitor(TrainerCallback):
-    """Norms, effective learning rate and geometry of the embeddings of a training run, step by
-    step.
+    """Norms, effective learning rate and geometry of the embeddings of a training run.
 
     Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call
     :meth:`update` in a loop of your own. It measures the raw embeddings, before any Normalize at
@@ -44,27 +43,24 @@ class NormMonitor(TrainerCallback):
       ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam
       an indication);
-    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most 1 / (1 + D /
-      B).
+    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most
+      1 / (1 + D / B).
 
     ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the
     first column whose own text of the second column scores highest in the batch. Above 0 the norm
     helps; far above 0 it decides everything.
 
     Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts
-    of each. If the embeddings of a step cannot be split by the batch size of the loss's input, all
-    have the role ``all``. Under gradient accumulation the last micro-batch is measured, and with
-    several processes the texts of the first one.
-
-    It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean
+    of each. A loss that embeds in another order has the one role ``all``. Under gradient
+    accumulation the last micro-batch is measured, and with several processes the texts of the first
+    one. It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean
     cosine is above 0.99.
 
     Args:
         loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column
             has. Not needed in a loop of your own.
         every: Number of steps between rows.
-        csv: File that gets one line per row; None: no file. A run that resumes goes on with the
-            rows of the file.
+        csv: File that gets one line per row. A run that resumes goes on with the rows of the file.
 
     Attributes:
         rows: All rows so far, each with its ``step``.
@@ -121,52 +117,43 @@ class NormMonitor(TrainerCallback):
         return self._add(self._calls, {name: x for name, x in given.items() if x is not None}, lr)
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
+        self, args: object, state: TrainerState, control: object, model: Any = None, **_: object
     ) -> None:
-        self.on_train_end(args, state, control)  # removes the hooks of a run that was interrupted
+        self.on_train_end()  # removes the hooks of a run that was interrupted
         if self.loss is None:
             raise ValueError(
                 "In a Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss)."
             )
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
-        self._hooks = [loss.register_forward_pre_hook(self._begin_batch) for loss in losses]
-        self._hooks += [
-            module.register_forward_hook(self._listen) for module in raw_producers(model)
-        ]
+        for loss in losses:
+            self._hooks.append(loss.register_forward_pre_hook(self._begin_batch))
+        for module in raw_producers(model):
+            self._hooks.append(module.register_forward_hook(self._listen))
         if self.csv is not None and state.global_step > 0 and self.csv.exists():
             self._resume(self.csv, state.global_step)
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
+        self, args: object, state: TrainerState, control: object, optimizer: Any = None, **_: object
     ) -> None:
         self._is_armed = state.is_world_process_zero and self._is_due(state.global_step + 1)
-        self._lr = float(event["optimizer"].param_groups[0]["lr"])
+        self._lr = float(optimizer.param_groups[0]["lr"])
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         if self._is_armed and self._parts:
             self._add(state.global_step, self._by_role(), self._lr)
         self._is_armed = False
         self._begin_batch()
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
+        self, args: object, state: TrainerState, control: object, logs: Any = None, **_: object
     ) -> None:
-        if "loss" in event["logs"]:
+        if "loss" in logs:
             figures = {key: value for key, value in self._unlogged.items() if key != "step"}
-            event["logs"].update(figures)  # for the callbacks after this one
+            logs.update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
             self._unlogged = {}
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -188,13 +175,14 @@ class NormMonitor(TrainerCallback):
 
     def _by_role(self) -> dict[str, Tensor]:
         """The embeddings of every role, (B, D) each."""
-        x, size = torch.cat(self._parts), batch_size_of(self._columns[0])
+        x = torch.cat(self._parts)
+        size = batch_size_of(self._columns[0])
         count, rest = divmod(len(x), size)
-        names = ["query", "document", *(f"negative_{i}" for i in range(1, count))][:count]
-        # fewer are possible: a loss may leave the last columns out
+        # fewer than the columns are possible: a loss may leave the last ones out
         if rest or count > len(self._columns):
-            size, names = len(x), ["all"]
-        return dict(zip(names, x.split(size), strict=True))
+            return {"all": x}
+        names = ["query", "document", *(f"negative_{i}" for i in range(1, count))]
+        return dict(zip(names, x.split(size), strict=False))
 
     @torch.no_grad()
     def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> Row:
@@ -206,10 +194,9 @@ class NormMonitor(TrainerCallback):
         matched = list(roles.values())[:2]
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
             own = torch.arange(len(matched[0]))
-            dot, cosine = (
-                (s(*matched).argmax(dim=1) == own).double().mean().item() for s in (DOT, COSINE)
-            )
-            row["dot_cosine_gap"] = dot - cosine
+            by_dot = (DOT(*matched).argmax(dim=1) == own).double().mean().item()
+            by_cosine = (COSINE(*matched).argmax(dim=1) == own).double().mean().item()
+            row["dot_cosine_gap"] = by_dot - by_cosine
         self.rows.append(row)
         self._unlogged = row
         for role in roles:
@@ -221,10 +208,9 @@ class NormMonitor(TrainerCallback):
     def _resume(self, path: Path, step: int) -> None:
         """Takes the rows up to the step of the checkpoint from the CSV file."""
         with path.open(newline="", encoding="utf-8") as file:
-            lines = [
-                {key: float(x) for key, x in line.items() if x} for line in csv.DictReader(file)
-            ]
-        self.rows = [line for line in lines if line["step"] <= step]
+            lines = list(csv.DictReader(file))
+        rows = [{key: float(x) for key, x in line.items() if x} for line in lines]
+        self.rows = [row for row in rows if row["step"] <= step]
         self._header = []  # the next row writes the file again
 
     def _write(self, path: Path, row: Row) -> None:
@@ -239,40 +225,32 @@ class NormMonitor(TrainerCallback):
             writer.writerows(self.rows if new else [row])
 
     def _warn_of_collapse(self, row: Row, role: str) -> None:
-        norm, cosine = row[f"{role}_norm_mean"], row.get(f"{role}_mean_cosine", 0.0)
+        norm = row[f"{role}_norm_mean"]
+        cosine = row.get(f"{role}_mean_cosine", 0.0)
         if not COLLAPSED_NORM < norm < math.inf:
             figure = "mean norm"
-            text = (
-                f"{norm:.3g}, below {COLLAPSED_NORM:g} or not finite. Lower the weight decay or the"
-                " learning rate."
-            )
+            remedy = "Lower the weight decay or the learning rate"
         elif cosine > COLLAPSED_COSINE:
             figure = "mean cosine"
-            text = (
-                f"{cosine:.4f}, above {COLLAPSED_COSINE}. Lower the learning rate; use cut_init"
-                " with 'output' only."
-            )
+            remedy = "Lower the learning rate; use cut_init with 'output' only"
         else:
             return
-        if figure not in self._warned:
-            self._warned.add(figure)
-            logger.warning(
-                "Collapse at step %d: the %s of %s embeddings is %s",
-                row["step"],
-                figure,
-                role,
-                text,
-            )
+        if figure in self._warned:
+            return
+        self._warned.add(figure)
+        logger.warning(
+            "Collapse at step %d: %s embeddings have the mean norm %.3g and the mean cosine %.4f. "
+            "%s.",
+            *(row["step"], role, norm, cosine, remedy),
+        )
 
 
 def _measure(x: Tensor, lr: float | None) -> Row:
     """All figures of the embeddings of one role, (n, D) in float32."""
     norms = torch.linalg.vector_norm(x, dim=1).double()
     mean = norms.mean().item()
-    row = {
-        "norm_mean": mean,
-        "norm_cv": norms.std(correction=0).item() / mean if mean else math.nan,
-    }
+    row = {"norm_mean": mean}
+    row["norm_cv"] = norms.std(correction=0).item() / mean if mean else math.nan
     marks = torch.quantile(norms, norms.new_tensor(list(QUANTILES.values()))).tolist()
     row |= {f"norm_{name}": mark for name, mark in zip(QUANTILES, marks, strict=True)}
     if lr is not None and mean:

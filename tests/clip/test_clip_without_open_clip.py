@@ -21,10 +21,9 @@ class Broken:
 @pytest.fixture(params=["missing", "broken"])
 def no_open_clip(request, monkeypatch):
     """Returns a part of the reason why open_clip cannot be imported."""
-    for name in [
-        name for name in sys.modules if name.startswith(("st_magnitude.clip.", "open_clip"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in list(sys.modules):
+        if name.startswith(("st_magnitude.clip.", "open_clip")):
+            monkeypatch.delitem(sys.modules, name)
     if request.param == "missing":
         monkeypatch.setitem(sys.modules, "open_clip", None)
         return "open_clip"
@@ -37,9 +36,6 @@ def test_the_program_ends_in_one_line(no_open_clip, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("st_magnitude.clip", run_name="__main__")
     message = str(ended.value)
-    assert message.startswith(
-        "Error: st_magnitude.clip needs open_clip, which cannot be imported ("
-    )
     assert no_open_clip in message
     assert 'pip install ".[clip]"' in message
     assert "\n" not in message
@@ -47,9 +43,7 @@ def test_the_program_ends_in_one_line(no_open_clip, monkeypatch):
 
 @pytest.mark.parametrize("name", ["rescale_output", "unnormalize"])
 def test_a_name_of_the_package_says_what_to_install(no_open_clip, name, monkeypatch):
-    monkeypatch.delitem(
-        vars(st_magnitude.clip), name, raising=False
-    )  # hasattr would already import
+    monkeypatch.delitem(vars(st_magnitude.clip), name, raising=False)
     assert name in dir(st_magnitude.clip)
     with pytest.raises(ImportError, match=r'pip install "\.\[clip\]"') as raised:
         getattr(st_magnitude.clip, name)

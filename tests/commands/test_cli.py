@@ -33,7 +33,7 @@ from st_magnitude.evaluation import CompressionEvaluator, LateInteractionEvaluat
 from st_magnitude.evaluation.compression import table
 from st_magnitude.finetune.run import LOSSES, TrainConfig, train
 from st_magnitude.result import interval
-from st_magnitude.training.trainer import _finished_state as finished_state
+from st_magnitude.training.run_folder import _finished_state as finished_state
 
 
 @pytest.fixture

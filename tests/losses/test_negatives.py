@@ -28,7 +28,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses.texts import text_keys
-from st_magnitude.training.state import Logging
+from st_magnitude.training.attach import Logging
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 

@@ -19,7 +19,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
-from st_magnitude.training.state import refuse_unlike_gathering
+from st_magnitude.training.attach import refuse_unlike_gathering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

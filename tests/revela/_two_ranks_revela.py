@@ -33,14 +33,8 @@ def run(folder: Path, seed: int, **options: object) -> dict[str, torch.Tensor]:
     args = arguments(
         folder / "out", per_device_train_batch_size=1, max_grad_norm=0.05, max_steps=3, **options
     )
-    InOrder(
-        model=model,
-        args=args,
-        loss=loss,
-        train_dataset=groups(3),
-        lm_lora=None,
-        lm_learning_rate=5e-3,
-    ).train()
+    of_lm = {"lm_lora": None, "lm_learning_rate": 5e-3}
+    InOrder(model, args, loss=loss, train_dataset=groups(3), **of_lm).train()
     weights = {f"model.{name}": value for name, value in model.named_parameters()}
     weights |= {f"lm.{name}": value for name, value in loss.lm.named_parameters()}
     return {name: value.detach().clone() for name, value in weights.items()}

@@ -26,13 +26,9 @@ def decoder(family: str) -> PreTrainedModel:
     """A random decoder in float64, large weights, norms computed in float64 too (transformers' go
     to float32).
     """
-    ids = {"bos_token_id": 1, "eos_token_id": 2}
-    options = {
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    model = _tiny.decoder(family, **ids, **options).double()
+    options = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCABULARY}
+    options |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
+    model = _tiny.decoder(family, **options).double()
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

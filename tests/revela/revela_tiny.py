@@ -15,11 +15,9 @@ from st_magnitude.revela import RevelaLoss, build_groups
 
 def texts() -> list[str]:
     """24 short documents of three sentences each."""
-    sentences = [text for row in ROWS for text in row[:2]]
-    return [
-        ". ".join(sentences[(i + 7 * k) % len(sentences)] for k in range(3)) + "."
-        for i in range(24)
-    ]
+    sentences = [f"{text}." for row in ROWS for text in row[:2]]
+    of_three = [[sentences[(i + 7 * k) % len(sentences)] for k in range(3)] for i in range(24)]
+    return [" ".join(chosen) for chosen in of_three]
 
 
 def groups(size: int = 4) -> Dataset:
@@ -46,11 +44,7 @@ def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
 
 
 def arguments(folder: Path | str, **options: object) -> SentenceTransformerTrainingArguments:
-    settings = {
-        "per_device_train_batch_size": 2,
-        "max_steps": 4,
-        "logging_steps": 1,
-        "learning_rate": 1e-3,
-    }
+    settings = {"per_device_train_batch_size": 2, "max_steps": 4}
+    settings |= {"logging_steps": 1, "learning_rate": 1e-3}
     settings |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
     return SentenceTransformerTrainingArguments(str(folder), **(settings | options))

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from _texts import CODE, write
+from _texts import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,9 +25,7 @@ def test_a_folder(tmp_path):
 
 def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path):
     write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
-    with pytest.warns(
-        UserWarning, match=r"Left out 2 files of .* that are not UTF-8, such as b\.txt"
-    ):
+    with pytest.warns(UserWarning, match=r"Left out 2 files of .* such as b\.txt"):
         assert [d["text"] for d in read_documents(tmp_path)] == ["fine"]
     with pytest.raises(ValueError, match=r"'utf-8' codec can't decode .*, in .*c\.txt"):
         list(read_documents(tmp_path / "c.txt"))
@@ -41,19 +39,12 @@ def test_line_ends_and_byte_order_mark(tmp_path):
 def test_nothing_to_read(tmp_path):
     write(tmp_path, a__png="x", c="z")
     for path in ("nowhere", tmp_path):
-        with pytest.raises(
-            FileNotFoundError, match=r"neither a file nor a folder with .*in a list"
-        ):
+        with pytest.raises(FileNotFoundError, match="neither a file nor a folder"):
             list(read_documents(path))
 
 
 def test_jsonl(tmp_path):
-    rows = [
-        {"text": "one", "title": "T", "id": 7, "extra": [1]},
-        {"text": "two"},
-        {"text": " "},
-        {"text": "x"},
-    ]
+    rows = [{"text": "one", "id": 7, "extra": [1]}, {"text": "two"}, {"text": " "}, {"text": "x"}]
     lines = "\n".join(map(json.dumps, rows)).replace("\n", "\n\n")
     write(tmp_path, a__jsonl="\ufeff" + lines, b__jsonl=b'{"text": "three", "code": true}\n')
     found = list(read_documents(tmp_path))
@@ -64,11 +55,8 @@ def test_jsonl(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "x"', r"line 3: is not valid JSON .*; write one object per line"),
-        (
-            '{"contents": "x"}',
-            r"line 3: needs a string under the key 'text', but is \['contents'\]",
-        ),
+        ('{"text": "x"', "line 3: is not valid JSON"),
+        ('{"contents": "x"}', r"line 3: needs .*'text', but is \['contents'\]"),
     ],
 )
 def test_jsonl_errors_name_the_line(tmp_path, line, message):
@@ -84,27 +72,25 @@ def bare_words(text: str) -> str:
     return "".join(text.split())
 
 
+PARTS = [
+    "One",
+    "two.",
+    "Three",
+    "e.g.",
+    "U.S.",
+    "3.5",
+    "\n\n",
+    "-",
+    "x",
+    "日本。語",
+    "é!",
+    "\t",
+    "Dr.",
+]
 texts = st.one_of(
     st.text(max_size=400),
     st.text("ab. \n-?!1A)\"'", max_size=300),
-    st.lists(
-        st.sampled_from(
-            [
-                "One",
-                "two.",
-                "Three",
-                "e.g.",
-                "U.S.",
-                "3.5",
-                "\n\n",
-                "- x",
-                "日本。語",
-                "é!",
-                "\t",
-                "Dr.",
-            ]
-        )
-    ).map(" ".join),
+    st.lists(st.sampled_from(PARTS)).map(" ".join),
 )
 
 
@@ -169,38 +155,15 @@ def test_text_without_spaces_is_counted_by_its_signs():
     assert chunk("漢字" * 5, 4) == ["漢字漢字", "漢字漢字", "漢字"]
 
 
-def test_code_keeps_its_lines_and_indentation():
-    chunks = chunk(CODE, 14, code=True)
-    lines = [line for piece in chunks for line in piece.split("\n") if line]
-    assert lines == [line for line in CODE.split("\n") if line]
-    assert chunks[-1] == CODE[CODE.index("class") :].rstrip()
-    assert any(
-        piece.startswith("    ") for piece in chunk(CODE, 5, code=True)
-    )  # a chunk that starts inside of a block
-
-
 def test_code_is_cut_at_the_margin_before_blank_lines():
-    code = "def f():\n    a = 1\n\n    return a\n\n\ndef g():\n    return 2\n"
-    assert chunk(code, 10, code=True) == [
-        "def f():\n    a = 1\n\n    return a",
-        "def g():\n    return 2",
-    ]
-    assert chunk(f"x = 1\n\n{code}", 8, code=True)[:2] == [
-        "x = 1",
-        "def f():\n    a = 1\n\n    return a",
-    ]
-    assert chunk(code, 5, code=True) == [
-        "def f():\n    a = 1",
-        "    return a",
-        "def g():\n    return 2",
-    ]
+    f, g = "def f():\n    a = 1\n\n    return a", "def g():\n    return 2"
+    assert chunk(f"{f}\n\n\n{g}\n", 10, code=True) == [f, g]
+    assert chunk(f"x = 1\n\n{f}\n\n\n{g}\n", 8, code=True)[:2] == ["x = 1", f]
+    assert chunk(f"{f}\n\n\n{g}\n", 5, code=True) == [*f.split("\n\n"), g]
 
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(
-        ImportError,
-        match=r'Cutting text into sentences needs sentencex.*pip install "\.\[revela\]"',
-    ):
+    with pytest.raises(ImportError, match=r'sentencex.*pip install "\.\[revela\]"'):
         chunk("One. Two.")
     assert chunk("x = 1", code=True) == ["x = 1"]

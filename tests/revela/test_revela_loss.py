@@ -98,9 +98,7 @@ def test_the_loss_is_the_formula(
     torch.testing.assert_close(value, expected, rtol=0, atol=2e-5)  # the retriever is float32
 
 
-def test_gains_compare_with_not_reading_and_with_uniform_weights(
-    model: SentenceTransformer, lm
-) -> None:
+def test_gains_compare_with_not_reading_and_with_uniform_weights(model, lm) -> None:
     """Logged in evaluation only, from the loops over Eq. 3-8."""
     loss = RevelaLoss(model, lm, language_model()[1], temperature=0.01)
     row = groups(3)[0]
@@ -116,22 +114,16 @@ def test_gains_compare_with_not_reading_and_with_uniform_weights(
     of_both = by_loops(lm, row["chunks"], (1 - torch.eye(3)) / 2, [0] * 3)
     for name, expected in zip(("reading_gain", "choice_gain"), of_both, strict=True):
         assert abs(expected - reading) > 1e-5
-        torch.testing.assert_close(
-            loss.logs[name], expected - reading, rtol=0, atol=2e-5, check_dtype=False
-        )
+        assert loss.logs[name].item() == pytest.approx((expected - reading).item(), abs=2e-5)
 
 
-def test_what_was_trained_with_is_what_it_is_used_with(
-    model: SentenceTransformer, tmp_path
-) -> None:
+def test_what_was_trained_with_is_what_it_is_used_with(model, tmp_path) -> None:
     loss_for(model, prefixes=("ask: ", "tell: "))
     model.save_pretrained(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"))
     assert again.similarity_fn_name == "cosine"
-    assert (
-        abs(again.encode_query("green tea") - model.encode("ask: green tea", prompt="")).max()
-        < 1e-6
-    )
+    expected = model.encode("ask: green tea", prompt="")
+    assert abs(again.encode_query("green tea") - expected).max() < 1e-6
     assert again.prompts["document"] == "tell: "
 
 
@@ -142,36 +134,26 @@ def test_plain_trainer_with_the_collator(model: SentenceTransformer, tmp_path) -
         model, arguments(tmp_path), groups(), loss=loss, data_collator=loss.collator
     ).train()
     assert {"next_token", "one_hot", "active_pairs", "top_similarity"} == loss.logs.keys()
-    moved = {
-        name.split(".")[0]
-        for name, p in loss.named_parameters()
-        if not torch.equal(p, before[name])
-    }
-    assert moved == {"model", "lm"}
+    moved = [name for name, p in loss.named_parameters() if not torch.equal(p, before[name])]
+    assert {name.split(".")[0] for name in moved} == {"model", "lm"}
 
 
 def test_fit(model: SentenceTransformer) -> None:
     examples = [InputExample(texts=row["chunks"]) for row in groups() if len(row["chunks"]) == 4]
     before = model.encode("Query: green tea")
-    objectives = [(DataLoader(examples, batch_size=2, shuffle=False), loss_for(model))]
+    objectives = [(DataLoader(examples, batch_size=2), loss_for(model))]
     model.fit(objectives, steps_per_epoch=2, show_progress_bar=False, optimizer_params={"lr": 1e-2})
     assert abs(model.encode("Query: green tea") - before).max() > 1e-4
 
 
 def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> None:
-    """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss (texts
-    are lower-case).
-    """
+    """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss."""
     loss = loss_for(model)
-    rows = list(groups())[:2]
-    columns = [
-        dict(model.preprocess(list(texts)))
-        for texts in zip(*(row["chunks"] for row in rows), strict=True)
-    ]
-    tokens = [model.tokenizer(row["chunks"])["input_ids"] for row in rows]
-    readable = [
-        {"chunks": model.tokenizer.batch_decode(ids, skip_special_tokens=True)} for ids in tokens
-    ]
+    rows = [row["chunks"] for row in list(groups())[:2]]
+    columns = [dict(model.preprocess(list(texts))) for texts in zip(*rows, strict=True)]
+    decode = model.tokenizer.batch_decode  # texts are lower-case
+    tokens = [model.tokenizer(row)["input_ids"] for row in rows]
+    readable = [{"chunks": decode(ids, skip_special_tokens=True)} for ids in tokens]
     torch.testing.assert_close(loss(columns), loss(split_batch(loss.collator(readable))))
 
 

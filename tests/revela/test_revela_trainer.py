@@ -124,10 +124,8 @@ def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
         def compute_loss(self, model, inputs, *args, **kwargs):
             texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
             members = inputs["lm_group"].tolist()
-            seen.extend(
-                [t for t, g in zip(texts, members, strict=True) if g == k]
-                for k in range(max(members) + 1)
-            )
+            for k in range(max(members) + 1):
+                seen.append([t for t, g in zip(texts, members, strict=True) if g == k])
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     settings = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 3}
@@ -203,16 +201,6 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     np.testing.assert_allclose(eval(result.stdout.strip().splitlines()[-1]), before, atol=1e-5)
     untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
     assert abs(untrained - before).max() > 1e-4
-
-
-def test_an_adapter_is_saved_as_such(tmp_path) -> None:
-    model = decoder_with_lora(tmp_path)
-    before = model.encode("green tea")
-    model.save_pretrained(str(tmp_path / "adapter"))
-    assert (tmp_path / "adapter" / "adapter_config.json").exists()
-    again = SentenceTransformer(str(tmp_path / "adapter"), device="cpu")
-    np.testing.assert_allclose(again.encode("green tea"), before, atol=1e-5)
-    np.testing.assert_allclose(merge_lora(again).encode("green tea"), before, atol=1e-5)
 
 
 def decoder_with_lora(folder: Path) -> SentenceTransformer:

@@ -120,10 +120,7 @@ def test_the_preset_of_the_command(places, monkeypatch, tmp_path) -> None:
 
 def command(places, **changes: object) -> list[str]:
     options = {**places, "group-size": 3, "max-words": 8, "max-steps": 1, "lora-rank": 2} | changes
-    return [
-        "revela",
-        *(str(part) for name, value in options.items() for part in (f"--{name}", value)),
-    ]
+    return ["revela", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def test_the_command_line(places) -> None:

@@ -19,7 +19,8 @@ from st_magnitude.surgery.normalize import rescale_output
 QUERIES, DOCUMENTS = (
     {str(i): text for i, text in enumerate(texts)} for texts in columns(4).values()
 )
-TASK = QUERIES, DOCUMENTS, {"0": {"0"}}
+TASK = QUERIES, DOCUMENTS, {i: {i} for i in QUERIES}
+DATA = stm.RetrievalData(*TASK)
 EVERYWHERE = [
     stm.strip_normalize,
     rescale_output,
@@ -37,23 +38,17 @@ DENSE_OR_TOKENS = [
 
 @pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder])
 def other(request, folder):
-    return request.param(
-        folder, device="cpu", **({"num_labels": 1} if request.param is CrossEncoder else {})
-    )
+    options = {"num_labels": 1} if request.param is CrossEncoder else {}
+    return request.param(folder, device="cpu", **options)
 
 
-LOSSES = [
-    name
-    for name in stm.__all__
-    if name.endswith(("Loss", "SIGRegInfoNCE")) and name != "LateInteractionLoss"
-]
+LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
+LOSSES.remove("LateInteractionLoss")
 
 
 @pytest.mark.parametrize("use", [*(getattr(stm, name) for name in LOSSES), *EVERYWHERE])
 def test_the_class_is_named(other, use):
-    with pytest.raises(
-        TypeError, match=f"one dense embedding per text.* got a {type(other).__name__}"
-    ) as error:
+    with pytest.raises(TypeError, match=f"got a {type(other).__name__}") as error:
         use(other)
     assert ("LateInteractionLoss" in str(error.value)) == isinstance(other, MultiVectorEncoder)
 
@@ -79,13 +74,9 @@ def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
         lambda model: stm.MagnitudeRankingLoss(model, stm.Similarity(1, 0.5)),
         *EVERYWHERE,
         *DENSE_OR_TOKENS,
-        lambda model: stm.diagnose(
-            model, stm.RetrievalData(QUERIES, DOCUMENTS, {i: {i} for i in QUERIES})
-        ),
-        lambda model: stm.calibrate_exponent(model, stm.RetrievalData(*TASK)),
-        lambda model: stm.calibrate_prior(
-            model, stm.RetrievalData(*TASK), dict.fromkeys(DOCUMENTS, 0.0)
-        ),
+        lambda model: stm.diagnose(model, DATA),
+        lambda model: stm.calibrate_exponent(model, DATA),
+        lambda model: stm.calibrate_prior(model, DATA, dict.fromkeys(DOCUMENTS, 0.0)),
     ],
 )
 def test_a_sparse_encoder_is_for_ranking_losses(tmp_path, use):
@@ -101,8 +92,7 @@ def test_load_does_not_convert(folder, tmp_path):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": name}))
         with pytest.raises(TypeError, match=f"is a {name}"):
             stm.load(path)
-    CrossEncoder(folder, num_labels=1, device="cpu")[0].auto_model.save_pretrained(
-        tmp_path / "bare"
-    )
+    bare = CrossEncoder(folder, num_labels=1, device="cpu")[0].auto_model
+    bare.save_pretrained(tmp_path / "bare")
     with pytest.raises(TypeError, match="is a CrossEncoder"):
         stm.load(tmp_path / "bare")

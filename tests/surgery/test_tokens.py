@@ -27,21 +27,17 @@ def scored(similarity, raw):
 def test_saved_models_score_by_their_similarity_in_a_fresh_process(folder, tmp_path):
     raw, expected, paths = load_tokens(folder, normalize=False), [], []
     for name, normalize in itertools.product(DISCRETE, [True, False]):
-        similarity, model = (
-            stm.Similarity.named(name),
-            stm.prepare(load_tokens(folder, normalize), name),
-        )
+        similarity = stm.Similarity.named(name)
+        model = stm.prepare(load_tokens(folder, normalize), name)
         roles = zip(("query", "document"), similarity.exponents, strict=True)
         assert normalized_roles(model) == {role for role, exponent in roles if exponent == 1}
-        expected.append(
-            scored(similarity, [(raw.encode_query, QUERIES), (raw.encode_document, DOCUMENTS)])
-        )
+        both = [(raw.encode_query, QUERIES), (raw.encode_document, DOCUMENTS)]
+        expected.append(scored(similarity, both))
         paths.append(stm.export(model, tmp_path / f"{name} {normalize}"))
         assert is_stock(paths[-1])
     _, found = in_a_fresh_process("MultiVectorEncoder", paths, tmp_path / "found.json")
-    torch.testing.assert_close(
-        torch.tensor(found).double(), torch.stack(expected), rtol=1e-5, atol=1e-4
-    )
+    found = torch.tensor(found).double()
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-4)
 
 
 def test_preparing_again_and_back(folder):
@@ -58,11 +54,7 @@ def test_preparing_again_and_back(folder):
         (None, stm.Similarity(1, 0.5), r"fractional power.*NormPruning\(exponent"),
         (HierarchicalTokenPooling(2.0), "qnorm", "pools tokens by HierarchicalTokenPooling"),
         (stm.NormPruning(1.0), "qnorm", "pools tokens by NormPruning"),
-        (
-            Router({"query": [Normalize("token_embeddings")]}),
-            "qnorm",
-            "The Router of this model normalises tokens",
-        ),
+        (Router({"query": [Normalize("token_embeddings")]}), "qnorm", "The Router of this model"),
     ],
 )
 def test_what_cannot_be_prepared(folder, change, similarity, message):

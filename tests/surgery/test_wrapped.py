@@ -68,15 +68,8 @@ def test_as_without(folder, wrap, use, tmp_path, monkeypatch):
         model = load_transformer(folder).append(Normalize())
         result = use(way(model))
         files = sorted(file.name for file in Path().rglob("*"))
-        found.append(
-            (
-                result,
-                files,
-                types(model),
-                model.similarity_fn_name,
-                model.encode(DOCUMENTS).tolist(),
-            )
-        )
+        changed = types(model), model.similarity_fn_name, model.encode(DOCUMENTS).tolist()
+        found.append((result, files, *changed))
     assert found[0] == found[1]
 
 

@@ -3,6 +3,8 @@ sentence-transformers'."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from _tiny import ROWS, load_transformer
@@ -19,9 +21,7 @@ LOSSES = {
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
     "margin": lambda model: stm.DotRankingLoss(model, margin=-0.1, temperature="learned"),
-    "joint": lambda model: stm.CosineRankingLoss(
-        model, directions=("query_to_doc", "query_to_query")
-    ),
+    "joint": partial(stm.CosineRankingLoss, directions=("query_to_doc", "query_to_query")),
     "temp_agg_mrl": stm.TempAggMRLLoss,
     "sigreg": stm.SIGRegInfoNCE,
     "cached": lambda model: stm.CosineRankingLoss(model, mini_batch_size=2),
@@ -41,9 +41,8 @@ def run(folder: str, loss_class, is_compiled: bool):
         loss.model = torch.compile(model, backend=counter)
     values = []
     for start in range(0, 16, 4):
-        value = loss(
-            [model.preprocess([row[i] for row in ROWS[start : start + 4]]) for i in (0, 1)], None
-        )
+        rows = ROWS[start : start + 4]
+        value = loss([model.preprocess([row[i] for row in rows]) for i in (0, 1)], None)
         value = sum(value.values()) if isinstance(value, dict) else value
         value.backward()
         values.append(value.item())

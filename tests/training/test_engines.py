@@ -25,22 +25,17 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
-from st_magnitude.training.state import engine_of
-from st_magnitude.training.trainer import train_or_stop
+from st_magnitude.training.engines import engine_of
+from st_magnitude.training.run_folder import train_or_stop
 
 two_processes = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"
 )
 
-BOTH_DIRECTIONS = {
-    "directions": ("query_to_doc", "doc_to_query"),
-    "partition_mode": "per_direction",
-}
-PREFIXES = {
-    "dims": [8, 32],
-    "similarity": "qnorm",
-    "regularizers": [(stm.SIGReg(num_directions=8), 0.01)],
-}
+BOTH_DIRECTIONS = {"directions": ("query_to_doc", "doc_to_query")}
+BOTH_DIRECTIONS |= {"partition_mode": "per_direction"}
+PREFIXES = {"dims": [8, 32], "similarity": "qnorm"}
+PREFIXES |= {"regularizers": [(stm.SIGReg(num_directions=8), 0.01)]}
 LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
     "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
@@ -77,14 +72,11 @@ def train(folder, name, shard, steps=STEPS, saved=None):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     if saved is not None:
         set_model_state_dict(model, saved["model"], options=FULL)
-    texts = [list(column)[own] for column in zip(*ROWS, strict=True)][
-        : 2 if name == "regression" else 3
-    ]
-    labels = (
-        torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own]
-        if name == "regression"
-        else None
-    )
+    texts = [list(column)[own] for column in zip(*ROWS, strict=True)][:3]
+    labels = None
+    if name == "regression":
+        texts = texts[:2]
+        labels = torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own]
     values = []
     for _ in range(steps):
         value = loss([dict(model.preprocess(column)) for column in texts], labels)
@@ -94,10 +86,9 @@ def train(folder, name, shard, steps=STEPS, saved=None):
         optimizer.step()
         values.append(value.item())
     weights = get_model_state_dict(model, options=FULL) if shard else model.state_dict()
+    documents = [row[1] for row in ROWS]
     with torch.no_grad():
-        encoded = model.encode_document(
-            [row[1] for row in ROWS], batch_size=5, convert_to_tensor=True
-        )
+        encoded = model.encode_document(documents, batch_size=5, convert_to_tensor=True)
     state = {key: weight.detach().clone() for key, weight in weights.items()}
     return {"values": values, "model": state, "encoded": encoded}
 
@@ -155,12 +146,8 @@ def test_weights_of_a_checkpoint_continue(folder, shards):
 @two_processes
 def test_what_fsdp_cannot_train_is_refused_on_the_first_batch(shards):
     for _, (temperatures, exponents) in shards:
-        assert temperatures.startswith(
-            "DotRankingLoss learns temperatures, which are not part of the model that FSDP"
-        )
-        assert exponents.startswith(
-            "LearnableNormLoss learns exponents, each of which is a single number, and FSDP"
-        )
+        assert temperatures.startswith("DotRankingLoss learns temperatures")
+        assert exponents.startswith("LearnableNormLoss learns exponents")
 
 
 class DeepSpeedEngine(nn.Module):
@@ -193,10 +180,7 @@ def test_deepspeed(model, make, stages):
         assert engine_of(loss.model) == f"DeepSpeed ZeRO-{stage}"
         features = [dict(model.preprocess(["tea", "rain"])) for _ in range(2)]
         if stage in stages:
-            with pytest.raises(
-                ValueError,
-                match=rf"ZeRO-{stage}.*\. Use DistributedDataParallel \(torchrun, without",
-            ):
+            with pytest.raises(ValueError, match=rf"ZeRO-{stage}.*Use DistributedDataParallel"):
                 loss(features)
         else:
             loss(features)
@@ -207,9 +191,7 @@ def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
     loss = stm.DotRankingLoss(model, temperature="learned")
     trainer = SentenceTransformerTrainer(model, args, Dataset.from_dict(columns()), loss=loss)
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
-    with pytest.raises(
-        ValueError, match=r"DotRankingLoss learns temperatures, .* that FSDP trains"
-    ):
+    with pytest.raises(ValueError, match=r"DotRankingLoss learns temperatures, .* FSDP"):
         stm.attach(trainer)
     with pytest.raises(ValueError, match="FSDP gives each process a part of the weights"):
         train_or_stop(trainer)

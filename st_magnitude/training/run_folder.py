@@ -1,5 +1,4 @@
-"""A training run that a signal stops without loss, and its output folder: checkpoints, and the
-run's settings."""
+"""The folder of a training run, which a signal stops without loss, and which resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ from st_magnitude._config import list_differences
 from st_magnitude._files import one_line_about_the_disk
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
-from st_magnitude.training.state import attach, engine_of_trainer
+from st_magnitude.training.attach import attach
+from st_magnitude.training.engines import engine_of_trainer
 
 __all__ = [
     "Stopped",
@@ -47,11 +47,9 @@ class Stopped(KeyboardInterrupt):
 class _StopOnSignal(TrainerCallback):
     """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint.
 
-    A second signal has its usual effect. The callback ignores signals if there are several
-    processes, because each process would stop at a different step, and outside the main thread,
-    because only that thread may handle them. ``enable_jit_checkpoint`` of transformers does not
-    replace it: that ignores Ctrl-C, waits three seconds for more signals, and ends ``train``
-    without telling its caller.
+    A second signal has its usual effect. Of several processes each would stop at another step, and
+    only the main thread may handle signals: there the callback ignores them. transformers'
+    ``enable_jit_checkpoint`` ignores Ctrl-C, and ends ``train`` without telling its caller.
     """
 
     def __init__(self) -> None:
@@ -64,14 +62,14 @@ class _StopOnSignal(TrainerCallback):
         self._before = {}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: object, control: object, **_: object
     ) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
             numbers = (signal.SIGINT, signal.SIGTERM)
             self._before = {number: signal.signal(number, self._receive) for number in numbers}
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: object, state: object, control: TrainerControl, **_: object
     ) -> None:
         if control.should_training_stop:
             self.received = None  # it was the last step
@@ -84,18 +82,17 @@ class _StopOnSignal(TrainerCallback):
 
 
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
-    """The state of a checkpoint, or None if its run has not yet made all the steps of these
-    arguments."""
+    """The state of a checkpoint, or None if its run has still steps to make."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    made, asked = (state.epoch or 0.0) + 1e-6, arguments.num_train_epochs  # a quotient is not exact
     if arguments.max_steps > 0:
-        made, asked = state.global_step, arguments.max_steps
-    return state if made >= asked else None
+        is_finished = state.global_step >= arguments.max_steps
+    else:  # the epoch is a quotient, and not exact
+        is_finished = (state.epoch or 0.0) + 1e-6 >= arguments.num_train_epochs
+    return state if is_finished else None
 
 
 def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
-    """Attaches (:func:`~st_magnitude.attach`) and trains. Afterwards the model encodes in its own
-    precision.
+    """Attaches and trains. Afterwards the model encodes in its own precision.
 
     Args:
         trainer: The Trainer.
@@ -129,10 +126,8 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
         trainer.remove_callback(stop)
     if stop.received is not None:
         step = trainer.state.global_step
-        raise Stopped(
-            stop.received,
-            f"after step {step}, which is saved. Continue with resume=True (--resume).",
-        )
+        how = f"after step {step}, which is saved. Continue with resume=True (--resume)."
+        raise Stopped(stop.received, how)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
@@ -140,8 +135,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
 def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
     """Refuses data in which most rows have no negative, as where all documents begin alike.
 
-    It reads ``num_rows`` rows, but at least a batch, in random batches as the Trainer prepares
-    them.
+    It reads ``num_rows`` rows, but at least a batch, in random batches of the Trainer's.
     """
     false_negatives = getattr(trainer.loss, "false_negatives", None)
     if false_negatives is None:
@@ -150,7 +144,8 @@ def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
     rows = trainer.train_dataset.shuffle(seed=0)
     shares = []
     for start in range(0, max(min(len(rows), num_rows) - size, 0) + 1, size):
-        batch = trainer.data_collator(list(rows.select(range(start, min(start + size, len(rows))))))
+        chosen = rows.select(range(start, min(start + size, len(rows))))
+        batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
         shares.append(false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
@@ -164,13 +159,10 @@ def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
 
 
 def has_fast_bf16() -> bool:
-    """Whether this machine has instructions for bfloat16: a GPU since Ampere, or a CPU with AVX-512
-    BF16 or AMX."""
-    return (
-        torch.cuda.is_bf16_supported(including_emulation=False)
-        if torch.cuda.is_available()
-        else has_cpu_bf16()
-    )
+    """Whether this machine computes in bfloat16, as GPUs since Ampere and CPUs with AMX do."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return has_cpu_bf16()
 
 
 def check_output(output: Path, resume: bool) -> Path | None:
@@ -184,19 +176,16 @@ def check_output(output: Path, resume: bool) -> Path | None:
         raise FileExistsError(
             f"{output} already holds a trained model. Choose another output folder."
         )
-    others = next(
-        (path for path in output.rglob("*") if not path.is_dir() and path != output / ".lock"), None
-    )
-    if others is not None and not (output / RECORD).exists():
+    files = [path for path in output.rglob("*") if not path.is_dir() and path != output / ".lock"]
+    if files and not (output / RECORD).exists():
         raise FileExistsError(
-            f"{output} holds files of no training run, such as {others.relative_to(output)}, which"
-            " a model could replace. Choose a new or empty output folder."
+            f"{output} holds files of no training run, such as {files[0].relative_to(output)}, "
+            "which a model could replace. Choose a new or empty output folder."
         )
-    numbered = (
-        path for path in output.glob("checkpoints/*") if re.fullmatch(r"checkpoint-\d+", path.name)
-    )
+    folders = output.glob("checkpoints/*")
+    numbered = (path for path in folders if re.fullmatch(r"checkpoint-\d+", path.name))
     checkpoints = sorted(numbered, key=lambda path: int(path.name.split("-")[1]))
-    # is written last
+    # the state is written last
     found = [path for path in checkpoints if "global_step" in _json_of(path / "trainer_state.json")]
     if torn := [path.name for path in checkpoints if path not in found]:
         logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
@@ -206,16 +195,12 @@ def check_output(output: Path, resume: bool) -> Path | None:
             " resume=True (--resume), or choose another output folder."
         )
     if resume and not found:
-        logger.warning(
-            "There is no checkpoint in %s; training starts from the beginning.",
-            output / "checkpoints",
-        )
+        logger.warning("There is no checkpoint in %s/checkpoints: training starts anew.", output)
     return found[-1] if found else None
 
 
 def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses (FileExistsError) to resume a run that was started with other settings, such as the
-    loss or the data."""
+    """Refuses (FileExistsError) to resume a run of other settings, such as the loss or the data."""
     before = _json_of(output / RECORD)
     if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
         raise FileExistsError(

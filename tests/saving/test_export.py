@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -31,9 +32,11 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.card import scoring_text
+from st_magnitude.saving.card import scoring_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
 
 
 @pytest.mark.slow
@@ -51,9 +54,8 @@ def test_fresh_process_without_this_package(folder, tmp_path):
     expected[stm.export(baked, tmp_path / "baked", bake_exponent=True)] = queries @ documents.T
     functions, found = in_a_fresh_process("SentenceTransformer", expected, tmp_path / "found.json")
     assert functions == ("cosine", "dot", "dot", "cosine", "dot", "dot")
-    torch.testing.assert_close(
-        torch.tensor(found), torch.stack(list(expected.values())), rtol=1e-5, atol=1e-5
-    )
+    wanted = torch.stack(list(expected.values()))
+    torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)
     for path, function in zip(expected, functions, strict=True):
         assert is_stock(path)
         config = json.loads((path / "config_sentence_transformers.json").read_text())
@@ -92,9 +94,7 @@ def test_options_that_a_model_cannot_have(words, tmp_path, similarity, option, r
 
 
 def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache")
-    )
+    monkeypatch.setattr(MODULES_CACHE, str(tmp_path / "cache"))
     path = stm.export(stm.prepare(words, stm.Similarity(1.0, 0.4)), tmp_path / "model")
     assert stm.load(path)[-1].gamma_document == pytest.approx(0.4)
     card = (path / "README.md").read_text()
@@ -103,24 +103,18 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
     assert "model = SentenceTransformer(" not in card
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "st_magnitude.modules", None)
-        with pytest.raises(
-            ValueError, match=r"the module class 'install_st_magnitude\.ExponentNorm'"
-        ):
+        with pytest.raises(ValueError, match=r"install_st_magnitude\.ExponentNorm"):
             SentenceTransformer(str(path), device="cpu")
-        with pytest.raises(ImportError, match=r"of the Python package st-magnitude\. Install it"):
+        with pytest.raises(ImportError, match=r"package st-magnitude\. Install it"):
             SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
-    assert isinstance(
-        SentenceTransformer(str(path), trust_remote_code=True, device="cpu")[-1], ExponentNorm
-    )
+    trusted = SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
+    assert isinstance(trusted[-1], ExponentNorm)
 
-    again = (
-        stm.export(stm.prepare(stm.load(path), "cosine"), tmp_path / "again") / "README.md"
-    ).read_text()
+    stm.export(stm.prepare(stm.load(path), "cosine"), tmp_path / "again")
+    again = (tmp_path / "again" / "README.md").read_text()
     assert "model = SentenceTransformer(" in again
     assert "pip install ." not in again
-    assert (
-        again.count("### Indexing and scoring") == again.count("Index by cosine similarity.") == 1
-    )
+    assert again.count("### Indexing and scoring") == 1
 
 
 def test_exponent_is_baked(model, tmp_path):
@@ -146,24 +140,15 @@ def test_load_is_plain_for_plain_models(minilm_path):
 
 
 def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache")
-    )
+    monkeypatch.setattr(MODULES_CACHE, str(tmp_path / "cache"))
     path, proof = tmp_path / "model", tmp_path / "it_ran"
     stm.export(stm.prepare(model, stm.Similarity(1.0, 0.5)), path)
-    evil = (
-        f"open({str(proof)!r}, 'w')\nfrom sentence_transformers.base.modules import Normalize as"
-        " Evil\n"
-    )
-    for name in (
-        "modeling.py",
-        "modules.py",
-        "__init__.py",
-        "st_magnitude.py",
-        "st_magnitude/modules.py",
-    ):
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_text(evil)
+    evil = f"open({str(proof)!r}, 'w')\n"
+    evil += "from sentence_transformers.base.modules import Normalize as Evil\n"
+    for name in ("modeling", "modules", "__init__", "st_magnitude", "st_magnitude/modules"):
+        file = path / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(evil)
     monkeypatch.chdir(path)
     assert isinstance(stm.load(path, device="cpu")[-1], ExponentNorm)
     assert not proof.exists()
@@ -210,9 +195,7 @@ def other():
 
 def test_a_folder_that_is_not_empty_is_refused(old, other):
     before = contents(old)
-    with pytest.raises(
-        FileExistsError, match=r"model is not empty; choose another folder, or pass overwrite=True"
-    ):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
         stm.export(other, old)
     with pytest.raises(FileExistsError, match=r"README\.md is a file"):
         stm.export(other, old / "README.md", overwrite=True)
@@ -289,9 +272,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
     try:
         for size in (100_000, 1_000_000):  # in the middle of the tokenizer, and of the weights
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-            with pytest.raises(
-                OSError, match=rf"The model cannot be written to {old} \(File too large\)"
-            ) as caught:
+            with pytest.raises(OSError, match=str(old)) as caught:
                 stm.export(static_model, old, overwrite=True)
             assert caught.value.errno == errno.EFBIG
     finally:
@@ -313,40 +294,23 @@ def test_the_card_of_a_model_that_is_cut_after_normalize(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("similarity", "options", "expected", "absent"),
+    ("similarity", "options", "metric", "gamma"),
     [
-        ("cosine", {}, ["Index by cosine similarity.", "Distance.COSINE"], ["Distance.DOT"]),
-        ("dnorm", {}, ["Index by cosine similarity."], ["inner product, and"]),
-        (
-            "qnorm",
-            {},
-            ["Index by inner product, and do not normalise embeddings.", "Distance.DOT"],
-            ["to the power"],
-        ),
-        (
-            "qnorm",
-            {"calibrated_scores": True},
-            ["do not normalise embeddings."],
-            ["cosine similarity."],
-        ),
-        (stm.Similarity(1.0, 0.4), {}, ["to the power 0.4000", "Distance.DOT"], []),
-        (
-            stm.Similarity(1.0, 0.4),
-            {"bake_exponent": True},
-            ["norm to the power 0.4000", "do not norm"],
-            ["already"],
-        ),
+        ("cosine", {}, "COSINE", None),
+        ("dnorm", {}, "COSINE", None),
+        ("qnorm", {}, "DOT", None),
+        ("qnorm", {"calibrated_scores": True}, "DOT", None),
+        (stm.Similarity(1.0, 0.4), {}, "DOT", "divided"),
+        (stm.Similarity(1.0, 0.4), {"bake_exponent": True}, "DOT", "Divide"),
     ],
 )
-def test_the_card_says_how_to_index(words, tmp_path, similarity, options, expected, absent):
-    card = (
-        stm.export(stm.prepare(words, similarity), tmp_path / "model", **options) / "README.md"
-    ).read_text()
-    section = card.partition("### Indexing and scoring")[2].partition("<!-- /st-magnitude")[0]
-    assert (
-        card.index("## Usage")
-        < card.index("### Indexing and scoring")
-        < card.index("## Training Details")
+def test_the_card_says_how_to_index(words, tmp_path, similarity, options, metric, gamma):
+    path = stm.export(stm.prepare(words, similarity), tmp_path / "model", **options)
+    before, _, rest = (path / "README.md").read_text().partition("### Indexing and scoring")
+    section, _, after = rest.partition("<!-- /st-magnitude")
+    assert "## Usage" in before
+    assert "## Training Details" in after
+    assert re.findall(r"Distance\.(\w+)", section) == [metric]
+    assert re.findall("(divide|Divide|divided) .*to the power 0.4000", section) == (
+        [gamma] if gamma else []
     )
-    assert all(text in section for text in expected)
-    assert not any(text in section for text in absent)

@@ -15,10 +15,9 @@ from sentence_transformers.util import load_file_path
 
 from st_magnitude._files import one_line_about_the_disk, whole_folder
 from st_magnitude._upstream import load_with_classes
-from st_magnitude.modules import ExponentNorm
-from st_magnitude.pruning import NormPruning
+from st_magnitude.modules import ExponentNorm, NormPruning
+from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.surgery.adapters import merged
-from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.surgery.raw import (
     is_cut,
     normalizes_output,
@@ -94,19 +93,16 @@ def _check_tokens(model: MultiVectorEncoder, has_option: bool) -> None:
     if any(isinstance(module, NormPruning) for module in model.modules()):
         raise ValueError(
             "export writes stock modules, and this model contains NormPruning. Remove it and give "
-            "it to encode_document(token_pooling=...), or save the model with save_pretrained and "
-            "load it by MultiVectorEncoder(path, trust_remote_code=True) where this package is "
-            "installed."
+            "it to encode_document(token_pooling=...), or save the model with save_pretrained, "
+            "which loads with trust_remote_code=True where this package is installed."
         )
 
 
 def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> None:
     last = model[-1]
     has_exponent = isinstance(last, ExponentNorm)
-    counts_norms = (
-        model.similarity_fn_name == "dot" and not has_exponent and not normalizes_output(model)
-    )
-    if calibrated_scores and not counts_norms:
+    has_norms = not has_exponent and not normalizes_output(model)
+    if calibrated_scores and not (has_norms and model.similarity_fn_name == "dot"):
         raise ValueError(
             "calibrated_scores=True normalises the queries of a model whose document norms count; "
             f"this one ends in {type(last).__name__} and has "
@@ -120,9 +116,7 @@ def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_expo
             "cuts them after that. Set model.truncate_dim = None, or shorten the model by project."
         )
     if bake_exponent and not has_exponent:
-        raise ValueError(
-            "bake_exponent=True needs a model that ends in ExponentNorm; this one does not."
-        )
+        raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm.")
 
 
 def write_model(

@@ -1,29 +1,23 @@
-"""A loss in a Trainer: its state in the log and the checkpoints, and engines that cannot train
-it."""
+"""A loss in a Trainer: its state in log and checkpoints, and data that it cannot train on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Logging", "Remembering", "attach", "engine_of", "engine_of_trainer", "refuse_engine"]
+__all__ = ["Logging", "Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
-NOT_EXCHANGED = {
-    "terms",
-    "hardness_mode",
-    "hardness_strength",
-    "margin",
-    "margin_strategy",
-    "precision",
-}
+NOT_EXCHANGED = {"terms", "hardness_mode", "hardness_strength", "margin", "margin_strategy"}
+NOT_EXCHANGED.add("precision")
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
@@ -37,8 +31,7 @@ class Logging(nn.Module):
 
 
 class Remembering(Logging):
-    """A part of a loss whose ``get_extra_state``, a dict of numbers, :func:`attach` puts into
-    checkpoints."""
+    """A part of a loss whose ``get_extra_state``, a dict of numbers, is put into checkpoints."""
 
     is_attached = False  # whether a Trainer calls `before_step`
 
@@ -120,10 +113,9 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
         config: dict[str, Any] = dict(getattr(loss, "get_config_dict", dict)())
         config["regularizers"] = sorted(config.get("regularizers", ()))
         own = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
-        attributes = [vars(module) for module in loss.modules()]
-        flags = [
-            x[name] for x in attributes for name in ("gather_across_devices", "gather") if name in x
-        ]
+        flags = []
+        for module in loss.modules():
+            flags += [getattr(module, name, False) for name in ("gather_across_devices", "gather")]
         exchanged.add(repr((type(loss).__name__, own, flags)))
         gathers |= any(flags)
     if gathers and len(exchanged) > 1:
@@ -136,8 +128,7 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
 
 
 class _LossState(TrainerCallback):
-    """Copies the state of losses to the TrainerState after each step, and back when one is
-    loaded."""
+    """Copies the state of losses to the TrainerState after each step, and back when it resumes."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -146,9 +137,10 @@ class _LossState(TrainerCallback):
         self.modules: dict[str, Remembering] = {}  # by path
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: object, state: TrainerState, control: object, **_: object
     ) -> None:
-        self.logging, self.modules = [], {}
+        self.logging = []
+        self.modules = {}
         for name, loss in _losses_by_name(self.trainer).items():
             for path, module in loss.named_modules():
                 if isinstance(module, Logging):
@@ -164,94 +156,27 @@ class _LossState(TrainerCallback):
             if path in saved.get(KEY, {}):
                 module.set_extra_state(saved[KEY][path])
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         for module in self.modules.values():
             module.before_step()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         saved: Any = state.stateful_callbacks
         saved[KEY] = {path: module.get_extra_state() for path, module in self.modules.items()}
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: object, **_: object
     ) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint and self.modules:
             best = Path(state.best_model_checkpoint) / "trainer_state.json"
             self._restore(TrainerState.load_from_json(str(best)))
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
+        self, args: object, state: TrainerState, control: object, logs: Any = None, **_: object
     ) -> None:
-        if "loss" in event["logs"]:
-            figures = {
-                key + name: x
-                for name, module in self.logging
-                for key, x in module.get_log().items()
-            }
-            event["logs"].update(figures)  # for the callbacks after this one
+        if "loss" not in logs:
+            return
+        for name, module in self.logging:
+            figures = {key + name: figure for key, figure in module.get_log().items()}
+            logs.update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
-
-
-def engine_of(model: Any) -> str | None:
-    """The engine around a model: ``"FSDP"``, ``"DeepSpeed ZeRO-3"`` (or another stage), or None.
-
-    Classes are compared by name, because importing them takes long, or needs DeepSpeed.
-    """
-    if type(model).__name__ == "DeepSpeedEngine":
-        return f"DeepSpeed ZeRO-{model.zero_optimization_stage()}"
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    classes = {base.__name__ for module in modules for base in type(module).__mro__}
-    return "FSDP" if classes & {"FSDPModule", "FullyShardedDataParallel"} else None
-
-
-def engine_of_trainer(trainer: Trainer) -> str | None:
-    """The engine that a Trainer will put around its model, before it does so."""
-    if trainer.is_deepspeed_enabled:
-        return f"DeepSpeed ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage}"
-    return "FSDP" if trainer.is_fsdp_enabled else None
-
-
-def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
-    """Refuses a loss that an engine would train wrongly, or that would fail in it with another
-    message.
-
-    Args:
-        engine: The engine, as `engine_of` names it.
-        name: Name of the loss.
-        learned: Names of what the loss learns: temperatures, exponents.
-        caches: Whether the loss caches gradients.
-    """
-    if engine is None:
-        return
-    learned = set(learned)
-    if "temperatures" in learned:
-        # FSDP2 cannot find them among the model's parameters, and an optimizer of DeepSpeed's
-        # configuration lacks them.
-        why = f"learns temperatures, which are not part of the model that {engine} trains"
-        how = "pass fixed temperatures"
-    elif "exponents" in learned and engine != "DeepSpeed ZeRO-2":
-        # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
-        why = (
-            f"learns exponents, each of which is a single number, and {engine} shards all"
-            " parameters"
-        )
-        how = (
-            "train with fixed exponents, such as MagnitudeRankingLoss(model, stm.Similarity(1,"
-            " 0.5))"
-        )
-    elif caches and engine.startswith("DeepSpeed"):
-        # "Gradient computed twice for this partition": sentence-transformers, issue 3173
-        why = (
-            f"caches gradients, which takes several backward passes a step, and {engine} allows one"
-        )
-        how = "leave mini_batch_size out"
-    else:
-        return
-    raise ValueError(
-        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or"
-        f" {how}."
-    )

@@ -66,19 +66,16 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
     else:
         scoring = f"The norms of document embeddings are part of the score. {index}"
         if gamma:
-            scoring += (
-                f" The model has already divided documents by their norm to the power {gamma}."
-            )
+            scoring += f" The model has divided documents by their norm to the power {gamma}."
     lines = ["### Indexing and scoring", "", scoring, "", "| index | metric |", "| --- | --- |"]
-    lines += [
-        f"| {name} | {metrics[0 if uses_norms else 1]} |" for name, metrics in _METRICS.items()
-    ]
+    for name, (inner_product, cosine) in _METRICS.items():
+        lines.append(f"| {name} | {inner_product if uses_norms else cosine} |")
     if uses_norms:
         lines += [
             "",
-            "With cosine similarity, or behind a server that normalises embeddings, the model",
+            "With cosine similarity, or behind a server that normalises embeddings, the model "
+            "ranks differently from how it was evaluated.",
         ]
-        lines[-1] += " ranks differently from how it was evaluated."
     return "\n".join(lines)
 
 
@@ -96,9 +93,8 @@ def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -
     for stock, ours in _LOADING.items():
         before = before.replace(stock, ours) if needs_package else before.replace(ours, stock)
     if needs_package:
-        before = re.sub(
-            r"^# ", f"{_BEGIN}\n> {NEEDS_PACKAGE}\n{_END}\n\n# ", before, count=1, flags=re.M
-        )
+        notice = f"{_BEGIN}\n> {NEEDS_PACKAGE}\n{_END}\n\n# "
+        before = re.sub(r"^# ", notice, before, count=1, flags=re.M)
     card.write_text(f"{before}\n{section}\n{text[end:]}", encoding="utf-8")
 
 

@@ -1,0 +1,1 @@
+"""Saving a model for everybody downstream to score as it was trained."""

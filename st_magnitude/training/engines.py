@@ -1,0 +1,63 @@
+"""FSDP and DeepSpeed: which of them surrounds a model, and which losses they cannot train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+
+__all__ = ["engine_of", "engine_of_trainer", "refuse_engine"]
+
+
+def engine_of(model: Any) -> str | None:
+    """The engine around a model: ``"FSDP"``, ``"DeepSpeed ZeRO-3"`` (or another stage), or None.
+
+    Classes are compared by name, because importing them takes long, or needs DeepSpeed.
+    """
+    if type(model).__name__ == "DeepSpeedEngine":
+        return f"DeepSpeed ZeRO-{model.zero_optimization_stage()}"
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    classes = {base.__name__ for module in modules for base in type(module).__mro__}
+    return "FSDP" if classes & {"FSDPModule", "FullyShardedDataParallel"} else None
+
+
+def engine_of_trainer(trainer: Trainer) -> str | None:
+    """The engine that a Trainer will put around its model, before it does so."""
+    if trainer.is_deepspeed_enabled:
+        return f"DeepSpeed ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage}"
+    return "FSDP" if trainer.is_fsdp_enabled else None
+
+
+def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
+    """Refuses a loss that an engine would train wrongly, or in which it would fail.
+
+    Args:
+        engine: The engine, as `engine_of` names it.
+        name: Name of the loss.
+        learned: Names of what the loss learns: temperatures, exponents.
+        caches: Whether the loss caches gradients.
+    """
+    if engine is None:
+        return
+    learned = set(learned)
+    if "temperatures" in learned:
+        # FSDP2 cannot find them among the model's parameters, and an optimizer of DeepSpeed's
+        # configuration lacks them.
+        why = f"learns temperatures, which are not part of the model that {engine} trains"
+        how = "pass fixed temperatures"
+    elif "exponents" in learned and engine != "DeepSpeed ZeRO-2":
+        # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
+        why = f"learns exponents, each a single number, and {engine} shards all parameters"
+        how = "fix them: MagnitudeRankingLoss(model, stm.Similarity(1, 0.5))"
+    elif caches and engine.startswith("DeepSpeed"):
+        # "Gradient computed twice for this partition": sentence-transformers, issue 3173
+        why = f"caches gradients in several backward passes a step, and {engine} allows one"
+        how = "leave mini_batch_size out"
+    else:
+        return
+    raise ValueError(
+        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or "
+        f"{how}."
+    )
