@@ -1,7 +1,5 @@
 """Real text from two Debian packages: a lemma or a headword searches for its definition.
 
-    python benchmarks/data/lexicons.py [--cache FOLDER] [--seed 0]
-
 - WordNet 3.0 (``wordnet-base``): training pairs by part of speech, a dev and a test task,
   definitions to cluster.
 - FOLDOC, the Free On-line Dictionary of Computing (``dict-foldoc``): a task outside the domain of
@@ -12,30 +10,25 @@ another: a larger task begins with the queries of the smaller one. No lemma and 
 and test is trained on.
 
 Licences: WordNet, the WordNet licence of Princeton University (free use and redistribution with its
-    notice); FOLDOC,
-the GNU Free Documentation License 1.1 or later. Both are read from the packages, in a cache folder;
-nothing of their text is part of this repository, and nothing is redistributed.
+notice); FOLDOC, the GNU Free Documentation License 1.1 or later. Both are read from the packages,
+in a cache folder; nothing of their text is part of this repository, and nothing is redistributed.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import os
 import re
-import shutil
 import string
 import subprocess
 import tempfile
-import time
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
@@ -98,53 +91,27 @@ def build(
     foldoc_corpus_size: int = 3000,
     **wordnet_sizes: int,
 ) -> Lexicons:
-    """Fetch both packages if need be, and build everything; the same packages and arguments give
-    the same texts.
+    """Fetch both packages if need be, and build everything.
 
-    Args:
-        cache: See :func:`fetch`.
-        seed: Seed for the split and for all sampling.
-        num_foldoc_queries: Number of queries of the FOLDOC task.
-        foldoc_corpus_size: Documents of the FOLDOC task.
-        **wordnet_sizes: Those of :func:`wordnet`.
-
-    Raises:
-        DataError: If a package cannot be had or read, or a task is larger than what there is.
+    The seed is that of the split and of all sampling; ``wordnet_sizes`` are those of `wordnet`.
     """
     words = wordnet(fetch("wordnet-base", cache), seed, **wordnet_sizes)
-    terms = foldoc(
-        fetch("dict-foldoc", cache),
-        seed,
-        num_queries=num_foldoc_queries,
-        corpus_size=foldoc_corpus_size,
-    )
+    sizes = {"num_queries": num_foldoc_queries, "corpus_size": foldoc_corpus_size}
+    terms = foldoc(fetch("dict-foldoc", cache), seed, **sizes)
     return Lexicons(*words, terms)
 
 
-# --------------------------------------------------------------------------------------------------
-# Packages
-# --------------------------------------------------------------------------------------------------
+# --- packages -------------------------------------------------------------------------------------
 
 _CONTENTS = {
-    "wordnet-base": tuple(
-        f"usr/share/wordnet/data.{part}" for part in ("noun", "verb", "adj", "adv")
-    ),
-    "dict-foldoc": ("usr/share/dictd/foldoc.dict.dz", "usr/share/dictd/foldoc.index"),
+    "wordnet-base": "usr/share/wordnet/data.noun",
+    "dict-foldoc": "usr/share/dictd/foldoc.index",
 }
-_SYSTEM = Path("/")
-_PATIENCE = (
-    "-o",
-    "Acquire::Retries=1",
-    "-o",
-    "Acquire::http::Timeout=30",
-    "-o",
-    "Acquire::https::Timeout=30",
-)
+_PATIENCE = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30")
 
 
 def fetch(package: str, cache: str | Path | None = None) -> Path:
-    """The folder that a Debian package is extracted in; downloaded once, and only where the system
-    has it not.
+    """The folder of a Debian package; downloaded once, and only where the system has it not.
 
     Args:
         package: Its name.
@@ -152,44 +119,36 @@ def fetch(package: str, cache: str | Path | None = None) -> Path:
             ``st_magnitude`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
-        DataError: If the package cannot be downloaded or extracted here, or the folder in the cache
-            is not complete.
+        DataError: If the package cannot be downloaded or extracted here.
     """
-    if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", package):
-        raise DataError(
-            f"{package!r} is no name of a Debian package; those used here are"
-            f" {', '.join(_CONTENTS)}."
-        )
     cache = default_cache(cache)
-    target, contents = cache / package, _CONTENTS.get(package, ())
+    target = cache / package
     if target.is_dir():
-        if missing := [name for name in contents if not (target / name).is_file()]:
-            raise DataError(
-                f"{target} has no {missing[0]}: remove that folder, and the package is fetched"
-                " anew."
-            )
         return target
-    if contents and all((_SYSTEM / name).is_file() for name in contents):
-        return _SYSTEM
+    if package in _CONTENTS and Path("/", _CONTENTS[package]).is_file():
+        return Path("/")
     cache.mkdir(parents=True, exist_ok=True)
     # a rename makes it complete
-    with tempfile.TemporaryDirectory(prefix=f".{package}-", dir=cache) as temporary:
-        folder = Path(temporary)
+    with tempfile.TemporaryDirectory(prefix=f".{package}-", dir=cache) as folder:
         root = ("-o", "APT::Sandbox::User=root") if getattr(os, "geteuid", lambda: 1)() == 0 else ()
-        _call(package, target, folder, "apt-get", "-qq", *_PATIENCE, *root, "download", package)
-        for archive in sorted(folder.glob("*.deb"))[:1]:
-            extract = ("dpkg", "-x") if shutil.which("dpkg") else ("dpkg-deb", "-x")
-            _call(package, target, folder, *extract, archive.name, "extracted")
-        if missing := [
-            name for name in contents or ("",) if not (folder / "extracted" / name).exists()
-        ]:
-            raise _by_hand(package, target, f"it has no {missing[0] or 'archive'}")
         try:
-            (folder / "extracted").rename(target)
-        except OSError:
+            _call(folder, "apt-get", "-qq", *_PATIENCE, *root, "download", package)
+            for archive in Path(folder).glob("*.deb"):
+                _call(folder, "dpkg-deb", "-x", archive.name, "extracted")
+            Path(folder, "extracted").rename(target)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or error
             if not target.is_dir():  # else another process was faster
-                raise
+                raise DataError(
+                    f"Cannot fetch the Debian package {package} ({said}): run `apt-get download"
+                    f" {package} && dpkg -x {package}_*.deb {target}` where there is a network."
+                ) from None
     return target
+
+
+def _call(folder: str, *command: str) -> None:
+    options = {"capture_output": True, "text": True, "timeout": 900, "check": True}
+    subprocess.run(command, cwd=folder, env={**os.environ, "LC_ALL": "C"}, **options)
 
 
 def default_cache(cache: str | Path | None = None) -> Path:
@@ -228,9 +187,7 @@ def _by_hand(package: str, target: Path, reason: str) -> DataError:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# What both tasks share
-# --------------------------------------------------------------------------------------------------
+# --- what both tasks share ------------------------------------------------------------------------
 
 
 def _rank(seed: int, *what: str) -> float:
@@ -287,10 +244,8 @@ def retrieval(
     *,
     everything: Mapping[str, Collection[Entry]] | None = None,
     excluded: Collection[str] = (),
-    what: str = "entries",
 ) -> RetrievalData:
-    """A task of names that search for what they mean: every document of the corpus that has the
-    name is relevant.
+    """A task of names that search for what they mean: all documents with the name are relevant.
 
     A name that occurs in a text that it belongs to is not used as a query, and neither is a name
     without two letters.
@@ -302,17 +257,13 @@ def retrieval(
         seed: Seed for the ranks.
         everything: Normalised name to entries that it must not stand in; default: those of entries.
         excluded: Normalised names that are no queries.
-        what: What the entries are, for the error.
 
     Raises:
         DataError: If there are not so many queries or documents.
     """
     if not 1 <= num_queries <= corpus_size <= len(entries):
-        raise DataError(
-            f"{num_queries:,} queries over {corpus_size:,} documents were asked for, of"
-            f" {len(entries):,} {what}: ask for at least one query, for no more queries than"
-            " documents, and for no more documents than there are."
-        )
+        sizes = f"{num_queries:,} queries over {corpus_size:,} documents"
+        raise DataError(f"{sizes} cannot be had of {len(entries):,} entries: ask for fewer.")
     everything = _by_name(entries) if everything is None else everything
     ranked = sorted(entries, key=lambda entry: _rank(seed, "entry", entry.key))
     # normalised name to what it is written like, and whose it is
@@ -328,11 +279,7 @@ def retrieval(
                 asked[same] = (name, entry)
                 break
     if len(asked) < num_queries:
-        raise DataError(
-            f"{num_queries:,} queries were asked for, but of {len(ranked):,} {what} only"
-            f" {len(asked):,} have a name of their own that does not stand in its text: ask for no"
-            " more."
-        )
+        raise DataError(f"Only {len(asked):,} of {num_queries:,} queries could be made of these.")
     chosen = {entry.key: entry for _, entry in asked.values()}
     for entry in ranked:
         if len(chosen) == corpus_size:
@@ -347,9 +294,7 @@ def retrieval(
     return RetrievalData(queries, {entry.key: entry.text for entry in corpus}, relevant)
 
 
-# --------------------------------------------------------------------------------------------------
-# WordNet
-# --------------------------------------------------------------------------------------------------
+# --- WordNet --------------------------------------------------------------------------------------
 
 _PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
 _NOUNS = (
@@ -389,95 +334,47 @@ def wordnet(
     dev_corpus_size: int = 2500,
     cluster_size: int = 100,
 ) -> WordNet:
-    """Build all that comes from WordNet; the arguments are those of :func:`build`.
+    """Build all that comes from WordNet, of a folder that holds ``usr/share/wordnet``.
 
     Train has every pair of a lemma and a definition that the lemma does not stand in, in random
     order. A lemma that has a sense in the dev or the test split is in no pair, and none of test is
     a query of dev.
-
-    Args:
-        folder: Holds ``usr/share/wordnet``.
-
-    Raises:
-        DataError: If a file is missing or malformed, or a task is larger than its split.
     """
     paths = [Path(folder, "usr/share/wordnet", f"data.{part}") for part in _PARTS]
-    entries = merge(entry for path in paths for entry in synsets(_lines(path), str(path)))
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    entries = merge(synsets(lines))
     splits: dict[str, list[Entry]] = {"test": [], "dev": [], "train": []}
     for entry in entries:
         rank = _rank(seed, "split", entry.key)
         splits["test" if rank < _TEST else "dev" if rank < _TEST + _DEV else "train"].append(entry)
     everything, of_test = _by_name(entries), _by_name(splits["test"]).keys()
-    test = retrieval(
-        splits["test"],
-        num_test_queries,
-        corpus_size,
-        seed,
-        everything=everything,
-        what="synsets of the test split",
-    )
-    dev = retrieval(
-        splits["dev"],
-        num_dev_queries,
-        dev_corpus_size,
-        seed,
-        everything=everything,
-        excluded=of_test,
-        what="synsets of the dev split",
-    )
+    options: Any = {"seed": seed, "everything": everything}
+    test = retrieval(splits["test"], num_test_queries, corpus_size, **options)
+    options["excluded"] = of_test
+    dev = retrieval(splits["dev"], num_dev_queries, dev_corpus_size, **options)
     held_out = of_test | _by_name(splits["dev"]).keys()
-    return WordNet(
-        _pairs(splits["train"], held_out, seed),
-        dev,
-        test,
-        _clusters(splits["test"], cluster_size, seed),
-    )
+    train = _pairs(splits["train"], held_out, seed)
+    return WordNet(train, dev, test, _clusters(splits["test"], cluster_size, seed))
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        raise DataError(f"There is no {path}: fetch('wordnet-base') returns a folder that has it.")
-    return path.read_text(encoding="utf-8").splitlines()
-
-
-def synsets(lines: Iterable[str], source: str = "line") -> Iterator[Entry]:
+def synsets(lines: Iterable[str]) -> Iterator[Entry]:
     """The synsets of a WordNet data file, wndb(5WN), whose definitions are worth searching for.
-
-    Args:
-        lines: Lines of the file.
-        source: Its name, for the error.
-
-    Raises:
-        DataError: If a line is malformed.
 
     Example:
         >>> list(synsets(['00000042 05 n 02 sea_lion 0 Otary 1 000 | a seal with ears; "the otary barks"']))
         [Entry(key='00000042-n', names=('sea lion', 'Otary'), text='a seal with ears', label='noun.animal')]
     """
-    for number, line in enumerate(lines, 1):
+    for line in lines:
         if line.startswith("  ") or not line.strip():  # the licence
             continue
-        head, bar, gloss = line.partition(" | ")
-        try:
-            offset, file, kind, count, *fields = head.split()
-            lemmas = fields[: 2 * int(count, 16) : 2]
-            label = _LEXICOGRAPHER_FILES[int(file)]
-            if not bar or not lemmas or len(lemmas) != int(count, 16):
-                raise ValueError
-        except (ValueError, IndexError):
-            raise DataError(
-                f"{source}:{number} is no synset as wndb(5WN) has them: {line[:60]!r}. Expected"
-                " WordNet 3.0's data.noun, data.verb, data.adj or data.adv."
-            ) from None
-        names = (
-            lemma.removesuffix("(a)").removesuffix("(p)").removesuffix("(ip)").replace("_", " ")
-            for lemma in lemmas
-        )
+        head, _, gloss = line.partition(" | ")
+        offset, file, kind, count, *fields = head.split()
+        lemmas = fields[: 2 * int(count, 16) : 2]
+        names = (re.sub(r"\((?:a|p|ip)\)$", "", lemma).replace("_", " ") for lemma in lemmas)
         text = definition(gloss)
-        if (
-            len(_words(re.sub(r"\([^)]*\)", "", text) if "(" in text else text).split())
-            >= _MIN_WORDS
-        ):
+        bare = re.sub(r"\([^)]*\)", "", text)
+        if len(_words(bare).split()) >= _MIN_WORDS:
+            label = _LEXICOGRAPHER_FILES[int(file)]
             yield Entry(f"{offset}-{kind}", tuple(dict.fromkeys(names)), text, label)
 
 
@@ -505,18 +402,15 @@ def _pairs(entries: Iterable[Entry], held_out: Collection[str], seed: int) -> di
             if _same(name) not in held_out and not leaks(name, entry.text):
                 part = _PARTS[entry.label.partition(".")[0]]
                 found[part].append((_rank(seed, "pair", entry.key, name), name, entry.text))
+    rows = {part: sorted(pairs) for part, pairs in found.items()}
+    columns = {part: list(zip(*pairs, strict=True))[1:] for part, pairs in rows.items()}
     return {
-        part: Dataset.from_dict(
-            {"anchor": [pair[1] for pair in rows], "positive": [pair[2] for pair in rows]}
-        )
-        for part, rows in ((part, sorted(pairs)) for part, pairs in found.items())
+        part: Dataset.from_dict({"anchor": a, "positive": b}) for part, (a, b) in columns.items()
     }
 
 
 def _clusters(entries: Iterable[Entry], size: int, seed: int) -> tuple[list[str], list[str]]:
     """Texts and labels of the noun and verb files that have enough members, in random order."""
-    if size < 1:
-        raise DataError(f"cluster_size must be at least 1, got {size}.")
     members: dict[str, list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: _rank(seed, "entry", entry.key)):
         members[entry.label].append(entry)
@@ -530,9 +424,7 @@ def _clusters(entries: Iterable[Entry], size: int, seed: int) -> tuple[list[str]
     return [entry.text for entry in chosen], [entry.label for entry in chosen]
 
 
-# --------------------------------------------------------------------------------------------------
-# FOLDOC
-# --------------------------------------------------------------------------------------------------
+# --- FOLDOC ---------------------------------------------------------------------------------------
 
 _DIGITS = {
     digit: value
@@ -567,60 +459,30 @@ def foldoc(
     max_words: int = 80,
     min_words: int = 8,
 ) -> RetrievalData:
-    """Build the task of computing terms: a headword searches for the beginning of its entry.
+    """A headword of FOLDOC searches for the beginning of its entry, of so many words at most.
 
-    Args:
-        folder: Holds ``usr/share/dictd``.
-        seed: Of all sampling.
-        num_queries: Headwords, each of another entry.
-        corpus_size: Their entries, and others.
-        max_words: Number of words that a document is cut to.
-        min_words: Smallest number of words; shorter documents are left out.
-
-    Raises:
-        DataError: If a file is missing or malformed, or there are not so many entries.
+    The folder holds ``usr/share/dictd``; entries of fewer than ``min_words`` are left out.
     """
     entries = []
     for offset, headwords, text in dictionary(Path(folder, "usr/share/dictd", "foldoc")):
         entry = foldoc_entry(f"foldoc-{offset}", headwords, text, max_words)
         if entry.label != "introduction" and len(re.findall(r"[^\W\d_]+", entry.text)) >= min_words:
             entries.append(entry)
-    return retrieval(merge(entries), num_queries, corpus_size, seed, what="entries of FOLDOC")
+    return retrieval(merge(entries), num_queries, corpus_size, seed)
 
 
 def dictionary(base: Path) -> Iterator[tuple[int, list[str], str]]:
-    """Offset, headwords and text of the entries of a dictd database, in their order, without those
-    about itself.
+    """Offset, headwords and text of the entries of a dictd database, without those about itself.
 
     Args:
         base: The path of its files without ``.index`` and ``.dict.dz``.
-
-    Raises:
-        DataError: If a file is missing or malformed.
     """
-    index, texts = base.with_name(f"{base.name}.index"), base.with_name(f"{base.name}.dict.dz")
-    for path in (index, texts):
-        if not path.is_file():
-            raise DataError(
-                f"There is no {path}: fetch('dict-foldoc') returns a folder that has it."
-            )
-    try:
-        data = gzip.decompress(texts.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{texts} is damaged ({error}): remove the package's folder, and it is fetched anew."
-        ) from None
+    data = gzip.decompress(base.with_name(f"{base.name}.dict.dz").read_bytes())
     headwords: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            word, *digits = line.split("\t")[:3]
-            offset, length = map(dictd_number, digits)
-            if offset + length > len(data):
-                raise ValueError
-        except (ValueError, KeyError):
-            raise DataError(
-                f"{index}:{number} is no headword, offset and length within the texts: {line!r}."
-            ) from None
+    index = base.with_name(f"{base.name}.index").read_text(encoding="utf-8")
+    for line in index.splitlines():
+        word, *digits = line.split("\t")[:3]
+        offset, length = map(dictd_number, digits)
         if not word.startswith(("00-database", "00database")):
             headwords[offset, length].append(word)
     for (offset, length), words in sorted(headwords.items()):
@@ -629,9 +491,6 @@ def dictionary(base: Path) -> Iterator[tuple[int, list[str], str]]:
 
 def dictd_number(digits: str) -> int:
     """A number as dictd's index has it: to the base 64, the most significant digit first.
-
-    Raises:
-        KeyError: If a character is not a digit.
 
     Example:
         >>> dictd_number("A"), dictd_number("BA"), dictd_number("K5")
@@ -644,8 +503,7 @@ def dictd_number(digits: str) -> int:
 
 
 def foldoc_entry(key: str, headwords: Collection[str], text: str, max_words: int = 80) -> Entry:
-    """The entry, its headwords as they are written, without marks, links, references, dates and
-    code.
+    """The entry, without marks, links, references, dates and code; headwords as they are written.
 
     Example:
         >>> text = "GNU\\nGnat\\n\\n   <tool> /gnoo/ (GNU) A {free}\\n   thing.\\n\\n   [{Some File}]\\n"
@@ -692,42 +550,3 @@ def _unmarked(line: str, known: set[str]) -> str:
     line = re.sub(r"(?<!\w)__(\S(?:.*?\S)?)__(?!\w)", r"\1", _REFERENCE.sub("", line))
     line = re.sub(r"^[,.;] |\s+(?=[,.;](?:\s|$))", "", " ".join(line.split()))
     return re.sub(r"(?<=[^.]\.)\.(?!\S)", "", line) if re.search(r"\w", line) else ""
-
-
-def _show(name: str, data: RetrievalData) -> None:
-    print(f"\n{name}: {data}")
-    for query in list(data.queries)[:3]:
-        for document in sorted(data.relevant[query]):
-            print(f"  {data.queries[query]} -> {data.corpus[document]}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--cache", help="a folder for the packages; default: $ST_MAGNITUDE_CACHE or ~/.cache"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    began = time.perf_counter()
-    try:
-        lexicons = build(arguments.cache, arguments.seed)
-    except DataError as error:
-        parser.exit(1, f"{error}\n")
-    print(f"Built in {time.perf_counter() - began:.1f} s")
-    for part, pairs in lexicons.train.items():
-        print(f"\ntrain, {part}: {len(pairs):,} pairs")
-        for row in pairs.select(range(min(3, len(pairs)))):
-            print(f"  {row['anchor']} -> {row['positive']}")
-    _show("dev", lexicons.dev)
-    _show("test", lexicons.test)
-    texts, labels = lexicons.clustering
-    print(f"\nclustering: {len(texts):,} texts of {len(set(labels))} files")
-    for text, label in list(zip(texts, labels, strict=True))[:3]:
-        print(f"  {label}: {text}")
-    _show("foldoc", lexicons.foldoc)
-
-
-if __name__ == "__main__":
-    main()

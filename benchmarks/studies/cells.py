@@ -268,23 +268,22 @@ def by_first_batch(loss: MagnitudeRankingLoss) -> MagnitudeRankingLoss:
 
     Cells with the scale "auto" have it; the losses of the library take the batch at hand.
     """
-    plain = loss._infonce
+    own_losses, own_terms = loss.losses, loss._at
     seen: list[Tensor] = []
 
-    def size(sides: tuple[Tensor, Tensor]) -> Tensor:
-        means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in sides]
-        both = zip(means, loss.similarity.exponents, strict=True)
-        return math.prod(mean ** (1 - gamma) for mean, gamma in both).detach()
-
-    def infonce(
-        queries: Tensor, documents: list[Tensor], terms: list[stm.Term], *others: Any
-    ) -> Tensor:
+    def losses(embeddings: list[Tensor], learned: list[Tensor], texts: Any) -> dict[str, Tensor]:
         if not seen:
-            seen.append(size((queries, torch.cat(documents))))
-        terms = [replace(term, temperature=term.temperature * seen[0]) for term in terms]
-        return plain(queries, documents, terms, *others)
+            sides = (embeddings[0], torch.cat(embeddings[1:]))
+            means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in sides]
+            both = zip(means, own_terms(learned)[0].exponents, strict=True)
+            seen.append(math.prod(mean ** (1 - gamma) for mean, gamma in both).detach())
+        return own_losses(embeddings, learned, texts)
 
-    loss._infonce = infonce  # type: ignore[method-assign]
+    def terms_at(learned: list[Tensor]) -> tuple[stm.Similarity, list[stm.Term]]:
+        similarity, terms = own_terms(learned)
+        return similarity, [replace(x, temperature=x.temperature * seen[0]) for x in terms]
+
+    loss.losses, loss._at = losses, terms_at  # type: ignore[method-assign]
     return loss
 
 
