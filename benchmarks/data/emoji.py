@@ -6,15 +6,11 @@ face, brainy, clever, geek", and one image a style. Packages are fetched by ``np
 version, without their dependencies and without running anything of theirs, and kept in a cache
 folder with their notices; nothing of them is part of this repository.
 
-========================================  =====================  ===============================================
-package                                   licence                who made it
-========================================  =====================  ===============================================
-``emojibase-data``                        MIT                    Miles Johnson
-``@iconify-json/noto``                    Apache-2.0             Google
-``@iconify-json/fluent-emoji-flat``       MIT                    Microsoft
-``@iconify-json/twemoji``                 CC BY 4.0              Twitter and contributors: attribution asked for
-``@iconify-json/openmoji``                CC BY-SA 4.0           OpenMoji: attribution, and share alike
-========================================  =====================  ===============================================
+- ``emojibase-data``: MIT, Miles Johnson;
+- ``@iconify-json/noto``: Apache-2.0, Google;
+- ``@iconify-json/fluent-emoji-flat``: MIT, Microsoft;
+- ``@iconify-json/twemoji``: CC BY 4.0, Twitter and contributors (attribution asked for);
+- ``@iconify-json/openmoji``: CC BY-SA 4.0, OpenMoji (attribution, and share alike).
 
 The cache has an ATTRIBUTION.md that says the same of what is in it: keep it beside pictures that
 you pass on.
@@ -232,7 +228,8 @@ def fetch(package: _Package, cache: Path) -> Path:
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as tar:
                 for name in package.files:
                     (out / name).parent.mkdir(parents=True, exist_ok=True)
-                    (out / name).write_bytes(tar.extractfile(f"package/{name}").read())  # type: ignore[union-attr]
+                    source: Any = tar.extractfile(f"package/{name}")
+                    (out / name).write_bytes(source.read())
             out.rename(target)
         except (OSError, KeyError, subprocess.SubprocessError) as error:
             if not target.is_dir():  # else another process was faster
@@ -268,7 +265,8 @@ def _code(code: str) -> str:
 
 
 def read_names(folder: Path) -> list[Emoji]:
-    """The emoji of emojibase-data that belong to a group, in Unicode's order, without skin tones."""
+    """The emoji of emojibase-data that belong to a group, in Unicode's order, without skin
+    tones."""
     groups = _read_json(folder / "meta/groups.json")["groups"]
     rows = [row for row in _read_json(folder / "en/data.json") if "group" in row]
     return [

@@ -211,7 +211,7 @@ def leaks(name: str, text: str) -> bool:
     """Whether a text has the name in it, as words, whatever the case and the punctuation.
 
     Example:
-        >>> leaks("sea lion", "kept with Sea-Lions; a sea-lion eats fish"), leaks("lion", "a dandelion")
+        >>> leaks("sea lion", "a Sea-Lion eats fish"), leaks("lion", "a dandelion")
         (True, False)
     """
     return (words := _words(name)).isspace() or words in _words(text)
@@ -361,8 +361,10 @@ def synsets(lines: Iterable[str]) -> Iterator[Entry]:
     """The synsets of a WordNet data file, wndb(5WN), whose definitions are worth searching for.
 
     Example:
-        >>> list(synsets(['00000042 05 n 02 sea_lion 0 Otary 1 000 | a seal with ears; "the otary barks"']))
-        [Entry(key='00000042-n', names=('sea lion', 'Otary'), text='a seal with ears', label='noun.animal')]
+        >>> line = '00000042 05 n 02 sea_lion 0 Otary 1 000 | a seal with ears; "the otary barks"'
+        >>> (entry,) = synsets([line])
+        >>> entry.key, entry.names, entry.text, entry.label
+        ('00000042-n', ('sea lion', 'Otary'), 'a seal with ears', 'noun.animal')
     """
     for line in lines:
         if line.startswith("  ") or not line.strip():  # the licence
@@ -506,7 +508,7 @@ def foldoc_entry(key: str, headwords: Collection[str], text: str, max_words: int
     """The entry, without marks, links, references, dates and code; headwords as they are written.
 
     Example:
-        >>> text = "GNU\\nGnat\\n\\n   <tool> /gnoo/ (GNU) A {free}\\n   thing.\\n\\n   [{Some File}]\\n"
+        >>> text = "GNU\\nGnat\\n\\n   <tool> /gnoo/ (GNU) A {free}\\n   thing.\\n\\n   [{File}]\\n"
         >>> foldoc_entry("1", ["gnu", "gnat"], text)
         Entry(key='1', names=('GNU', 'Gnat'), text='A free thing.', label='tool')
     """

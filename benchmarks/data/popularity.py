@@ -108,7 +108,8 @@ def dependencies_of(stanza: Mapping[str, str]) -> list[str]:
     """The packages that a package needs, of alternatives the first.
 
     Example:
-        >>> dependencies_of({"Pre-Depends": "dpkg (>= 1.2)", "Depends": "libc6 (>= 2.34), mawk | awk, python3:any"})
+        >>> needed = "libc6 (>= 2.34), mawk | awk, python3:any"
+        >>> dependencies_of({"Pre-Depends": "dpkg (>= 1.2)", "Depends": needed})
         ['dpkg', 'libc6', 'mawk', 'python3']
     """
     fields = [

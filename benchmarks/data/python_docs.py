@@ -19,15 +19,16 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela.documents import chunk, fold, trim_lines
 
 _GENERIC_TITLES = """
-abstract, acknowledgements, acknowledgments, acknowledgement, appendix, attributes, author, authors, background,
-bibliography, bugs, changelog, changes, classes, conclusion, conclusions, constants, contents, contributing,
-copyright, credits, description, discussion, example, examples, exceptions, external links, faq, footnotes,
-functions, further reading, getting started, history, index, install, installation, introduction, license, links,
-methods, miscellaneous, module contents, name, navigation, note, notes, options, overview, parameters, quick start,
-quickstart, raises, reference, references, related work, requirements, results, return value, returns, see also,
-sources, summary, synopsis, table of contents, test, tests, title, todo, untitled, usage
+abstract, acknowledgements, acknowledgments, acknowledgement, appendix, attributes, author,
+authors, background, bibliography, bugs, changelog, changes, classes, conclusion, conclusions,
+constants, contents, contributing, copyright, credits, description, discussion, example, examples,
+exceptions, external links, faq, footnotes, functions, further reading, getting started, history,
+index, install, installation, introduction, license, links, methods, miscellaneous, module
+contents, name, navigation, note, notes, options, overview, parameters, quick start, quickstart,
+raises, reference, references, related work, requirements, results, return value, returns, see
+also, sources, summary, synopsis, table of contents, test, tests, title, todo, untitled, usage
 """
-_GENERIC = frozenset(name.strip() for name in _GENERIC_TITLES.split(","))
+_GENERIC = frozenset(" ".join(_GENERIC_TITLES.split()).split(", "))
 _NUMBERING = re.compile(r"^\d+\.(?:\d+\.?)*\s+(?=\D)")
 
 
@@ -60,7 +61,8 @@ def split_pages(
     on average.
 
     Example:
-        >>> train, held_out = split_pages([Page(f"Text number {i}.") for i in range(100)], held_out=0.2)
+        >>> pages = [Page(f"Text number {i}.") for i in range(100)]
+        >>> train, held_out = split_pages(pages, held_out=0.2)
         >>> len(train), len(held_out)
         (80, 20)
     """
@@ -96,7 +98,7 @@ def title_task(
     Example:
         >>> pages = [
         ...     Page("", "tea", sections=(Section("Green tea", "Let it cool to 80 degrees."),)),
-        ...     Page("", "bread", sections=(Section("Sourdough", "Feed it."), Section("See also", "Rye."))),
+        ...     Page("", "bread", sections=(Section("Sourdough", "Feed it."), Section("Note", ""))),
         ... ]
         >>> task = title_task(pages, max_words=120)
         >>> task.queries, task.relevant
@@ -149,15 +151,16 @@ def _as_section(page: Page) -> Section:
     return Section(title, rest if title and fold(first) == fold(title) else page.text)
 
 
-# --- reading ---------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 _HIDDEN_TAGS = (
     "script style nav footer header noscript template svg math button select textarea iframe"
 )
 _DROPPED = frozenset(_HIDDEN_TAGS.split())
 _BLOCK_TAGS = """
-    p div section article main aside ul ol li dl dt dd table tr thead tbody caption blockquote figure figcaption address
-    details summary form fieldset hr pre body html head h1 h2 h3 h4 h5 h6 title
+    p div section article main aside ul ol li dl dt dd table tr thead tbody caption blockquote
+    figure figcaption address details summary form fieldset hr pre body html head h1 h2 h3 h4
+    h5 h6 title
 """
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _SEPARATORS = {"br": "\n", "td": " ", "th": " "}

@@ -1,30 +1,21 @@
-"""The data of the magnitude study: two training sets, and seven search tasks inside and outside of
-their domains.
+"""The data of the magnitude study: two training sets, and seven search tasks in and out of domain.
 
-    python benchmarks/data/search_tasks.py [--cache FOLDER]
-
-==========================  ===========================  ============================================================
-task                        query                        relevant documents
-==========================  ===========================  ============================================================
-wordnet                     a lemma                      its definitions (held-out synsets)
-docstrings                  what an object is for        the description of it; its other sections never answer
-docstrings, no boilerplate  the same                     the same, and nothing else is in the corpus
-foldoc                      a headword of computing      its entry
-man pages                   the short description        how the DESCRIPTION of the page begins
-python docs                 a section title              the chunks of the section
-hubs                        a lemma                      the definition of its hypernym: one document, many queries
-==========================  ===========================  ============================================================
+- wordnet: a lemma asks for its definitions (held-out synsets);
+- docstrings: what an object is for asks for its description, and its other sections never answer;
+- docstrings, no boilerplate: the same, and nothing else is in the corpus;
+- foldoc: a headword of computing asks for its entry;
+- man pages: the short description asks how the DESCRIPTION of the page begins;
+- python docs: a section title asks for the chunks of the section;
+- hubs: a lemma asks for the definition of its hypernym: one document answers many queries.
 
 The training sets are the other synsets of WordNet (in-batch negatives only) and the docstrings of
 other packages (each query with an explicit negative that is never relevant). The Python
 documentation is used without its library reference, because the docstrings of the standard library
 share its wording. All texts come from packages of Debian and from the installed Python packages.
-They are kept in a cache folder; the same packages give the same texts.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import random
 import re
@@ -49,7 +40,6 @@ from benchmarks.data.lexicons import (
 from benchmarks.data.python_docs import read_pages, title_task
 from datasets import Dataset
 
-from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 
 # of all data: the seeds of the study are those of training, so that every model answers the same
@@ -76,42 +66,25 @@ class Suite:
     clustering: tuple[list[str], list[str]]
 
     def shrunk(self, num_queries: int, corpus_size: int) -> Suite:
-        """Smaller tasks and fewer texts to cluster, for a model that is slow to encode; the same
-        training data."""
-        tests = {
-            name: shrink(task, num_queries, corpus_size, SEED)
-            for name, task in self.tests.items()
-            if name != CONTROL
-        }
+        """Smaller tasks and fewer texts to cluster, for a slow model; the same training data."""
+
+        def small(tasks: dict[str, RetrievalData]) -> dict[str, RetrievalData]:
+            return {name: shrink(x, num_queries, corpus_size, SEED) for name, x in tasks.items()}
+
+        tests = small(self.tests)
         tests[CONTROL] = answers_only(tests["docstrings"])
-        dev = {
-            name: shrink(task, num_queries, corpus_size, SEED) for name, task in self.dev.items()
-        }
         texts, labels = (column[:corpus_size] for column in self.clustering)
-        return Suite(self.train, dev, {name: tests[name] for name in self.tests}, (texts, labels))
+        return Suite(self.train, small(self.dev), tests, (texts, labels))
 
 
 def build_suite(cache: Path | None = None) -> Suite:
-    """Fetch what is missing and build everything.
-
-    Raises:
-        DataError: If a package cannot be had or read.
-    """
-    words = wordnet(
-        fetch("wordnet-base", cache),
-        SEED,
-        num_test_queries=400,
-        corpus_size=1500,
-        num_dev_queries=200,
-        dev_corpus_size=800,
-        cluster_size=40,
-    )
+    """Fetch what is missing and build everything."""
+    sizes = {"num_test_queries": 400, "corpus_size": 1500, "cluster_size": 40}
+    sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
+    words = wordnet(fetch("wordnet-base", cache), SEED, **sizes)
+    folder = default_cache(cache) / "docstrings"
     calls = build_docstring_task(
-        test_queries=300,
-        seed=SEED,
-        workers=1,
-        cache=default_cache(cache) / "docstrings",
-        progress=False,
+        test_queries=300, seed=SEED, workers=1, cache=folder, progress=False
     )
     html = fetch("python3.11-doc", cache) / "usr/share/doc/python3.11/html"
     chapters = ("tutorial", "howto", "faq", "reference", "using", "extending")
@@ -138,15 +111,15 @@ def build_suite(cache: Path | None = None) -> Suite:
 def shrink(
     task: RetrievalData, num_queries: int, corpus_size: int, seed: int, most: int | None = None
 ) -> RetrievalData:
-    """A sample of the queries with all that is relevant to them, and other documents up to a
-    number.
+    """A sample of the queries with all that is relevant to them, and other documents.
 
     There may be fewer queries: as many as leave half of the corpus to others. With ``most``, those
     that have more relevant documents are left out.
 
     Example:
         >>> corpus = {f"d{i}": str(i) for i in range(9)}
-        >>> task = RetrievalData({"a": "?", "b": "!"}, corpus, {"a": {"d1"}, "b": {"d2"}}, {"a": {"d3"}})
+        >>> relevant = {"a": {"d1"}, "b": {"d2"}}
+        >>> task = RetrievalData({"a": "?", "b": "!"}, corpus, relevant, {"a": {"d3"}})
         >>> shrink(task, 1, 4, seed=0)
         RetrievalData(1 queries, 4 documents, 1 relevant pairs, 0 judged negatives)
     """
@@ -175,7 +148,7 @@ def answers_only(task: RetrievalData) -> RetrievalData:
     """The same queries over the documents that are relevant to one of them.
 
     Example:
-        >>> answers_only(RetrievalData({"q": "?"}, {"a": "yes", "b": "no"}, {"q": {"a"}}, {"q": {"b"}}))
+        >>> answers_only(RetrievalData({"q": "?"}, {"a": "yes", "b": "no"}, {"q": {"a"}}))
         RetrievalData(1 queries, 1 documents, 1 relevant pairs, 0 judged negatives)
     """
     answers = set().union(*task.relevant.values())
@@ -189,11 +162,7 @@ def answers_only(task: RetrievalData) -> RetrievalData:
 def man_pages(
     folders: Iterable[Path], num_queries: int = 300, corpus_size: int = 1000
 ) -> RetrievalData:
-    """The short description of a manual page searches for the beginning of its DESCRIPTION.
-
-    Raises:
-        DataError: If there are too few pages.
-    """
+    """The short description of a manual page searches for the beginning of its DESCRIPTION."""
     files = sorted(
         path for folder in folders for path in Path(folder, "usr/share/man").glob("man[1-8]/*.gz")
     )
@@ -204,7 +173,7 @@ def man_pages(
             entries.append(
                 Entry(path.name.removesuffix(".gz"), (page[0],), page[1], path.parent.name)
             )
-    return retrieval(merge(entries), num_queries, corpus_size, SEED, what="manual pages")
+    return retrieval(merge(entries), num_queries, corpus_size, SEED)
 
 
 _PARAGRAPH = {"PP", "P", "LP", "TP", "IP", "SS", "RS", "RE", "HP", "TQ"}
@@ -229,7 +198,8 @@ def man_page(source: str, max_words: int = 60) -> tuple[str, str] | None:
     another page.
 
     Example:
-        >>> man_page(".SH NAME\nqsort \\- sort an array\n.SH DESCRIPTION\nThe\n.BR qsort ()\nfunction sorts.")
+        >>> head = ".SH NAME\nqsort \\- sort an array\n.SH DESCRIPTION\n"
+        >>> man_page(f"{head}The\n.BR qsort ()\nfunction sorts.")
         ('sort an array', 'The qsort() function sorts.')
     """
     sections: dict[str, list[str]] = defaultdict(list)
@@ -296,7 +266,7 @@ def hubs(
         per_hub: Fewest and most queries of one document.
     """
     lines = (folder / "usr/share/wordnet/data.noun").read_text(encoding="utf-8").splitlines()
-    entries = {entry.key: entry for entry in synsets(lines, "data.noun")}
+    entries = {entry.key: entry for entry in synsets(lines)}
     above = hypernyms(lines)
     below: dict[str, list[str]] = defaultdict(list)
     for key, parents in above.items():
@@ -330,7 +300,7 @@ def hypernyms(lines: Iterable[str]) -> dict[str, list[str]]:
     """Synset to its direct hypernyms, of a WordNet data file, wndb(5WN).
 
     Example:
-        >>> hypernyms(['00000002 05 n 01 seal 0 002 @ 00000001 n 0000 ~ 00000003 n 0000 | a swimmer'])
+        >>> hypernyms(['00000002 05 n 01 seal 0 002 @ 00000001 n 0000 ~ 00000003 n 0000 | text'])
         {'00000002-n': ['00000001-n']}
     """
     found: dict[str, list[str]] = {}
@@ -361,32 +331,3 @@ def ancestors(key: str, above: Mapping[str, list[str]]) -> Iterator[str]:
             seen.add(parent)
             todo += above.get(parent, [])
             yield parent
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--cache", type=Path, help="a folder for the packages; default: as in lexicons.py"
-    )
-    arguments = parser.parse_args()
-    try:
-        suite = build_suite(arguments.cache)
-    except DataError as error:
-        parser.exit(1, f"{error}\n")
-    for name, rows in suite.train.items():
-        parts = rows if isinstance(rows, dict) else {"": rows}
-        print(
-            f"train, {name}: "
-            + ", ".join(f"{len(part):,} {label}".strip() for label, part in parts.items())
-        )
-    for name, task in {**{f"dev, {k}": v for k, v in suite.dev.items()}, **suite.tests}.items():
-        print(f"\n{name}: {task}")
-        for query in list(task.queries)[:3]:
-            for document in sorted(task.relevant[query])[:2]:
-                print(f"  {task.queries[query]} -> {task.corpus[document]}")
-
-
-if __name__ == "__main__":
-    main()

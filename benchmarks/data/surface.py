@@ -15,7 +15,7 @@ def surface_features(texts: Sequence[str]) -> NDArray[np.float64]:
     """Length, punctuation, digits and capitals of texts: n texts -> (n, 18).
 
     Example:
-        >>> surface_features(["Sorts a list.", "key : default=None"])[:, 0].round(2)  # log(1 + words)
+        >>> surface_features(["Sorts a list.", "key : default=None"])[:, 0].round(2)
         array([1.39, 1.39])
     """
     rows = []

@@ -1,38 +1,23 @@
-"""What a large corpus costs: bytes and search time of ten million vectors by format, tokens a
-second, and hours.
+"""What a large corpus costs: bytes and search time of ten million vectors by format, and hours.
 
-    python benchmarks/speed/index.py [--vectors 10000000] [--only float32,int8,rabitq,ivf-rabitq,binary]
-    python benchmarks/speed/index.py --encode      # tokens a second of encoders with 384 and 1024 dimensions
+    python benchmarks/speed/index.py [--vectors 10000000] [--only float32,int8,rabitq]
+    python benchmarks/speed/index.py --encode      # tokens a second of two encoders
     python benchmarks/speed/index.py --tables      # the tables of docs/scale.md from index.json
 
 Vectors: 96 dimensions, random directions, norms log-normal (sigma .3), by inner product, FAISS, one
-    thread. Each format
-is a process of its own, so that its memory is measured apart. Recall is the share of the exact top
-10 among the first
-10. Random directions are the worst case for it: real embeddings have near and far neighbours,
-    random ones do not. So
-bytes and times carry over to other data, and recall does not.
+thread. Each format is a process of its own, so that its memory is measured apart. Recall is the
+share of the exact top 10 among the first 10. Random directions are the worst case for it.
 
 - float32: ``IndexFlatIP``, exact.
 - int8: ``IndexScalarQuantizer(QT_8bit)``, one range for each dimension.
-- rabitq: ``IndexRaBitQFastScan`` (Gao and Long, SIGMOD 2024): signs and two float32 for each
-  vector.
+- rabitq: ``IndexRaBitQFastScan`` (Gao and Long, SIGMOD 2024): signs and two float32 a vector.
 - ivf-rabitq: ``IndexIVFRaBitQFastScan``, 1,024 lists, 32 of them visited.
 - binary: signs and one float32 norm: ``IndexBinaryFlat`` finds 1,000 candidates, ranked by the norm
   times q . (2b - 1).
 
 Encoders have random weights and read full texts of 256 tokens, in float32 on one CPU thread: the
-shape of MiniLM-L6 (384 dimensions) and that of BERT-large (1024 dimensions).
-
-Times are CPU times of one thread, so that other jobs on the machine hardly count.
-
-Expected before measuring (one thread of a CPU with AVX-512):
-- bytes a vector: 384, 96, 20, 20 and an id of 8, and 16; resident memory at most 1.3 times as much,
-  but twice as much for float32, whose array grows while vectors are added;
-- time a query, in batches of 100: float32 60 ms (its 1.9 GFLOP), int8 100 ms, rabitq 100 ms,
-  ivf-rabitq 10 ms, binary 15 ms;
-- recall: 1, .9, .2, less than rabitq, .15;
-- 2,500 tokens a second with 384 dimensions, and 90 with 1024: 60 GFLOPS in both cases.
+shape of MiniLM-L6 (384 dimensions) and that of BERT-large (1024 dimensions). Times are CPU times.
+What was expected is on the page, docs/research/scale.md.
 """
 
 from __future__ import annotations
@@ -50,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from benchmarks.studies.estimates import markdown
 from numpy.typing import NDArray
 
 DIM, QUERIES, BLOCK = 96, 100, 500_000
@@ -59,6 +45,7 @@ TOKENS = 256  # of a document
 # layers, dimensions, size of the feed-forward layer
 ENCODERS = {"384, MiniLM-L6": (6, 384, 1536), "1024, BERT-large": (24, 1024, 4096)}
 GPUS = {"A100": 312e12, "H100 SXM": 989e12}  # FLOPS for dense bfloat16, from NVIDIA's data sheets
+NUMBERS = (1e6, 1e8, 1e9)  # of documents
 UTILISATION = 0.3  # of a GPU: an assumption
 
 
@@ -188,49 +175,33 @@ def flop_of(name: str) -> float:
 
 
 def tables(results: dict[str, Any]) -> None:
-    print(
-        "| format | bytes a vector | memory, MiB | bytes alone, MiB | ms a query | recall@10 |"
-        " build, s |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
     for name in FORMATS:
-        if row := results.get(name):
-            alone = row["bytes"] * row["vectors"] / 2**20
-            print(
-                f"| {name} | {row['bytes']} | {row['MiB']:,.0f} | {alone:,.0f} | {row['ms']:.1f} "
-                f"| {row['recall']:.2f} | {row['build s']:.0f} |"
-            )
-    print(
-        "\n| encoder | device | tokens/s | 10⁶ | 10⁸ | 10⁹ |\n| --- | --- | ---: | ---: | ---: |"
-        " ---: |"
-    )
+        if x := results.get(name):
+            alone = x["bytes"] * x["vectors"] / 2**20
+            memory = [f"{x['MiB']:,.0f}", f"{alone:,.0f}"]
+            speed = [f"{x['ms']:.1f}", f"{x['recall']:.2f}", f"{x['build s']:.0f}"]
+            rows.append([name, x["bytes"], *memory, *speed])
+    head = "format|bytes a vector|memory, MiB|bytes alone, MiB|ms a query|recall@10|build, s"
+    print("\n".join(["", *markdown(head.split("|"), rows)]))
+    rows = []
     for name, speed in results.get("tokens/s", {}).items():
         speeds = {"one CPU thread (measured)": speed}
-        speeds |= {
-            f"{gpu} (extrapolated)": UTILISATION * flops / flop_of(name)
-            for gpu, flops in GPUS.items()
-        }
+        for gpu, flops in GPUS.items():
+            speeds[f"{gpu} (extrapolated)"] = UTILISATION * flops / flop_of(name)
         for device, tokens in speeds.items():
-            hours = [number * TOKENS / tokens / 3600 for number in (1e6, 1e8, 1e9)]
-            print(
-                f"| {name} | {device} | {rounded(tokens)} | "
-                + " | ".join(f"{rounded(h)} h" for h in hours)
-                + " |"
-            )
-    print(
-        "\n| dimensions | format | bytes a document | 10⁶ | 10⁸ | 10⁹ |\n| ---: | --- | ---: | ---:"
-        " | ---: | ---: |"
-    )
+            hours = [f"{rounded(n * TOKENS / tokens / 3600)} h" for n in NUMBERS]
+            rows.append([name, device, rounded(tokens), *hours])
+    numbers = ["10⁶", "10⁸", "10⁹"]
+    print("\n".join(["", *markdown(["encoder", "device", "tokens/s", *numbers], rows, "ll")]))
+    rows = []
     for dim in (384, 1024):
-        sizes_of = {
-            "float32": 4 * dim,
-            "int8": dim,
-            "RaBitQ": dim // 8 + 8,
-            "binary + norm": dim // 8 + 4,
-        }
-        for name, size in sizes_of.items():
-            sizes = " | ".join(f"{rounded(number * size / 1e9)} GB" for number in (1e6, 1e8, 1e9))
-            print(f"| {dim} | {name} | {size:,} | {sizes} |")
+        codes = {"float32": 4 * dim, "int8": dim, "RaBitQ": dim // 8 + 8}
+        for name, size in {**codes, "binary + norm": dim // 8 + 4}.items():
+            sizes = [f"{rounded(n * size / 1e9)} GB" for n in NUMBERS]
+            rows.append([dim, name, f"{size:,}", *sizes])
+    head = ["dimensions", "format", "bytes a document", *numbers]
+    print("\n".join(["", *markdown(head, rows, "rl")]))
 
 
 def rounded(number: float) -> str:
@@ -259,15 +230,8 @@ def main() -> None:
     elif not arguments.tables:
         exact = Path(tempfile.gettempdir(), f"exact-{arguments.vectors}.npy")
         for name in arguments.only.split(","):
-            command = [
-                sys.executable,
-                __file__,
-                "--vectors",
-                str(arguments.vectors),
-                "--measure",
-                name,
-                str(exact),
-            ]
+            options = ["--vectors", str(arguments.vectors), "--measure", name, str(exact)]
+            command = [sys.executable, __file__, *options]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             results[name] = {"vectors": arguments.vectors, **json.loads(done.stdout)}
             print(name, results[name], flush=True)

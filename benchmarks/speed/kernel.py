@@ -103,7 +103,10 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
         MatryoshkaLoss(stub, MultipleNegativesRankingLoss(stub, scale=1 / t), dims)
         for t in TEMPERATURES
     ]
-    features = lambda: [{"sentence_embedding": queries}, {"sentence_embedding": documents}]
+
+    def features() -> list[dict[str, Tensor]]:
+        return [{"sentence_embedding": queries}, {"sentence_embedding": documents}]
+
     losses: dict[str, Callable[[], Tensor]] = {
         "mnrl": lambda: plain(features(), None),
         "barest": lambda: cross_entropy(normalize(queries) @ normalize(documents).T * 20, labels),
@@ -214,9 +217,10 @@ def minilm_step(repeats: int, batch: int = 64) -> float | None:
     model = prepare(SentenceTransformer(path, device="cpu"), "qnorm")
     model.train()
     text = "the quick brown fox jumps over the lazy dog while " * 3
-    features = lambda: [
-        model.preprocess([f"{i} {text}"[:140] for i in range(batch)]) for _ in range(2)
-    ]
+
+    def features() -> list[dict[str, Tensor]]:
+        return [model.preprocess([f"{i} {text}"[:140] for i in range(batch)]) for _ in range(2)]
+
     losses = {"mnrl": MultipleNegativesRankingLoss(model), "qnorm": QNormRankingLoss(model)}
 
     def step(loss: nn.Module) -> Callable[[], None]:

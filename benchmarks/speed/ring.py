@@ -14,16 +14,7 @@ what was there before, which includes the inputs, and less their gradients; the 
 counts. Time is the CPU time of a rank, the mean over the ranks of the least of several steps,
 because the ranks share two cores with other jobs. It reads /proc, so it runs on Linux only.
 
-Expected, before measuring, at B = 2,048 and D = 1,024, where the documents of a rank take 8 MiB:
-
-- gathering holds the documents of all ranks about six times: as gathered, joined, divided by their
-  norms, and as gradients before and after that division. That is 48 MiB a rank, and 100 to 200 MiB
-  from two ranks to four;
-- the ring holds its rows, their gradient, its documents, two blocks on their way and three
-  gradients on theirs, eight times 8 MiB, and tiles: 60 to 75 MiB, with at most 8 MiB more at four
-  ranks than at two;
-- time of the ring : gathering: 1.35 to 1.5, since a score is computed twice, which makes four
-  products out of three and two exponentials out of one.
+What was expected is on the page, docs/research/kernel.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The infonce kernel at large batches: time and memory against B, up to 65,536 x 1024 on a CPU.
 
-    python benchmarks/speed/scale.py [1024] [384] [minilm] [--largest B] [--quick] [--device cuda]
+    python benchmarks/speed/scale.py [1024] [384] [minilm] [--largest B] [--device cuda]
 
 Forward and backward on embeddings (B queries, B documents, D dimensions), cosine, float32:
 
@@ -22,19 +22,7 @@ GPU it is elapsed time. Steps and floor take turns.
 Then a training step of MiniLM with gradient caching (GradCache, arXiv 2101.06983): caching bounds
 the activations of the encoder, the kernel bounds what the softmax over the whole batch takes.
 
-Expected, before measuring (one term unless said otherwise):
-- time ~ B^2.0 and memory ~ B^1.0, naive memory ~ B^2.0 (least squares on logarithms over the upper
-  half of B, +-0.1);
-- memory: the normalised embeddings and 2 tiles of 256 x B numbers, 8 B D + 2,048 B bytes; nine
-  terms: 6 tiles, 8 B D + 6,144 B. At 65,536 x 1024: 640 and 896 MiB; one term within 2.5 GiB for
-  the whole process (512 MiB of inputs, as much of gradients, about 600 MiB of libraries);
-- the naive form: three to four B x B matrices, 48 GiB and more at B = 65,536;
-- time at most 1.2 x the floor at D = 1024 from B = 4,096 on, 1.4 x with nine terms and 1.4 x at D =
-  384;
-- two-sided: at least 4/3 of the time of one term, and no more memory;
-- MiniLM, cached: from 1,024 to 4,096 pairs the memory beyond the model grows by less than 20 kB a
-  pair (two embeddings of 384 numbers, copies, gradients, tiles), against megabytes a pair without
-  caching; the kernel is less than a twentieth of the time.
+What was expected is on the page, docs/research/kernel.md.
 """
 
 from __future__ import annotations
@@ -53,6 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from benchmarks.studies.estimates import markdown
 from torch import Tensor
 
 from st_magnitude import Term, infonce
@@ -284,68 +273,39 @@ def expected_bytes(name: str, size: int, dim: int, device: str) -> float:
 
 def scaling(sizes: list[int], dim: int, limits: dict[str, int], device: str) -> None:
     """The table of one D, and the exponents."""
-    print(f"\nD = {dim}\n")
-    print_header(
-        "B",
-        "loss",
-        "seconds",
-        ": floor",
-        ": one term",
-        "MiB",
-        "expected",
-        "process, MiB",
-        "elapsed, s",
-        "load",
-    )
     found: dict[str, dict[int, dict[str, float]]] = {name: {} for name in LOSSES}
+    print(f"\nD = {dim}\n")
+    head = ("B", "loss", "seconds", ": floor", ": one term", "MiB", "expected", "process, MiB")
+    print_header(*head)
     for size in sizes:
-        for name, limit in limits.items():
-            if size > limit:
-                continue
-            load = os.getloadavg()[0]
+        for name in (name for name, limit in limits.items() if size <= limit):
             row = found[name][size] = in_a_process(measure, name, size, dim, device)
+            ratios = (row["floor"], found["one term"][size]["seconds"])
+            expected = ""
+            if name in ("one term", "nine terms"):
+                expected = f"{expected_bytes(name, size, dim, device) / MIB:.0f}"
             print_row(
                 size,
                 name,
                 f"{row['seconds']:.3g}",
-                f"{row['seconds'] / row['floor']:.2f}",
-                f"{row['seconds'] / found['one term'][size]['seconds']:.2f}",
+                *(f"{row['seconds'] / x:.2f}" for x in ratios),
                 f"{row['memory'] / MIB:.0f}",
-                (
-                    f"{expected_bytes(name, size, dim, device) / MIB:.0f}"
-                    if name.endswith(("term", "terms"))
-                    else ""
-                ),
+                expected,
                 f"{row['process'] / MIB:.0f}",
-                f"{row['elapsed']:.3g}",
-                f"{load:.1f}",
             )
-    print("\nExponents over the upper half of B:\n")
-    print_header("D", "loss", "B", "time", "expected", "memory", "expected")
-    for name, rows in found.items():
-        if len(rows) < 4:
-            continue
-        measured = list(rows)
-        time_exponent, memory_exponent = (
-            exponent(measured, [rows[n][key] for n in measured]) for key in ("seconds", "memory")
-        )
-        upper = measured[len(measured) // 2 :]
-        wanted = "2.0" if name == "naive" else "1.0"
-        print_row(
-            dim,
-            name,
-            f"{upper[0]} to {upper[-1]}",
-            f"{time_exponent:.2f}",
-            "2.0",
-            f"{memory_exponent:.2f}",
-            wanted,
-        )
+    rows = []
+    for name, by_size in found.items():
+        if len(by_size) > 3:
+            there = list(by_size)
+            keys = ("seconds", "memory")
+            growth = [exponent(there, [x[key] for x in by_size.values()]) for key in keys]
+            upper = there[len(there) // 2 :]
+            ends = f"{upper[0]} to {upper[-1]}"
+            rows.append([name, ends, *(f"{value:.2f}" for value in growth)])
+    head = ["exponents over the upper half of B", "B", "time", "memory"]
+    print("\n".join(["", *markdown(head, rows, "ll")]))
     largest, row = list(found["naive"].items())[-1]
-    matrices = row["memory"] / (4 * largest**2)
-    print(
-        f"\nnaive at B = {largest}: {matrices:.1f} matrices of B x B numbers; "
-        f"at B = 65,536 that is {matrices * 16:.0f} GiB (computed, not run)."
-    )
+    print(f"\nnaive at B = {largest}: {row['memory'] / (4 * largest**2):.1f} matrices of B x B")
 
 
 def main() -> None:
@@ -358,12 +318,9 @@ def main() -> None:
     parser.add_argument(
         "--largest", type=int, help="the largest B (default 65,536; 262,144 on a GPU)"
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="384 up to B = 8,192, and 256 pairs of MiniLM"
-    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
-    parts = arguments.parts or (["384", "minilm"] if arguments.quick else ["1024", "384", "minilm"])
+    parts = arguments.parts or ["1024", "384", "minilm"]
     if unknown := set(parts) - {"1024", "384", "minilm"}:
         parser.error(
             f"no part is called {', '.join(sorted(unknown))}: choose of 1024, 384 and minilm"
@@ -372,18 +329,12 @@ def main() -> None:
         parser.error("--device cuda: PyTorch sees no GPU here; leave it out")
     # Threads that wait sleep, so that waiting is no CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    top = arguments.largest or (
-        2**13 if arguments.quick else 2**18 if arguments.device == "cuda" else 2**16
-    )
+    top = arguments.largest or (2**18 if arguments.device == "cuda" else 2**16)
     if top < 1024:
         parser.error(f"--largest is at least 1,024, the smallest B; got {top}")
     sizes = [2**k for k in range(10, top.bit_length())]
-    limits = {
-        "one term": top,
-        "nine terms": max(2**13, top // 4),
-        "two-sided": max(2**13, top // 4),
-        "naive": 2**14,
-    }
+    fewer = max(2**13, top // 4)
+    limits = {"one term": top, "nine terms": fewer, "two-sided": fewer, "naive": 2**14}
     print(
         f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads,"
         " float32, cosine"
@@ -395,7 +346,7 @@ def main() -> None:
         print("\nA training step of MiniLM, pairs of texts of 6 tokens:\n")
         print_header("pairs", "mini_batch_size", "seconds", "kernel : step", "MiB beyond the model")
         steps: list[tuple[int, int | None]] = [(256, None), (256, 64), (1024, 64), (4096, 64)]
-        for size, mini_batch_size in steps[:2] if arguments.quick else steps:
+        for size, mini_batch_size in steps:
             row = in_a_process(training_step, size, mini_batch_size)
             share, memory = f"{row['kernel'] / row['seconds']:.3f}", f"{row['memory'] / MIB:.0f}"
             print_row(size, mini_batch_size or "none", f"{row['seconds']:.3g}", share, memory)

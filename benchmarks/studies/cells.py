@@ -292,7 +292,8 @@ def weights_of(model: SentenceTransformer) -> dict[str, Tensor]:
 
 
 class Watch(TrainerCallback):
-    """nDCG@10 on dev by document exponent at evenly spaced steps, and the best weights by scoring."""
+    """nDCG@10 on dev by document exponent at evenly spaced steps, and the best weights by
+    scoring."""
 
     def __init__(
         self, model: SentenceTransformer, task: RetrievalData, cell: Cell, number: int

@@ -246,7 +246,8 @@ def of_never_relevant() -> Iterator[Claim]:
         ("L3", "with all", "pages that name the query and do not answer it"),
         ("examples", "with examples", "example sentences that use the word"),
     ):
-        claim = f"The norm tells answers from {what}: QNorm over Cosine, trained with the same negatives"
+        claim = f"The norm tells answers from {what}: QNorm over Cosine, trained with the same"
+        claim += " negatives"
         rows, how = pages.rows(base), f"L3, {pages.CELLS[base].steps} steps of 32, best τ"
         controls = ("", " + surface prior", " + embedding prior", " with prompts")
         for control, (test, place) in product(controls, pages.tests_of(base).items()):

@@ -105,19 +105,19 @@ def documented_objects(
         ... def smooth(signal, width):
         ...     \"\"\"Remove noise from a noisy recording.
         ...
-        ...     Every sample becomes the mean of the samples around it, so that sharp edges are lost as well.
+        ...     Every sample becomes the mean of the samples around it, and sharp edges are lost.
         ...
         ...     Args:
-        ...         signal: The samples, an array of shape (n,), in order of their time.
-        ...         width: The number of samples.
+        ...         signal: The samples, of shape (n,), in order of their time.
+        ...         width: Their number.
         ...     \"\"\"
         ... '''
         >>> for found in documented_objects(source, "audio"):
         ...     print(found.name, found.query, found.relevant, found.boilerplate, sep="\\n")
         audio.smooth
         how do I remove noise from a noisy recording?
-        ('Every sample becomes the mean of the samples around it, so that sharp edges are lost as well.',)
-        ('signal: The samples, an array of shape (n,), in order of their time. width: The number of samples.',)
+        ('Every sample becomes the mean of the samples around it, and sharp edges are lost.',)
+        ('signal: The samples, of shape (n,), in order of their time. width: Their number.',)
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's strings

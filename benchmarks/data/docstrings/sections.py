@@ -81,11 +81,11 @@ def split_docstring(docstring: str, max_words: int = 60) -> tuple[str, list[str]
     deprecations, version notes and chunks of fewer than eight words are left out.
 
     Example:
-        >>> split_docstring("Add two numbers.\\n\\nOverflow wraps around silently, as it does in C, for all "
-        ...                 "integer types.\\n\\n:param a: The first of the two numbers, an integer.")
-        ... # doctest: +NORMALIZE_WHITESPACE
-        ('Add two numbers.', ['Overflow wraps around silently, as it does in C, for all integer types.'],
-         ['a: The first of the two numbers, an integer.'])
+        >>> text = "Overflow wraps around silently, as it does in C, for all integer types."
+        >>> parameter = ":param a: The first of the two numbers, an integer."
+        >>> summary, found, others = split_docstring(f"Add two.\\n\\n{text}\\n\\n{parameter}")
+        >>> summary, found == [text], others
+        ('Add two.', True, ['a: The first of the two numbers, an integer.'])
     """
     sentences: list[str] = []  # the first is the summary
     boilerplate: list[str] = []

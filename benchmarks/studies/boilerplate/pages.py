@@ -288,7 +288,7 @@ def senses() -> Data:
             (folder / f"{file}.{part}").read_text(encoding="utf-8").splitlines()
             for file in ("data", "index")
         )
-        texts |= {entry.key: entry.text for entry in synsets(data_lines, part)}
+        texts |= {entry.key: entry.text for entry in synsets(data_lines)}
         for word, found in by_frequency(index_lines).items():
             keys = [key for key in found if key in texts]
             if (

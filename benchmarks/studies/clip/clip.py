@@ -153,7 +153,7 @@ def train(
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     model.train()
-    for step in range(settings.steps):
+    for _ in range(settings.steps):
         images, texts = batch()
         image_features, text_features, scale = model(images, texts)
         if row.endswith("GradScale"):

@@ -86,9 +86,11 @@ ENGINES: dict[str, Callable[[Array, Array], Iterator[tuple[int, Array, float]]]]
 
 
 def augment(documents: Array, norm: float) -> Array:
-    """Documents of one norm M, (x, sqrt(M² - |x|²)), which cosine ranks as the inner product does x.
+    """Documents of one norm M, (x, sqrt(M² - |x|²)), which cosine ranks as the inner product does
+    x.
 
-    Source: Bachrach et al., Speeding Up the Xbox Recommender System Using a Euclidean Transformation
+    Source: Bachrach et al., Speeding Up the Xbox Recommender System Using a Euclidean
+        Transformation
     for Inner-Product Spaces, 2014, Theorem 1.
     """
     rest = norm**2 - (documents.astype(np.float64) ** 2).sum(axis=1)

@@ -270,7 +270,7 @@ def late(cell: Cell) -> MultiVectorEncoder:
     project = Dense(width, WIDTH, bias=False, activation_function=nn.Identity(), **tokens)
     modules = [first, *mixed, project, MultiVectorMask(), Normalize(**tokens)]
     model = MultiVectorEncoder(modules=modules, device=DEVICE)
-    return model if frozen or DEVICE != "cpu" else without_padding(model)  # type: ignore[type-var, return-value]
+    return model if frozen or DEVICE != "cpu" else without_padding(model)  # type: ignore
 
 
 class Nested(stm.LateInteractionLoss):
@@ -429,7 +429,8 @@ def largest(values: Sequence[Tensor], number: int) -> list[Tensor]:
     document.
 
     Example:
-        >>> [x.tolist() for x in largest([torch.tensor([3.0, 9.0, 8.0]), torch.tensor([1.0, 2.0])], number=3)]
+        >>> values = [torch.tensor([3.0, 9.0, 8.0]), torch.tensor([1.0, 2.0])]
+        >>> [x.tolist() for x in largest(values, number=3)]
         [[False, True, True], [False, True]]
     """
     flat, sizes = torch.cat(list(values)), [len(x) for x in values]

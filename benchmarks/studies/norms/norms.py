@@ -278,7 +278,7 @@ def interventions() -> None:
             paper = PAPER.get((optimizer, data, variant), "")
             over = "" if variant == "default" else shown(gain, 1)
             rows.append([optimizer, data, variant, f"{accuracy:.1f}", over, paper, f"{norm:.1f}"])
-    head = "optimizer|classes|variant|kNN accuracy|over the default|paper|norm".split("|")
+    head = ["optimizer", "classes", "variant", "kNN accuracy", "over the default", "paper", "norm"]
     print("\n".join(["## SimCLR on digits", "", *markdown(head, rows, "lll"), ""]))
 
 

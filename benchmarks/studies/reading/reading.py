@@ -101,7 +101,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
     """The best F1 over the answers, computed on tokens after `normalize_answer`.
 
-        F1 = 2 P R / (P + R),   P = common / tokens of the prediction,   R = common / tokens of the answer
+        F1 = 2 P R / (P + R),   P = common / tokens predicted,   R = common / tokens of the answer
 
     A token that occurs n times in both counts n times. Two texts without tokens have an F1 of 1.
 
@@ -125,7 +125,7 @@ def questions() -> tuple[dict[str, str], dict[str, list[str]]]:
     """Nouns of the test, and the names of their direct hypernyms."""
     file = fetch("wordnet-base") / "usr/share/wordnet/data.noun"
     lines = file.read_text(encoding="utf-8").splitlines()
-    names = {entry.key: entry.names for entry in synsets(lines, "data.noun")}
+    names = {entry.key: entry.names for entry in synsets(lines)}
     above = hypernyms(lines)
     answers: dict[str, list[str]] = {}
     test = data("wordnet").tests["wordnet"]

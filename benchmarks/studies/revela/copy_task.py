@@ -5,7 +5,7 @@ A document is 8 words of its pair, from a large vocabulary, then 8 words of nois
 The words of the pair have the same places in both documents, so a language model that attends to
 the right document can copy them. The retriever has to learn which words count.
 
-    python benchmarks/studies/revela/copy_task.py     # Sim of the partner before and after 100 steps
+    python benchmarks/studies/revela/copy_task.py
 """
 
 from __future__ import annotations

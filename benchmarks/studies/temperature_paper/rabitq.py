@@ -10,9 +10,10 @@ estimate of <q - c, r> unbiased:
 
 The package's own codes (CompressionEvaluator) are the signs of d. A search compares bits with the
 bits of the query, takes the best 100 and scores these again by q . sign(d), times the stored norm
-where the similarity keeps one. Models: all-MiniLM-L6-v2 as published (cosine), and after 40 steps of
-QNorm TempAggMRL on docstrings, at the document exponent that is best on dev. Both at full width and
-at a quarter. Times: one thread, 82,115 definitions of nouns under wordllama's table, 50 queries.
+where the similarity keeps one. Models: all-MiniLM-L6-v2 as published (cosine), and after 40 steps
+of QNorm TempAggMRL on docstrings, at the document exponent that is best on dev. Both at full width
+and at a quarter. Times: one thread, 82,115 definitions of nouns under wordllama's table, 50
+queries.
 """
 
 from __future__ import annotations

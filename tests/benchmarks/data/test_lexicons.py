@@ -10,7 +10,8 @@ from benchmarks.data.lexicons import Entry
 def synset(number: int, file: int, kind: str, lemmas: Iterable[str], gloss: str) -> str:
     lemmas = list(lemmas)
     words = " ".join(f"{lemma} {i:x}" for i, lemma in enumerate(lemmas))
-    return f"{number:08d} {file:02d} {kind} {len(lemmas):02x} {words} 002 @ 00000001 n 0000 ~ 00000002 n 0000 | {gloss}  "
+    pointers = "002 @ 00000001 n 0000 ~ 00000002 n 0000"
+    return f"{number:08d} {file:02d} {kind} {len(lemmas):02x} {words} {pointers} | {gloss}  "
 
 
 def test_synsets() -> None:

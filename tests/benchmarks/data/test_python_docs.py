@@ -31,7 +31,8 @@ PAGES = [
 
 
 def test_titles_ask_for_their_sections():
-    """A generic title, one that occurs twice, a section without text and a chunk of two pages ask for nothing."""
+    """A generic title, one that occurs twice, a section without text and a chunk of two pages ask
+    for nothing."""
     task = titles.title_task(PAGES, max_words=4)
     found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant.items()}
     assert found == {
@@ -85,9 +86,11 @@ def test_the_split_is_by_text():
 def test_html_sections(tmp_path):
     text = """<!DOCTYPE html><html><head><title>Page &amp; more</title><style>p {}</style>
 <script>if (a < b) {}</script></head>
-<body><header><p>menu</p></header><nav>skip <nav>inner</nav> me</nav><div role="navigation"><div>no</div> no</div>
+<body><header><p>menu</p></header><nav>skip <nav>inner</nav> me</nav>
+<div role="navigation"><div>no</div> no</div>
 <p>Before
-   it.<h2>First<a class="headerlink" href="#x">¶</a></h2><p>One <b>bold</b>&nbsp;word<br>new line</p>
+   it.<h2>First<a class="headerlink" href="#x">¶</a></h2>
+<p>One <b>bold</b>&nbsp;word<br>new line</p>
 <pre>def f():
     return  1
 </pre><h3><code>sub</code> title</h3><ul><li>a<li>b</ul><table><tr><td>c</td><td>d</td></tr></table>

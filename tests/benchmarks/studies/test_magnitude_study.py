@@ -1,4 +1,5 @@
-"""The magnitude study: its data builders, measurements and statistics on made-up data; no network, no Debian."""
+"""The magnitude study: its data builders, measurements and statistics on made-up data; no network,
+no Debian."""
 
 from typing import Any
 
@@ -87,7 +88,8 @@ def cell(seed: int, dot: list[float], cosine: list[float], matched: float) -> di
 
 
 def test_gain_pairs_seeds_and_read_outs() -> None:
-    """Dot: .8 by dot and .6 by cosine on every query; Cosine: .5 by cosine. The other losses are missing."""
+    """Dot: .8 by dot and .6 by cosine on every query; Cosine: .5 by cosine. The other losses are
+    missing."""
     cells = {
         ("static", "none", "pretrained"): [cell(0, [0.3] * 4, [0.4] * 4, 1.0)],
         ("static", "wordnet", "cosine"): [cell(s, [0.1] * 4, [0.5] * 4, 1.0) for s in (0, 1)],

@@ -1,4 +1,5 @@
-"""The study of the document prior and of the scale: data, the corrected loss, scoring, and what is stored."""
+"""The study of the document prior and of the scale: data, the corrected loss, scoring, and what is
+stored."""
 
 import pytest
 import torch
