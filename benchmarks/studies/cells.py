@@ -281,7 +281,8 @@ def by_first_batch(loss: MagnitudeRankingLoss) -> MagnitudeRankingLoss:
 
     def terms_at(learned: list[Tensor]) -> tuple[stm.Similarity, list[stm.Term]]:
         similarity, terms = own_terms(learned)
-        return similarity, [replace(x, temperature=x.temperature * seen[0]) for x in terms]
+        size = seen[0] if seen else 1.0  # before the first batch, for a model card
+        return similarity, [replace(x, temperature=x.temperature * size) for x in terms]
 
     loss.losses, loss._at = losses, terms_at  # type: ignore[method-assign]
     return loss
