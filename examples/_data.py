@@ -4,9 +4,9 @@ from PyPI."""
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docstrings import DocstringTask, build_docstring_task, bundled_minilm
-from surface import surface_features
+from benchmarks.data.docstrings import DocstringTask, build_docstring_task, bundled_minilm
+from benchmarks.data.surface import surface_features
 
 __all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm", "surface_features"]

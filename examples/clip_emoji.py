@@ -21,8 +21,8 @@ from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 
 from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import emoji  # downloads and draws the pictures
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.data import emoji  # downloads and draws the pictures
 
 
 def pixels(images: np.ndarray) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Documents for the tests of chunks, groups and titles."""
 
+import random
 from pathlib import Path
 
 from st_magnitude.revela import chunk
@@ -42,3 +43,9 @@ def write(folder: Path, **files: str | bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
+
+
+def words(rng: random.Random, number: int) -> str:
+    """Made-up words of three syllables."""
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    return " ".join("".join(rng.sample(syllables, 3)) for _ in range(number))

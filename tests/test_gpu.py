@@ -40,8 +40,7 @@ def test_the_kernel_against_float64_on_the_cpu(device, options):
 
 
 def test_the_benchmark_runs_and_writes_its_table(device, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    gpu = importlib.import_module("gpu")
+    gpu = importlib.import_module("benchmarks.speed.gpu")
     lines = gpu.table((16,), (8,), device, peak=1e9)
     assert len(lines) == 3
     assert len({line.count("|") for line in lines}) == 1

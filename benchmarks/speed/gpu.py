@@ -1,0 +1,182 @@
+"""The losses on a GPU: time, peak memory, and the share of the device's speed; `make gpu` runs this
+after the tests.
+
+    python benchmarks/speed/gpu.py [--write] [--quick] [--device cpu]
+
+Forward and backward on embeddings, under autocast to bfloat16, as in a training with bf16=True.
+MNRL, CachedMNRL and GISTEmbedLoss then multiply in bfloat16. Ours leave autocast and multiply in
+float32, in TF32 where the script says so (`torch.set_float32_matmul_precision("high")`), or in
+bfloat16 (`precision="bfloat16"`). A cell is ms / MiB / share. MiB is the peak beyond inputs and the
+gradients that a step begins with. The share is 6 B² D operations, three matrix products, over the
+time and over the speed of the largest product that is timed here, in bfloat16: shares of one device
+can be compared.
+
+``--write`` puts the table into docs/research/kernel.md, under the name of the device; another run
+replaces it.
+
+Expected, before measuring: one term in TF32 at most 2 x the time of MNRL from B = 4,096; in float32
+at most 2 x its own floor of three float32 products; with precision="bfloat16" at most 1.1 x the
+time of MNRL; memory of one term linear in B, and under 1/10 of MNRL's from B = 16,384.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from benchmarks.speed.false_negatives import Stub
+from benchmarks.speed.kernel import TEMPERATURES, peak_bytes, seconds
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    GISTEmbedLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch import Tensor
+
+from st_magnitude import Term, infonce
+
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "kernel.md"
+SIZES, DIMS = tuple(2**power for power in range(10, 17)), (768, 1024)
+MIB = 2**20
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+def peak_speed(device: str, size: int) -> float:
+    """Floating-point operations per second of a square product in bfloat16."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+
+    def product() -> None:
+        a @ b
+
+    return 2 * size**3 / seconds({"product": product}, 10, device)["product"]
+
+
+def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
+    """For every loss a step: forward and backward."""
+    torch.manual_seed(0)
+    queries, documents = (
+        torch.randn(size, dim, device=device, requires_grad=True) for _ in range(2)
+    )
+    columns = [{"model": x, "guide": x.detach()} for x in (queries, documents)]
+    ids = torch.randint(size // 2, (size,), device=device)
+    log_q = torch.rand(size, device=device).log()
+    nine = [Term(k, temperature) for k in (dim // 4, dim // 2, dim) for temperature in TEMPERATURES]
+    plain = MultipleNegativesRankingLoss(Stub("model"))
+    cached = CachedMultipleNegativesRankingLoss(Stub("model"), mini_batch_size=1024)
+    gist = GISTEmbedLoss(
+        Stub("model"), Stub("guide"), contrast_anchors=False, contrast_positives=False
+    )
+
+    def with_cache() -> Tensor:
+        return cached.calculate_loss([[queries], [documents]], with_backward=True)
+
+    def tf32() -> Tensor:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return infonce(queries, documents)  # it takes the gradients in its forward pass
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    losses: dict[str, Callable[[], Tensor]] = {
+        "MNRL": lambda: plain(columns, None),
+        "CachedMNRL": with_cache,
+        "GISTEmbedLoss": lambda: gist(columns, None),
+        "one term": lambda: infonce(queries, documents),
+        "one term, bfloat16": lambda: infonce(queries, documents, precision="bfloat16"),
+        "one term, TF32": tf32,
+        "nine terms": lambda: infonce(queries, documents, nine),
+        "equal texts": lambda: infonce(queries, documents, exclude=ids),
+        "prior": lambda: infonce(queries, documents, log_q=log_q),
+    }
+
+    def step(loss: Callable[[], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            queries.grad = documents.grad = None
+            with torch.autocast(device, torch.bfloat16):
+                value = loss()
+            if value.requires_grad:  # the cached loss has taken its gradients
+                value.backward()
+
+        return run
+
+    return {name: step(loss) for name, loss in losses.items()}
+
+
+def cell(run: Callable[[], None], size: int, dim: int, device: str, peak: float) -> str:
+    """What a loss costs; "-" if it does not fit into the memory."""
+    try:
+        time = seconds({"step": run}, 5, device)["step"]
+        memory = peak_bytes(run, device)
+    except torch.OutOfMemoryError:
+        return "-"
+    return f"{time * 1e3:.3g} / {memory / MIB:.0f} / {6 * size**2 * dim / time / peak:.2f}"
+
+
+def table(sizes: tuple[int, ...], dims: tuple[int, ...], device: str, peak: float) -> list[str]:
+    lines: list[str] = []
+    for dim in dims:
+        for size in sizes:
+            cells = {
+                name: cell(run, size, dim, device, peak)
+                for name, run in steps(size, dim, device).items()
+            }
+            if not lines:
+                lines = [
+                    "| B | D | " + " | ".join(cells) + " |",
+                    "| ---: " * 2 + "| --- " * len(cells) + "|",
+                ]
+                print(*lines, sep="\n")
+            lines.append(f"| {size:,} | {dim} | " + " | ".join(cells.values()) + " |")
+            print(lines[-1], flush=True)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+    return lines
+
+
+def write(page: Path, device: str, lines: list[str]) -> None:
+    """Puts the lines into the page under the name of the device; those of an earlier run go."""
+    text = page.read_text(encoding="utf-8")
+    head, title, rest = text.partition("\n## On a GPU\n")
+    assert title, f"{page} has no section 'On a GPU'"
+    section, *others = re.split(r"(?=\n## )", rest, maxsplit=1)
+    section = re.sub(rf"\n### {re.escape(device)}\n.*?(?=\n### |\Z)", "", section, flags=re.DOTALL)
+    section = section.rstrip("\n") + f"\n\n### {device}\n\n" + "\n".join(lines) + "\n"
+    page.write_text(head + title + section + "".join(others), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--quick", action="store_true", help="small sizes only")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"put the table into {PAGE.relative_to(PAGE.parents[2])}",
+    )
+    arguments = parser.parse_args()
+    device = arguments.device
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch sees no GPU here: try --device cpu --quick")
+    peak = peak_speed(device, 256 if arguments.quick else 8192)
+    about = (
+        f"torch {torch.__version__}. A product in bfloat16 reaches {peak / 1e12:.3g} TFLOP/s. ms /"
+        " MiB / share:"
+    )
+    print(device_name(device), about, "", sep="\n")
+    sizes, dims = ((64, 128), (32,)) if arguments.quick else (SIZES, DIMS)
+    lines = table(sizes, dims, device, peak)
+    if arguments.write:
+        write(PAGE, device_name(device), [about, "", *lines])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""What a large corpus costs: bytes and search time of ten million vectors by format, and hours.
+
+    python benchmarks/speed/index.py [--vectors 10000000] [--only float32,int8,rabitq]
+    python benchmarks/speed/index.py --encode      # tokens a second of two encoders
+    python benchmarks/speed/index.py --tables      # the tables of docs/scale.md from index.json
+
+Vectors: 96 dimensions, random directions, norms log-normal (sigma .3), by inner product, FAISS, one
+thread. Each format is a process of its own, so that its memory is measured apart. Recall is the
+share of the exact top 10 among the first 10. Random directions are the worst case for it.
+
+- float32: ``IndexFlatIP``, exact.
+- int8: ``IndexScalarQuantizer(QT_8bit)``, one range for each dimension.
+- rabitq: ``IndexRaBitQFastScan`` (Gao and Long, SIGMOD 2024): signs and two float32 a vector.
+- ivf-rabitq: ``IndexIVFRaBitQFastScan``, 1,024 lists, 32 of them visited.
+- binary: signs and one float32 norm: ``IndexBinaryFlat`` finds 1,000 candidates, ranked by the norm
+  times q . (2b - 1).
+
+Encoders have random weights and read full texts of 256 tokens, in float32 on one CPU thread: the
+shape of MiniLM-L6 (384 dimensions) and that of BERT-large (1024 dimensions). Times are CPU times.
+What was expected is on the page, docs/research/scale.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from benchmarks.studies.estimates import markdown
+from numpy.typing import NDArray
+
+DIM, QUERIES, BLOCK = 96, 100, 500_000
+FORMATS = ("float32", "int8", "rabitq", "ivf-rabitq", "binary")
+RESULTS = Path(__file__).with_suffix(".json")
+TOKENS = 256  # of a document
+# layers, dimensions, size of the feed-forward layer
+ENCODERS = {"384, MiniLM-L6": (6, 384, 1536), "1024, BERT-large": (24, 1024, 4096)}
+GPUS = {"A100": 312e12, "H100 SXM": 989e12}  # FLOPS for dense bfloat16, from NVIDIA's data sheets
+NUMBERS = (1e6, 1e8, 1e9)  # of documents
+UTILISATION = 0.3  # of a GPU: an assumption
+
+
+def vectors(number: int, seed: int) -> Iterator[NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    for begin in range(0, number, BLOCK):
+        x = rng.standard_normal((min(BLOCK, number - begin), DIM), dtype=np.float32)
+        norms = rng.lognormal(0, 0.3, len(x)).astype(np.float32)
+        yield x * (norms / np.linalg.norm(x, axis=1))[:, None]
+
+
+def measure(name: str, number: int, exact: Path) -> dict[str, Any]:
+    """Bytes, memory, time and recall of one format; float32 writes the exact top 10, and the others
+    read it."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    queries = next(vectors(QUERIES, seed=1))
+    before = psutil.Process().memory_info().rss
+    began = time.process_time()
+    inner = faiss.METRIC_INNER_PRODUCT
+    if name == "binary":
+        search, size = binary(number)
+    else:
+        make = {
+            "float32": lambda: faiss.IndexFlatIP(DIM),
+            "int8": lambda: faiss.IndexScalarQuantizer(DIM, faiss.ScalarQuantizer.QT_8bit, inner),
+            "rabitq": lambda: faiss.IndexRaBitQFastScan(DIM, inner),
+            "ivf-rabitq": lambda: faiss.IndexIVFRaBitQFastScan(
+                faiss.IndexFlatIP(DIM), DIM, 1024, inner
+            ),
+        }
+        index = make[name]()
+        index.train(next(vectors(min(number, 100_000), seed=0)))
+        if name == "ivf-rabitq":
+            index.nprobe = 32
+        for block in vectors(number, seed=0):
+            index.add(block)
+        size = index.code_size + 8 * (name == "ivf-rabitq")  # and an id
+
+        def search(queries: NDArray[np.float32]) -> NDArray[np.int64]:
+            return index.search(queries, 10)[1]
+
+    built, memory = (
+        time.process_time() - began,
+        (psutil.Process().memory_info().rss - before) / 2**20,
+    )
+    search(queries[:2])
+    began = time.process_time()
+    found = search(queries)
+    seconds = time.process_time() - began
+    if name == "float32":
+        np.save(exact, found)
+    truth = np.load(exact)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, truth, strict=True)])
+    return {
+        "bytes": size,
+        "MiB": memory,
+        "build s": built,
+        "ms": 1000 * seconds / QUERIES,
+        "recall": float(recall),
+    }
+
+
+def binary(number: int) -> tuple[Any, int]:
+    import faiss
+
+    index, norms = faiss.IndexBinaryFlat(DIM), np.empty(number, dtype=np.float32)
+    codes = np.empty((number, DIM // 8), dtype=np.uint8)
+    begin = 0
+    for block in vectors(number, seed=0):
+        codes[begin : begin + len(block)] = np.packbits(block > 0, axis=1)
+        norms[begin : begin + len(block)] = np.linalg.norm(block, axis=1)
+        begin += len(block)
+    index.add(codes)
+    del codes
+
+    def search(queries: NDArray[np.float32]) -> NDArray[np.int64]:
+        _, candidates = index.search(np.packbits(queries > 0, axis=1), 1000)
+        # not a copy
+        stored = faiss.rev_swig_ptr(index.xb.data(), number * DIM // 8).reshape(number, -1)
+        rows = []
+        for query, ids in zip(queries, candidates, strict=True):
+            signs = 2.0 * np.unpackbits(stored[ids], axis=1) - 1  # (1000, D)
+            rows.append(ids[np.argsort(-norms[ids] * (signs @ query))[:10]])
+        return np.array(rows)
+
+    return search, DIM // 8 + 4
+
+
+def encode() -> dict[str, float]:
+    """Tokens a second by encoder."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.set_num_threads(1)
+    found = {}
+    for name, (layers, dim, hidden) in ENCODERS.items():
+        config = BertConfig(
+            hidden_size=dim,
+            num_hidden_layers=layers,
+            intermediate_size=hidden,
+            num_attention_heads=dim // 32,
+        )
+        model = BertModel(config).eval()
+        ids = torch.randint(1000, 2000, (4, TOKENS))
+        with torch.inference_mode():
+            model(ids[:1])
+            times = []
+            for _ in range(3):
+                began = time.process_time()
+                model(ids)
+                times.append(time.process_time() - began)
+        found[name] = ids.numel() / min(times)
+        print(
+            f"{name}: {found[name]:,.0f} tokens/s, {found[name] * flop_of(name) / 1e9:.0f} GFLOPS",
+            flush=True,
+        )
+    return found
+
+
+def flop_of(name: str) -> float:
+    """Of one token in a text of 256: two for each weight outside of the embeddings, and the
+    attention."""
+    layers, dim, hidden = ENCODERS[name]
+    return layers * (2 * (4 * dim * dim + 2 * dim * hidden) + 4 * TOKENS * dim)
+
+
+def tables(results: dict[str, Any]) -> None:
+    rows = []
+    for name in FORMATS:
+        if x := results.get(name):
+            alone = x["bytes"] * x["vectors"] / 2**20
+            memory = [f"{x['MiB']:,.0f}", f"{alone:,.0f}"]
+            speed = [f"{x['ms']:.1f}", f"{x['recall']:.2f}", f"{x['build s']:.0f}"]
+            rows.append([name, x["bytes"], *memory, *speed])
+    head = "format|bytes a vector|memory, MiB|bytes alone, MiB|ms a query|recall@10|build, s"
+    print("\n".join(["", *markdown(head.split("|"), rows)]))
+    rows = []
+    for name, speed in results.get("tokens/s", {}).items():
+        speeds = {"one CPU thread (measured)": speed}
+        for gpu, flops in GPUS.items():
+            speeds[f"{gpu} (extrapolated)"] = UTILISATION * flops / flop_of(name)
+        for device, tokens in speeds.items():
+            hours = [f"{rounded(n * TOKENS / tokens / 3600)} h" for n in NUMBERS]
+            rows.append([name, device, rounded(tokens), *hours])
+    numbers = ["10⁶", "10⁸", "10⁹"]
+    print("\n".join(["", *markdown(["encoder", "device", "tokens/s", *numbers], rows, "ll")]))
+    rows = []
+    for dim in (384, 1024):
+        codes = {"float32": 4 * dim, "int8": dim, "RaBitQ": dim // 8 + 8}
+        for name, size in {**codes, "binary + norm": dim // 8 + 4}.items():
+            sizes = [f"{rounded(n * size / 1e9)} GB" for n in NUMBERS]
+            rows.append([dim, name, f"{size:,}", *sizes])
+    head = ["dimensions", "format", "bytes a document", *numbers]
+    print("\n".join(["", *markdown(head, rows, "rl")]))
+
+
+def rounded(number: float) -> str:
+    """Two significant digits, with commas."""
+    digits = 1 - math.floor(math.log10(number))
+    return f"{round(number, digits):,.{max(digits, 0)}f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vectors", type=int, default=10**7)
+    parser.add_argument("--only", default=",".join(FORMATS))
+    parser.add_argument("--encode", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        name, exact = arguments.measure
+        print(json.dumps(measure(name, arguments.vectors, Path(exact))))
+        return
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if arguments.encode:
+        results["tokens/s"] = encode()
+    elif not arguments.tables:
+        exact = Path(tempfile.gettempdir(), f"exact-{arguments.vectors}.npy")
+        for name in arguments.only.split(","):
+            options = ["--vectors", str(arguments.vectors), "--measure", name, str(exact)]
+            command = [sys.executable, __file__, *options]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            results[name] = {"vectors": arguments.vectors, **json.loads(done.stdout)}
+            print(name, results[name], flush=True)
+    if not arguments.tables:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    tables(results)
+
+
+if __name__ == "__main__":
+    main()

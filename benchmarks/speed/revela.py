@@ -1,0 +1,169 @@
+"""Revela: the cost of in-batch attention.
+
+    python benchmarks/speed/revela.py [layer] [step] [--device cuda]
+
+layer: one attention layer, forward and backward, H = 32 query heads over 8 key heads of 64, L = 160
+tokens: materialised (B, H, L, B, L) scores against this package, exact and with a peaked Sim.
+step: one whole training step with gradient checkpointing: a decoder with SmolLM2-135M's layers (4
+of its 30, random weights) and a bag-of-words retriever, which costs almost nothing. Memory is the
+peak of the tensors that are allocated during the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from benchmarks.speed.kernel import peak_bytes, seconds
+from benchmarks.studies.revela import copy_task
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from torch import Tensor
+
+from st_magnitude.revela import RevelaLoss, attention
+from st_magnitude.revela.attention import Neighbours, in_batch_attention
+from st_magnitude.revela.groups import split_batch
+
+LENGTH, HEADS, KEY_HEADS, DIM = 160, 32, 8, 64
+
+
+def materialised(
+    query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours, scaling: float | None = None
+) -> Tensor:
+    """Eq. 5-7 with all scores at once: (B, H, L, d)."""
+    documents, _, length, dim = query.shape
+    shared = key.shape[1]
+    # (H_kv, B r L, d)
+    queries = query.reshape(documents, shared, -1, dim).transpose(0, 1).flatten(1, 2)
+    keys, values = (x.transpose(0, 1).flatten(1, 2) for x in (key, value))  # (H_kv, B L, d)
+    # (H_kv, B r L, B L)
+    scores = queries @ keys.transpose(1, 2) * (dim**-0.5 if scaling is None else scaling)
+    scores = scores.view(*scores.shape[:2], documents, length)
+    if neighbours.key_mask is not None:
+        scores = scores.masked_fill(~neighbours.key_mask, float("-inf"))
+    weights = scores.softmax(-1)
+    blocks = values.view(shared, documents, length, dim)
+    read = torch.einsum("hqjl,hjld->hqjd", weights, blocks)
+    if neighbours.v_norm:
+        sizes = torch.einsum("hqjl,hjl->hqj", weights, blocks.norm(dim=-1))
+        read = read / (sizes[..., None] + attention.EPS)
+    # (B r L, B)
+    similarity = neighbours.similarity.repeat_interleave(queries.shape[1] // documents, 0)
+    total = torch.einsum("qj,hqjd->hqd", similarity.to(read.dtype), read)
+    return total.view(shared, documents, -1, dim).transpose(0, 1).reshape(query.shape)
+
+
+def similarities(size: int, peaked: bool, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(size, size, generator=generator).fill_diagonal_(float("-inf"))
+    return (scores * (300 if peaked else 1)).softmax(-1).to(device)
+
+
+def layer(size: int, repeats: int, device: str) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(size, HEADS, LENGTH, DIM, device=device, requires_grad=True)
+    key, value = (
+        torch.randn(size, KEY_HEADS, LENGTH, DIM, device=device, requires_grad=True)
+        for _ in range(2)
+    )
+    mask = torch.ones(size, LENGTH, device=device)
+    even, peaked = similarities(size, False, device), similarities(size, True, device)
+    exact, sparse = (Neighbours.of(weights, mask) for weights in (even, peaked))
+
+    def step(attend: Callable[..., Tensor], neighbours: Neighbours) -> None:
+        query.grad = key.grad = value.grad = None
+        attend(query, key, value, neighbours).sum().backward()
+
+    steps = {
+        "materialised": partial(step, materialised, exact),
+        "exact": partial(step, in_batch_attention, exact),
+        "peaked": partial(step, in_batch_attention, sparse),
+    }
+    scores = 4 * HEADS * (size * LENGTH) ** 2  # bytes
+    if 6 * scores > _free_bytes(device):
+        del steps["materialised"]
+    else:
+        result = in_batch_attention(query, key, value, exact)
+        torch.testing.assert_close(
+            result, materialised(query, key, value, exact), rtol=1e-4, atol=1e-5
+        )
+        del result
+    _compare(f"{size}", steps, repeats, device)
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def whole_step(size: int, repeats: int, device: str) -> None:
+    """A training step; `materialised` replaces the package's function and is checkpointed with its
+    layer."""
+    torch.manual_seed(0)
+    lm = copy_task.decoder(
+        "llama",
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=4,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+    ).to(device)
+    words = copy_task.tokenizer().backend_tokenizer
+    model = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=64)], device=device)
+    rng = random.Random(0)
+    chunks = [" ".join(rng.choices(copy_task.SHARED, k=LENGTH)) for _ in range(size)]
+    ours = attention.in_batch_attention
+
+    def step(attend: Callable[..., Tensor], loss: RevelaLoss) -> None:
+        attention.in_batch_attention = attend
+        loss.zero_grad()
+        loss(split_batch(loss.collator([{"chunks": chunks}]), device)).backward()
+        attention.in_batch_attention = ours
+
+    even, peaked = (
+        RevelaLoss(model, lm, copy_task.tokenizer(), temperature=tau, max_length=LENGTH)
+        for tau in (1.0, 1e-4)
+    )
+    lm.gradient_checkpointing_enable({"use_reentrant": False})
+    lm.train()
+    steps = {
+        "materialised": partial(step, materialised, even),
+        "exact": partial(step, ours, even),
+        "peaked": partial(step, ours, peaked),
+    }
+    _compare(f"{size}", steps, repeats, device)
+
+
+def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, device: str) -> None:
+    """One row of the table; absolute figures where the materialised scores do not fit into
+    memory."""
+    times = seconds(steps, repeats, device)
+    sizes = {label: peak_bytes(step, device) for label, step in steps.items()}
+    cells = {label: f"{times[label]:.2f} s, {sizes[label] / 2**20:,.0f} MiB" for label in steps}
+    base = "materialised"
+    if base in steps:
+        for label in ("exact", "peaked"):
+            cells[label] = f"{times[label] / times[base]:.2f} x, {sizes[label] / sizes[base]:.2f} x"
+    print(f"| {name} | {' | '.join(({base: 'does not fit'} | cells).values())} |", flush=True)
+
+
+PARTS = {"layer": (layer, (8, 16, 32)), "step": (whole_step, (8, 16))}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="part")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    for part in arguments.parts:
+        measure, sizes = PARTS[part]
+        print(f"\n## {part}, {LENGTH} tokens\n\n| B | materialised | exact | peaked Sim |")
+        print("| ---: | --- | --- | --- |")
+        for size in sizes:
+            measure(size, 3, arguments.device)

@@ -1,0 +1,576 @@
+"""Cells of the studies: one training each, measured on dev while it runs and on tests at its end.
+
+A cell is its settings. Its name is made of them, and its figures are one JSON file. So a script
+that needs cells runs those that are missing, goes on where an interrupted call ended, and shares
+what another script has run. A cell that fails leaves nothing. Models train on the GPU if there is
+one. With PROCESSES=8 in the environment, eight cells run side by side; EVIDENCE_DATA names a folder
+that keeps the texts of the studies, for a machine that has neither the packages nor a network.
+
+Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and,
+among cells, rates and temperatures. These scorings are read on the tests, each at its own best step
+on dev:
+
+- matched: the document exponent of training;
+- calibrated: the document exponent of 0, .25, .5, .75, 1 that is best on dev, over all steps;
+- cosine: that of a loss that keeps the document norm, scored without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import ctypes
+import hashlib
+import json
+import logging
+import math
+import os
+import pickle
+import platform
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.data.docstrings import DocstringTask, build_docstring_task
+from benchmarks.data.lexicons import build, default_cache
+from benchmarks.data.paraphrase import paraphrase
+from benchmarks.studies.estimates import Gain, paired
+from benchmarks.studies.models import minilm, static_model, train, without_padding
+from datasets import concatenate_datasets
+from numpy.typing import NDArray
+from scipy.stats import skew
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from transformers import TrainerCallback
+
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.compression import search_compressed
+from st_magnitude.finetune.run import LOSSES
+from st_magnitude.kernel.terms import LearnedTemperature
+from st_magnitude.losses import MagnitudeRankingLoss
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "assets" / "evidence"
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but Learnable
+SCORINGS = ("matched", "calibrated")
+SEED = 0  # of the data: that of a cell is of training, so that all models answer the same queries
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROCESSES = int(os.environ.get("PROCESSES", "1"))
+Figures = dict[str, Any]
+
+
+def frozen() -> SentenceTransformer:
+    """The three layers with a frozen token table, 24 tokens of a text: twice as fast."""
+    model = paraphrase()
+    model.max_seq_length = 24
+    model[0].auto_model.embeddings.requires_grad_(False)
+    return model
+
+
+# temperatures; each is its own weight, so that the gradients are about equally large
+WIDE = (0.02, 0.05, 0.1, 0.2)
+SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {
+    "tempagg": stm.TempAggLoss,
+    "tempaggmrl": stm.TempAggMRLLoss,
+    "tempaggwide": partial(stm.TempAggLoss, temperatures=WIDE, weights=WIDE),
+}
+BASES: dict[str, Callable[[], SentenceTransformer]] = {
+    "static": static_model,
+    "L3": paraphrase,
+    "L3frozen": frozen,
+    "MiniLM": minilm,
+}
+DATA: dict[str, Callable[[], Data]] = {}  # filled below, and by the studies that have their own
+
+
+@dataclass(frozen=True)
+class Store:
+    """The JSON files of the cells of a study."""
+
+    folder: Path
+
+    def path(self, cell: Any) -> Path:
+        return self.folder / f"{cell.name}.json"
+
+    def has(self, cell: Any) -> bool:
+        return self.path(cell).is_file()
+
+    def load(self, cell: Any) -> Figures | None:
+        return read(self.path(cell))
+
+    def of_seeds(self, cell: Any) -> dict[int, Figures]:
+        """The stored figures of the same settings by seed."""
+        found = {seed: self.load(replace(cell, seed=seed)) for seed in range(3)}
+        return {seed: x for seed, x in found.items() if x}
+
+    def run(self, measure: Callable[[Any], Figures], cells: Iterable[Any]) -> None:
+        """Measures the cells that are missing, PROCESSES at a time."""
+        todo = [cell for cell in dict.fromkeys(cells) if not self.has(cell)]
+        for i, (cell, figures) in enumerate(results(measure, todo), 1):
+            store(self.path(cell), figures)
+            print(f"[{i}/{len(todo)}] {cell.name}: {figures.get('seconds', '')} s", flush=True)
+
+
+POOL = Store(Path(__file__).parent / "cells")  # that several studies share
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The settings of one training.
+
+    Attributes:
+        base: Key of BASES: the static table of wordllama, paraphrase-MiniLM-L3-v2 (also with a
+            frozen token table), all-MiniLM-L6-v2, or a base of a study.
+        data: Key of DATA: "wordnet" (lemma -> definition, in-batch negatives), "docstrings" (with
+            an explicit negative that is never relevant), or the data of a study.
+        loss: Key of LOSSES or of SUMS; the latter have their own temperatures.
+        seed: Seed for the order of the rows and dropout.
+        steps: Number of steps.
+        batch: Number of queries in a step.
+        rate: Peak learning rate; learned exponents have 1e-2, a learned temperature 1e-3.
+        temperature: Temperature of the scores after the scale, or "learned", which starts at .05.
+        scale: Factor of the scores over that of unit vectors: 20; "auto", which divides by the mean
+            norms of the first batch; or "batch", which divides by those of the batch at hand.
+        sigreg: Weight of SIGReg.
+        bf16: Whether training and dev use bfloat16 by autocast; tests are encoded in float32.
+    """
+
+    base: str
+    data: str
+    loss: str
+    seed: int
+    steps: int
+    batch: int
+    rate: float
+    temperature: float | str = 0.05
+    scale: float | str = 20.0
+    sigreg: float = 0.0
+    bf16: bool = False
+
+    @property
+    def name(self) -> str:
+        tau, scale = (x if isinstance(x, str) else f"{x:g}" for x in (self.temperature, self.scale))
+        how = f"{self.loss}-tau{tau}-scale{scale}"
+        how += f"-sigreg{self.sigreg:g}" if self.sigreg else ""
+        where = f"{self.base}-{self.data}".replace(", ", "-").replace(" ", "-")
+        how += f"-{self.steps}x{self.batch}-lr{self.rate:g}" + ("-bf16" if self.bf16 else "")
+        return f"{where}-{how}-seed{self.seed}"
+
+    @property
+    def is_stored(self) -> bool:
+        return POOL.has(self)
+
+    def load(self) -> Figures | None:
+        """The stored figures, or None."""
+        return POOL.load(self)
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Data:
+    """Rows to train on, a task for every choice, and tasks for the figures."""
+
+    rows: Any
+    dev: RetrievalData
+    tests: dict[str, RetrievalData]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for cells that can be paired; docstrings are those of the environment."""
+        return fingerprint([[x.queries, x.corpus] for x in (self.dev, *self.tests.values())])
+
+
+def fingerprint(texts: Any) -> str:
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
+
+
+def kept(name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; with EVIDENCE_DATA from the file of that name in this folder."""
+    if (folder := os.environ.get("EVIDENCE_DATA")) is None:
+        return make()
+    return pickled(Path(folder, f"{name.replace(', ', '-')}.pickle"), make)
+
+
+def pickled(path: Path, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, from a file if it has been made before, by this or another process."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_bytes(pickle.dumps(make()))
+        os.replace(temporary, path)
+    return pickle.loads(path.read_bytes())
+
+
+@lru_cache(maxsize=4)
+def data(name: str) -> Data:
+    return kept(f"data-{name}", DATA[name])
+
+
+@lru_cache(maxsize=1)
+def docstring_task() -> DocstringTask:
+    """The docstrings of the installed packages."""
+    options: dict[str, Any] = {"test_queries": 300, "seed": SEED, "workers": 1, "progress": False}
+    cache = default_cache() / "docstrings"
+    return kept("docstrings", lambda: build_docstring_task(cache=cache, **options))
+
+
+def docstrings() -> Data:
+    task = docstring_task()
+    return Data(task.train.triplets(1, SEED), task.dev, {"docstrings": task.test})
+
+
+def lexicons(**sizes: int) -> Data:
+    """WordNet with FOLDOC as a test of another domain; the sizes are those of `build`."""
+    words = build(seed=SEED, **sizes)
+    rows = concatenate_datasets(list(words.train.values()))
+    return Data(rows, words.dev, {"wordnet": words.test, "foldoc": words.foldoc})
+
+
+DATA |= {"wordnet": lexicons, "docstrings": docstrings}
+
+
+def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
+    """The embeddings, on the CPU, where they are measured."""
+    found = task.encode(model, batch_size=128, show_progress_bar=False)
+    return replace(found, queries=found.queries.cpu(), documents=found.documents.cpu())
+
+
+# --- one training ---------------------------------------------------------------------------------
+
+
+def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
+    options: Figures = {"regularizers": [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []}
+    if cell.loss in SUMS:
+        return SUMS[cell.loss](model, **options)
+    options |= {"scale": 20.0 if cell.scale in (20, "auto") else "auto"}
+    loss = LOSSES[cell.loss](model, temperature=cell.temperature, **options)
+    return by_first_batch(loss) if cell.scale == "auto" else loss
+
+
+def by_first_batch(loss: MagnitudeRankingLoss) -> MagnitudeRankingLoss:
+    """Divides scores by mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), first batch.
+
+    Cells with the scale "auto" have it; the losses of the library take the batch at hand.
+    """
+    own_losses, own_terms = loss.losses, loss._at
+    seen: list[Tensor] = []
+
+    def losses(embeddings: list[Tensor], learned: list[Tensor], texts: Any) -> dict[str, Tensor]:
+        if not seen:
+            sides = (embeddings[0], torch.cat(embeddings[1:]))
+            means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in sides]
+            both = zip(means, own_terms(learned)[0].exponents, strict=True)
+            seen.append(math.prod(mean ** (1 - gamma) for mean, gamma in both).detach())
+        return own_losses(embeddings, learned, texts)
+
+    def terms_at(learned: list[Tensor]) -> tuple[stm.Similarity, list[stm.Term]]:
+        similarity, terms = own_terms(learned)
+        size = seen[0] if seen else 1.0  # before the first batch, for a model card
+        return similarity, [replace(x, temperature=x.temperature * size) for x in terms]
+
+    loss.losses, loss._at = losses, terms_at  # type: ignore[method-assign]
+    return loss
+
+
+def weights_of(model: SentenceTransformer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+class Watch(TrainerCallback):
+    """nDCG@10 on dev by document exponent at evenly spaced steps, and the best weights by
+    scoring."""
+
+    def __init__(
+        self, model: SentenceTransformer, task: RetrievalData, cell: Cell, number: int
+    ) -> None:
+        self.model, self.task, self.cell = model, task, cell
+        self.steps = {round(cell.steps * i / number) for i in range(number + 1)}
+        self.curve: list[Figures] = []
+        self.best: dict[str, Figures] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        if step not in self.steps or (self.curve and self.curve[-1]["step"] == step):
+            return
+        learned = getattr(self.model[-1], "gamma_document", None)
+        matched = MATCHED.get(self.cell.loss, 1.0) if learned is None else float(learned)
+        encoded = encode(self.model.eval(), self.task)
+        self.model.train()
+        tops = encoded.tops([stm.Similarity(1.0, x) for x in (*EXPONENTS, matched)])
+        *ndcg, as_trained = (round(float(encoded.ndcg(top).mean()), 5) for top in tops)
+        self.curve.append({"step": step, "exponents": ndcg, "matched": as_trained})
+        found = {"matched": (as_trained, matched)}
+        found["calibrated"] = max(zip(ndcg, EXPONENTS, strict=True))
+        if matched < 1:
+            found["cosine"] = (ndcg[-1], 1.0)
+        for scoring, (value, exponent) in found.items():
+            if value > self.best.get(scoring, {"dev": -1.0})["dev"]:
+                best = {"dev": value, "step": step, "exponent": exponent}
+                self.best[scoring] = best | {"weights": weights_of(self.model)}
+
+
+def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, Watch]:
+    """The model after training, and what was seen on the way."""
+    torch.manual_seed(cell.seed)
+    model = stm.strip_normalize(BASES[cell.base]()).to(DEVICE)
+    model = without_padding(model) if DEVICE == "cpu" else model
+    rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
+    rates |= LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}
+    how = how_of(cell) | {"bf16": cell.bf16}
+    if rates:
+        how["learning_rate_mapping"] = rates
+    loss = objective(model, cell)
+    watch = Watch(model, data(cell.data).dev, cell, evaluations)
+    train(model, loss, data(cell.data).rows, cell.seed, [watch], **how)
+    return model.eval(), watch
+
+
+def how_of(cell: Any) -> Figures:
+    """Arguments of the trainer."""
+    return {
+        "max_steps": cell.steps,
+        "per_device_train_batch_size": cell.batch,
+        "learning_rate": cell.rate,
+    }
+
+
+def measure(cell: Cell, evaluations: int = 10) -> Figures:
+    """Trains and measures."""
+    began = time.perf_counter()
+    model, watch = train_cell(cell, evaluations)
+    middle = time.perf_counter()
+    scorings: dict[str, Figures] = {}
+    at: dict[int, dict[str, EncodedTask]] = {}  # step to its embeddings, which scorings share
+    for name, best in watch.best.items():
+        model.load_state_dict(best.pop("weights"))
+        similarity = stm.Similarity(1.0, best["exponent"])
+        if best["step"] not in at:
+            tests = data(cell.data).tests.items()
+            at[best["step"]] = {task: encode(model, texts) for task, texts in tests}
+        encoded = at[best["step"]]
+        scorings[name] = best | {
+            "tests": {task: searched(x, similarity) for task, x in encoded.items()},
+            "shape": {task: shape(x, similarity) for task, x in encoded.items()},
+        }
+    packages = ("torch", "sentence-transformers", "st-magnitude")
+    return {
+        "settings": asdict(cell),
+        "data": data(cell.data).fingerprint,
+        "curve": watch.curve,
+        "scorings": scorings,
+        "versions": {
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
+            **{name: version(name) for name in packages},
+        },
+        "seconds": seconds_of(began, middle),
+    }
+
+
+def seconds_of(began: float, middle: float) -> dict[str, int]:
+    return {"training": round(middle - began), "tests": round(time.perf_counter() - middle)}
+
+
+def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]:
+    """nDCG@10 of every query in full, at a quarter of the dimensions, and by rescored bits."""
+    quarter = encoded.prefix(encoded.queries.shape[1] // 4)
+    q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
+    tops = {
+        "full": encoded.top(similarity),
+        "quarter": quarter.top(similarity),
+        "bits": search_compressed(q, d, "binary", 100, stm.COSINE)["query"],
+    }
+    return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
+
+
+def shape(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, float]:
+    """IsoScore of the directions of documents, and hubness.
+
+    Hubness is the skewness of how often a document is in a top 10.
+    """
+    times = np.bincount(encoded.top(similarity).numpy().ravel(), minlength=len(encoded.documents))
+    isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
+    return {"isoscore": round(isoscore, 5), "hubness": round(float(skew(times)), 4)}
+
+
+def packed(values: NDArray[np.floating[Any]]) -> str:
+    """Figures of all queries, to 1e-4, as text: zlib and base 64 of 16-bit integers.
+
+    Example:
+        >>> unpacked(packed(np.array([0.0, 0.63093, 1.0])))
+        array([0.    , 0.6309, 1.    ])
+    """
+    integers = np.rint(1e4 * values).astype("<i2").tobytes()
+    return base64.b64encode(zlib.compress(integers, 9)).decode()
+
+
+def unpacked(text: str) -> NDArray[np.float64]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i2") / 1e4
+
+
+# --- many trainings -------------------------------------------------------------------------------
+
+
+def run(cells: Iterable[Cell], evaluations: int = 10) -> None:
+    """Runs the cells that are missing, each with so many evaluations on dev."""
+    POOL.run(partial(measure, evaluations=evaluations), cells)
+
+
+def results(work: Callable[[Any], Any], cells: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each cell with what ``work`` makes of it, as they are done, PROCESSES at a time.
+
+    Raises:
+        RuntimeError: If one has failed, after the others are done; the message has all tracebacks.
+    """
+    prepare_process()
+    if PROCESSES == 1:
+        yield from ((cell, work(cell)) for cell in cells)
+        return
+    failures = []
+    futures = {pool().submit(work, cell): cell for cell in cells}
+    for future in as_completed(futures):
+        if (error := future.exception()) is None:
+            yield futures[future], future.result()
+        else:
+            failures.append(f"{futures[future].name}: {''.join(traceback.format_exception(error))}")
+    if failures:
+        raise RuntimeError("\n".join(failures))
+
+
+@lru_cache(maxsize=1)
+def pool() -> ProcessPoolExecutor:
+    """Processes that stay, and with them the data that they have read."""
+    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=prepare_process)
+
+
+def prepare_process() -> None:
+    for name in ("st_magnitude", "sentence_transformers"):
+        # one-sided similarities are here on purpose
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if PROCESSES > 1:
+        torch.set_num_threads(1)
+    # Has glibc keep freed memory: the pages of a table's gradient cost more than the backward pass.
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-4, 0)  # M_MMAP_MAX
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def store(path: Path, value: Any) -> None:
+    """Writes the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read(path: Path) -> Figures | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def asked(doc: str | None, names: Iterable[str] = (), **flags: str) -> argparse.Namespace:
+    """The command line of a study: what to run (``names``; default: all), --seeds, and flags."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = list(names)
+    if names:
+        parser.add_argument("names", nargs="*", help=f"some of {', '.join(names)}; default: all")
+    parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    found = parser.parse_args()
+    if names:
+        found.names = found.names or names
+        if unknown := set(found.names) - set(names):
+            parser.error(f"there is no {min(unknown)!r}; there are {', '.join(names)}")
+    return found
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def seeds_of(cell: Any, number: int = 3) -> list[Any]:
+    """The same settings with the seeds 0, 1, ..."""
+    return [replace(cell, seed=seed) for seed in range(number)]
+
+
+def stored_seeds(cell: Cell) -> list[Cell]:
+    return [seed for seed in seeds_of(cell) if seed.is_stored]
+
+
+def dev_of(cell: Cell, scoring: str) -> float:
+    """Mean nDCG@10 on dev over the stored seeds; nan without any."""
+    found = [x["scorings"][scoring]["dev"] for x in POOL.of_seeds(cell).values()]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
+    """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
+    found = {cell: x for cell in cells if (x := replace(cell, seed=0).load())}
+    dev = {cell: x["scorings"][scoring]["dev"] for cell, x in found.items()}
+    return max(dev, key=lambda cell: dev[cell]) if dev else None
+
+
+def best_of_all(cells: Sequence[Cell], scoring: str) -> Cell | None:
+    """The best one on dev with seed 0; None before all of them are stored."""
+    return best_of(cells, scoring) if all(replace(c, seed=0).is_stored for c in cells) else None
+
+
+def per_query(
+    cells: Sequence[Cell], task: str, scoring: str, size: str = "full"
+) -> NDArray[np.float64]:
+    """nDCG@10 of every query, (S, n)."""
+    figures = [x for cell in cells if (x := cell.load())]
+    return np.array([unpacked(x["scorings"][scoring]["tests"][task][size]) for x in figures])
+
+
+def gain(
+    after: Cell,
+    before: Cell,
+    tasks: Iterable[str],
+    scoring: str,
+    size: str = "full",
+    plain: str | None = None,
+) -> Gain | None:
+    """nDCG@10 of one less that of the other over the seeds that both have, and their number.
+
+    Args:
+        plain: The scoring of ``before``, if it is another one.
+    """
+    both = same_seeds(after, before)
+    if not both:
+        return None
+    a, b = zip(*both, strict=True)
+    plain = plain or scoring
+    differences = [per_query(a, t, scoring, size) - per_query(b, t, plain, size) for t in tasks]
+    return paired(differences), len(both)
+
+
+def same_seeds(after: Cell, before: Cell) -> list[tuple[Cell, Cell]]:
+    """Two settings with each seed that both have stored, on the same texts."""
+    pairs = zip(seeds_of(after), seeds_of(before), strict=True)
+    return [p for p in pairs if all(x.is_stored for x in p) and same_texts(*p)]
+
+
+def same_texts(after: Cell, before: Cell) -> bool:
+    a, b = after.load(), before.load()
+    return a is not None and b is not None and a["data"] == b["data"]

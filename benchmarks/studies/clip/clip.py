@@ -1,0 +1,430 @@
+"""Asymmetric losses for CLIP: Table 6 of the magnitude paper on real images, for two cores.
+
+    python benchmarks/studies/clip/clip.py [--cache FOLDER] [--jobs 2] [--seeds 0,1,2] [--table]
+
+Small open_clip models from scratch learn emoji and what they are called (data/emoji.py). One
+training serves two tests: 500 emoji of the training data in a drawing style that training never
+showed, and 250 emoji that training never showed, in the three styles of training.
+
+Rows are the paper's six losses (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Table 6), and two
+interventions of Draganov et al. on the first of them: GradScale at power 1, cut-init of the
+projections at c = 3. Losses that keep a norm start with both projections divided by the mean norm
+(`stm.clip.rescale_output`). A seed draws the split, the initial weights and the batches. Settings
+are the same for all rows, were set beforehand and not tuned. The paper does not say how it pairs
+relevant with irrelevant items for Cohen's d: over all pairs d is 0 for any features where all items
+have equally many partners, so it is the "hard" pairing here, relevant items against the 10 nearest
+irrelevant ones of each query by cosine. Every run is stored as a JSON file and not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from benchmarks.data import emoji
+from benchmarks.studies.cells import read, store
+from benchmarks.studies.estimates import margin, markdown
+from numpy.typing import NDArray
+from open_clip import SimpleTokenizer
+from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+from torch import Tensor
+
+import st_magnitude as stm
+from st_magnitude._plot import pyplot
+from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
+from st_magnitude.surgery.gradients import grad_scale
+
+SIZE, CONTEXT, DIM = 48, 20, 128
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = {  # name to preset of the loss
+    "norm-sym": "norm-sym",
+    "nonorm-sym": "nonorm-sym",
+    "imgnorm-i2t": "imgnorm-i2t",
+    "nonorm-i2t": "nonorm-i2t",
+    "txtnorm-t2i": "txtnorm-t2i",
+    "nonorm-t2i": "nonorm-t2i",
+    "norm-sym, GradScale": "norm-sym",
+    "norm-sym, cut-init": "norm-sym",
+}
+
+
+class Settings(NamedTuple):
+    """Of one training; chosen beforehand and the same for all rows."""
+
+    steps: int = 300
+    batch_size: int = 128
+    lr: float = 1e-3
+    warmup: int = 30
+    weight_decay: float = 0.1
+
+
+Floats = NDArray[np.float32]
+RESULTS = Path(__file__).parent / "cells"
+TESTS = {"unseen_style": "Unseen style", "unseen_emoji": "Unseen emoji"}
+
+
+# --- data and model -------------------------------------------------------------------------------
+
+
+class Tokens:
+    """open_clip's tokenizer with the ids that these texts use counted through.
+
+    The order of ids stays, and with it the largest one, by which open_clip finds the end of a text.
+    """
+
+    def __init__(self, texts: list[str]) -> None:
+        self._tokenizer = SimpleTokenizer(context_length=CONTEXT)
+        # sorted, 0 (padding) first
+        self._ids = torch.unique(SimpleTokenizer(context_length=77)(texts))
+        self.size = len(self._ids)
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        return torch.searchsorted(self._ids, self._tokenizer(texts))  # (n, CONTEXT)
+
+
+def small_clip(vocabulary: int, seed: int) -> CLIP:
+    """1.8 million parameters from scratch."""
+    torch.manual_seed(seed)
+    return CLIP(
+        DIM,
+        CLIPVisionCfg(layers=(1, 1, 1, 1), width=16, image_size=SIZE),
+        CLIPTextCfg(context_length=CONTEXT, vocab_size=vocabulary, width=64, heads=4, layers=2),
+    )
+
+
+def pixels(images: NDArray[np.uint8], shift: torch.Generator | None = None) -> Tensor:
+    """(n, S, S, 3) bytes to (n, 3, S, S) in [-1, 1], moved by up to 3 pixels with a generator."""
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+    if shift is not None:
+        moves = torch.randint(-3, 4, (len(x), 2), generator=shift).tolist()
+        pairs = zip(x, moves, strict=True)
+        x = torch.stack([image.roll((a, b), dims=(1, 2)) for image, (a, b) in pairs])
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def captions(which: list[emoji.Emoji], rng: np.random.Generator) -> list[str]:
+    """The name and some tags in random order, behind the name of the group in one case of three."""
+    texts = []
+    for one in which:
+        tags = rng.permutation(np.array(one.tags, dtype=object))[: rng.integers(0, 6)].tolist()
+        texts.append(", ".join([*([one.group] if rng.random() < 1 / 3 else []), one.label, *tags]))
+    return texts
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def train(
+    row: str, seed: int, data: emoji.EmojiImages, splits: emoji.Splits, settings: Settings
+) -> tuple[CLIP, Tokens]:
+    """A model from scratch. A batch holds an emoji once, in a style drawn at random."""
+    tokens = Tokens([e.text for e in data.emoji] + sorted({e.group for e in data.emoji}))
+    model = unnormalize(small_clip(tokens.size, seed)).to(DEVICE, memory_format=torch.channels_last)
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    images_of = [np.flatnonzero(splits.owners == i) for i in np.unique(splits.owners)]
+
+    def batch() -> tuple[Tensor, Tensor]:
+        drawn = rng.choice(len(images_of), settings.batch_size, replace=False)
+        rows = np.array([rng.choice(images_of[i]) for i in drawn])
+        texts = tokens(captions([data.emoji[i] for i in splits.owners[rows]], rng))
+        return pixels(splits.images[rows], generator).to(DEVICE), texts.to(DEVICE)
+
+    if not row.startswith("norm-sym"):
+        rescale_output(model, *batch())
+    if row.endswith("cut-init"):
+        last = ("visual.attnpool.c_proj", "text_projection")
+        stm.cut_init(model, 3.0, where=lambda name, _: name.startswith(last))
+    loss_function = AsymmetricClipLoss.from_preset(ROWS[row])
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}]
+    groups += [{"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), eps=1e-6)
+
+    def share(step: int) -> float:
+        warm = min(1.0, (step + 1) / settings.warmup)
+        return warm * (1 + np.cos(np.pi * step / settings.steps)) / 2
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    model.train()
+    for _ in range(settings.steps):
+        images, texts = batch()
+        image_features, text_features, scale = model(images, texts)
+        if row.endswith("GradScale"):
+            image_features, text_features = grad_scale(image_features), grad_scale(text_features)
+        loss = loss_function(image_features, text_features, scale)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, np.log(100))  # as open_clip_train does
+    return model.eval(), tokens
+
+
+@torch.no_grad()
+def encode(
+    model: CLIP, tokens: Tokens, images: NDArray[np.uint8], texts: list[str]
+) -> tuple[Floats, Floats]:
+    """Raw features: (n, D), (m, D)."""
+    starts = range(0, len(images), 128)
+    x = [model.encode_image(pixels(images[i : i + 128]).to(DEVICE)) for i in starts]
+    starts = range(0, len(texts), 128)
+    y = [model.encode_text(tokens(texts[i : i + 128]).to(DEVICE)) for i in starts]
+    return torch.cat(x).cpu().numpy(), torch.cat(y).cpu().numpy()
+
+
+def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[str, Any]:
+    """Retrieval, Cohen's d and hubs: (n, D), (m, D), (n, m).
+
+    N_10 of an item is the number of queries that have it among their ten best.
+    """
+    x, y = torch.from_numpy(images), torch.from_numpy(texts)
+    metrics: dict[str, float] = evaluate_retrieval(x, y, relevant)
+    norms = {"image": np.linalg.norm(images, axis=1), "text": np.linalg.norm(texts, axis=1)}
+    occurrence = {}
+    for name, similarity in (("cosine", stm.COSINE), ("dot", stm.DOT)):
+        scores = similarity(x, y).numpy()
+        sides = {"text": (scores, relevant), "image": (scores.T, relevant.T)}
+        for side, (ranked, wanted) in sides.items():
+            order = np.argsort(-ranked, axis=1, kind="stable")
+            n_10 = np.bincount(order[:, :10].ravel(), minlength=len(norms[side]))
+            occurrence[f"{name}_{side}"] = n_10
+            if name == "cosine":
+                metrics[f"cosine_{side}_hub_norm"] = stm.geometry.spearman(n_10, norms[side])
+                hits = np.take_along_axis(wanted, order, axis=1)
+                near = ~hits & ((~hits).cumsum(axis=1) <= 10) & hits.any(axis=1)[:, None]
+                sizes = norms[side]
+                d = stm.geometry.cohens_d(sizes[order[hits]], sizes[order[near]])
+                metrics[f"{side}_hard_d"] = d
+    return {"metrics": metrics, "norms": norms, "occurrence": occurrence}
+
+
+def one_run(row: str, seed: int, cache: str | None) -> None:
+    """Train, measure both tests, and keep that as JSON."""
+    torch.set_num_threads(1)
+    data = emoji.build(cache, SIZE, emoji.STYLES)
+    splits = data.split(seed)
+    model, tokens = train(row, seed, data, splits, Settings())
+    record: dict[str, Any] = {"row": row, "seed": seed, "settings": Settings()._asdict()}
+    record["tests"] = {}
+    for name in TESTS:
+        test: emoji.Split = getattr(splits, name)
+        measured = measure(*encode(model, tokens, test.images, test.texts), test.relevance)
+        finite = {k: v if np.isfinite(v) else None for k, v in measured["metrics"].items()}
+        record["tests"][name] = {"metrics": finite, "sizes": [len(test.images), len(test.texts)]}
+        for key in ("norms", "occurrence") if seed == 0 else ():  # for the picture
+            values = {side: x.round(5).tolist() for side, x in measured[key].items()}
+            record["tests"][name][key] = values
+    store(path_of(row, seed), record)
+
+
+def path_of(row: str, seed: int) -> Path:
+    return RESULTS / f"{row.replace(', ', '-')}-seed{seed}.json"
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+# d image, d text; R@1 cosine I->T, T->I; dot I->T, T->I
+TABLE_6 = {
+    "norm-sym": (-0.55, -0.30, 38.4, 28.0, 32.8, 26.3),
+    "nonorm-sym": (-0.65, -0.06, 23.4, 19.1, 25.1, 19.5),
+    "imgnorm-i2t": (5.72, 1.83, 30.5, 0.3, 32.1, 0.3),
+    "nonorm-i2t": (-0.49, 0.58, 18.0, 12.4, 21.2, 9.6),
+    "txtnorm-t2i": (2.11, 10.89, 1.9, 17.6, 0.2, 23.4),
+    "nonorm-t2i": (1.31, 1.21, 8.6, 13.5, 6.9, 16.7),
+}
+CELLS = ("d image", "d text", "cos I→T", "cos T→I", "dot I→T", "dot T→I")
+SIGNED = ("d image", "d text", "dot − cos I→T", "dot − cos T→I")
+
+Runs = dict[str, list[dict[str, Any]]]  # row to records, by seed
+
+
+def shown(values: Sequence[float], digits: int, sign: bool = False) -> str:
+    """Mean and half interval, such as ``12.3 ± 1.0``."""
+    mean = f"{np.mean(values):{'+' if sign else ''}.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {margin(values):.{digits}f}"
+
+
+def cells(record: dict[str, Any], test: str) -> tuple[float, ...]:
+    """The six cells of Table 6 of one run."""
+    m = record["tests"][test]["metrics"]
+    recalls = [
+        f"{similarity}_{way}_recall@1" for similarity in ("cosine", "dot") for way in ("i2t", "t2i")
+    ]
+    return (m["image_hard_d"], m["text_hard_d"], *(100 * m[name] for name in recalls))
+
+
+def signed(six: Sequence[float]) -> tuple[float, ...]:
+    """The figures that have a sign: both d, and dot less cosine both ways."""
+    return (six[0], six[1], six[4] - six[2], six[5] - six[3])
+
+
+def verdict(values: Sequence[float], paper: float) -> str:
+    """Whether the signs agree, as far as the seeds can tell."""
+    if round(paper, 6) == 0:
+        return "(paper 0)"
+    if not np.any(values):
+        return "0"
+    same = np.sign(np.mean(values)) == np.sign(paper)
+    if len(values) < 2:
+        return "same sign" if same else "other sign"
+    if not abs(np.mean(values)) > margin(values):
+        return "open"
+    return "agrees" if same else "disagrees"
+
+
+def columns_of(rows: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    return list(zip(*rows, strict=True))
+
+
+def sign_table(runs: Runs, test: str) -> list[str]:
+    """The figures with a sign in the paper's Table 6, with interval and verdict."""
+    rows = []
+    for row in (row for row in TABLE_6 if row in runs):
+        columns = columns_of([signed(cells(record, test)) for record in runs[row]])
+        pairs = enumerate(zip(columns, signed(TABLE_6[row]), strict=True))
+        entries = [
+            f"{shown(v, 2 if i < 2 else 1, sign=True)} {verdict(v, paper)}"
+            for i, (v, paper) in pairs
+        ]
+        rows.append([row, len(runs[row]), *entries])
+    return markdown([TESTS[test].lower(), "seeds", *SIGNED], rows, "lrllll")
+
+
+def figures(columns: Sequence[Sequence[float]], sign: bool) -> list[str]:
+    """The six cells: two of d, and four in points."""
+    return [shown(v, 2 if i < 2 else 1, sign or i < 2) for i, v in enumerate(columns)]
+
+
+def tables(runs: Runs, test: str) -> list[str]:
+    """Hard Cohen's d and R@1 in %, the interventions, and N_10 by cosine against the norm."""
+    base = {record["seed"]: cells(record, test) for record in runs.get("norm-sym", [])}
+    rows, changes, hubs = [], [], []
+    for row, records in runs.items():
+        of_seeds = [cells(record, test) for record in records]
+        entries = figures(columns_of(of_seeds), False)
+        if row in TABLE_6:
+            paper = [f"{x:.{2 if i < 2 else 1}f}" for i, x in enumerate(TABLE_6[row])]
+            entries = [f"{a} ({b})" for a, b in zip(entries, paper, strict=True)]
+        else:
+            seeds = [record["seed"] for record in records]
+            pairs = zip(of_seeds, seeds, strict=True)
+            less = [np.subtract(x, base[seed]) for x, seed in pairs if seed in base]
+            changes.append([f"{row} less norm-sym", *figures(columns_of(less), True)])
+        rows.append([row, len(records), *entries])
+        metrics = [record["tests"][test]["metrics"] for record in records]
+        keys = [f"cosine_{side}_hub_norm" for side in ("image", "text")]
+        hubs.append([row, *(shown([m[key] for m in metrics], 2, True) for key in keys)])
+    parts = (
+        [f"### {TESTS[test]}"],
+        markdown(["", "seeds", *CELLS], rows),
+        sign_table(runs, test),
+        markdown(["", *CELLS], changes),
+        markdown(["N_10 against norm", "image", "text"], hubs),
+    )
+    return [line for part in parts for line in [*part, ""]]
+
+
+def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
+    """The norm of each item of the found side against N_10 by cosine, of seed 0.
+
+    A hub is among the tenth of items with the largest N_10 by cosine; it is demoted if dot halves
+    that.
+    """
+    pairs = [(row, "text") for row in ("norm-sym", "nonorm-sym", "imgnorm-i2t")]
+    pairs.append(("txtnorm-t2i", "image"))
+    panels = [pair for pair in pairs if pair[0] in runs and runs[pair[0]][0]["seed"] == 0]
+    if not panels:
+        return
+    plt = pyplot()
+    size = (3.2 * len(panels), 3.9)
+    options: Any = {"squeeze": False, "sharey": True, "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(panels), figsize=size, **options)
+    for axis, (row, side) in zip(axes[0], panels, strict=True):
+        measured = runs[row][0]["tests"][test]
+        norms = np.array(measured["norms"][side])
+        by_cosine, by_dot = (
+            np.array(measured["occurrence"][f"{s}_{side}"]) for s in ("cosine", "dot")
+        )
+        relative = norms / np.median(norms)
+        is_hub = by_cosine >= max(np.quantile(by_cosine, 0.9), 1)
+        demoted = is_hub & (by_dot <= by_cosine / 2)
+        for which, colour, label in (
+            (~is_hub, "0.7", "others"),
+            (is_hub & ~demoted, "tab:blue", "hubs"),
+            (demoted, "tab:red", "hubs that dot demotes"),
+        ):
+            axis.scatter(
+                by_cosine[which] + 1,
+                relative[which],
+                s=10,
+                color=colour,
+                label=f"{label}: {which.sum()}",
+            )
+        axis.axhline(1, color="0.4", linewidth=0.6)
+        axis.set_xscale("log")
+        axis.set_xlabel("1 + N₁₀ by cosine")
+        axis.set_title(
+            f"{row}, {side}s: ρ = {measured['metrics'][f'cosine_{side}_hub_norm']:+.2f}",
+            fontsize=10,
+        )
+        axis.legend(
+            fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=1, frameon=False
+        )
+    axes[0, 0].set_ylabel("norm / median norm")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# --- the study ------------------------------------------------------------------------------------
+
+
+def collect(seeds: Sequence[int] = range(5)) -> Runs:
+    """The stored runs."""
+    runs: Runs = {}
+    for row in ROWS:
+        for seed in seeds:
+            if record := read(path_of(row, seed)):
+                for test in record["tests"].values():  # JSON has no nan
+                    metrics = test["metrics"].items()
+                    test["metrics"] = {k: np.nan if v is None else v for k, v in metrics}
+                runs.setdefault(row, []).append(record)
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cache", help="a folder for packages and images")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--rows", help=f"numbers from 1 of {', '.join(ROWS)}; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--table", action="store_true", help="train nothing, print what there is")
+    parser.add_argument("--picture", type=Path, default=Path("runs/clip_hubs.png"))
+    arguments = parser.parse_args()
+    rows = list(ROWS)
+    if arguments.rows:
+        rows = [rows[int(i) - 1] for i in arguments.rows.split(",")]
+    jobs = [(row, int(seed)) for seed in arguments.seeds.split(",") for row in rows]
+    if not arguments.table:
+        emoji.build(arguments.cache, SIZE, emoji.STYLES)  # once, before processes race for it
+        with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+            todo = [job for job in jobs if not path_of(*job).is_file()]
+            for result in [pool.submit(one_run, *job, arguments.cache) for job in todo]:
+                result.result()
+    runs = collect()
+    for test in TESTS:
+        print("\n".join(tables(runs, test)))
+    plot_hubs(runs, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Do GradScale and cut-init converge faster, for text?
+
+    python benchmarks/studies/convergence/convergence.py [START ...] [--seeds 3]
+
+*On the Importance of Embedding Norms in Self-Supervised Learning* says that large norms slow the
+training of a cosine loss down, and that GradScale (power 1) and cut-init (c = 3) remove this. Here
+InfoNCE under cosine at .05 learns WordNet with AdamW, from these starts:
+
+- scratch: wordllama's table with normal random vectors; cut-init divides the whole table;
+- head: the trained table, frozen, and a random linear map, which cut-init divides;
+- L3 head: paraphrase-MiniLM-L3-v2 and a random linear map, all trained; cut-init divides the map;
+- L3 scratch: the same encoder without the map and with random weights; cut-init divides everything.
+
+The control is the learning rate: each way has three, and is measured at the one that is best for
+itself on dev. A way converges faster if it needs fewer steps to 95 % of the best dev nDCG@10 of the
+plain training, or ends higher. What was expected is on the page, docs/research/convergence.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from benchmarks.data.paraphrase import paraphrase
+from benchmarks.studies.cells import (
+    BASES,
+    POOL,
+    Cell,
+    asked,
+    best_of_all,
+    dev_of,
+    gain,
+    run,
+    seeds_of,
+    stored_seeds,
+)
+from benchmarks.studies.estimates import in_points, markdown, show
+from benchmarks.studies.models import static_model
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from torch import nn
+
+import st_magnitude as stm
+
+EVALUATIONS = 12
+PLACES = {"wordnet": "in domain", "foldoc": "FOLDOC"}
+SHARE = 0.95  # of the best dev score of the plain training
+
+
+def scratch() -> SentenceTransformer:
+    model = static_model()
+    nn.init.normal_(model[0].embedding.weight)
+    return model
+
+
+def with_map(model: SentenceTransformer, width: int) -> SentenceTransformer:
+    model.append(Dense(width, width, bias=False, activation_function=nn.Identity()))
+    return model
+
+
+def l3_scratch() -> SentenceTransformer:
+    model = paraphrase()
+    encoder = model[0].auto_model
+    encoder.load_state_dict(type(encoder)(encoder.config).state_dict())
+    return model
+
+
+@dataclass(frozen=True)
+class Start:
+    """An untrained model, what the claims call it, what cut-init divides, and how it is trained."""
+
+    words: str
+    make: Callable[[], SentenceTransformer]
+    cut: Callable[[str, nn.Parameter], bool]
+    steps: int
+    batch: int
+    rates: tuple[float, ...]
+    bf16: bool = False
+
+    def changed(self, change: Callable[[SentenceTransformer], object]) -> SentenceTransformer:
+        model = self.make()
+        change(model)
+        return model
+
+    def cut_init(self, model: SentenceTransformer) -> None:
+        stm.cut_init(model, c=3.0, where=self.cut)
+
+
+def trained(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def last_map(name: str, parameter: nn.Parameter) -> bool:
+    return name.startswith("2.")
+
+
+def head() -> SentenceTransformer:
+    return with_map(static_model().requires_grad_(False), 256)
+
+
+def l3_head() -> SentenceTransformer:
+    return with_map(paraphrase(), 384)
+
+
+RATES = (1e-4, 3e-4, 1e-3)
+STARTS = {
+    "scratch": Start("static table, scratch", scratch, trained, 600, 128, (0.03, 0.1, 0.3)),
+    "head": Start("static table, head", head, trained, 600, 128, (3e-4, 1e-3, 3e-3)),
+    "L3 head": Start("L3, head", l3_head, last_map, 400, 64, RATES, bf16=True),
+    "L3 scratch": Start("L3, scratch", l3_scratch, trained, 1200, 64, RATES, bf16=True),
+}
+WAYS = ("plain", "GradScale", "cut-init")
+NAMES = [(start, way) for start in STARTS for way in WAYS]
+for name, start in STARTS.items():
+    changes = (lambda model: None, stm.attach_grad_scale, start.cut_init)
+    for way, change in zip(WAYS, changes, strict=True):
+        BASES[f"{name}, {way}"] = partial(start.changed, change)
+
+
+def grid(start: str, way: str) -> list[Cell]:
+    how = STARTS[start]
+    where = (f"{start}, {way}", "wordnet", "cosine", 0, how.steps, how.batch)
+    return [Cell(*where, rate, bf16=how.bf16) for rate in how.rates]
+
+
+def best(start: str, way: str) -> Cell | None:
+    """The cell of the rate that is best on dev; None before all rates were tried."""
+    return best_of_all(grid(start, way), "matched")
+
+
+def steps_to(cell: Cell, dev: float) -> float:
+    """Mean step, over seeds, at which dev is reached, between two evaluations by a line.
+
+    inf if it is not reached.
+    """
+    found = []
+    for figures in POOL.of_seeds(cell).values():
+        steps = [x["step"] for x in figures["curve"]]
+        values = np.maximum.accumulate([x["matched"] for x in figures["curve"]])
+        found.append(np.interp(dev, values, steps) if values[-1] >= dev else np.inf)
+    return float(np.mean(found))
+
+
+def table() -> list[str]:
+    """Each way at its best rate: dev, steps to a dev score, and the gain over plain on tests."""
+    rows = []
+    for start, way in NAMES:
+        cell, plain = best(start, way), best(start, "plain")
+        if cell is None or plain is None:
+            continue
+        gains = [show(gain(cell, plain, [place], "matched")) for place in PLACES]
+        needed = steps_to(cell, SHARE * dev_of(plain, "matched"))
+        row = [f"{start}, {way}", len(stored_seeds(cell)), f"{cell.rate:g}"]
+        row += [in_points(dev_of(cell, "matched")), f"{needed:,.0f}"]
+        rows.append([*row, *(["", ""] if way == "plain" else gains)])
+    head = ["start", "seeds", "rate", "dev", "steps to 95 % of plain", *PLACES.values()]
+    return markdown(head, rows)
+
+
+def same_rate_table() -> list[str]:
+    """Gains over plain training at the same rate, over the seeds that both have."""
+    rows = []
+    for start, way in NAMES:
+        for cell, plain in zip(grid(start, way), grid(start, "plain"), strict=True):
+            gains = [gain(cell, plain, [place], "matched") for place in PLACES]
+            if way != "plain" and gains[0]:
+                rows.append([f"{start}, {way}", f"{cell.rate:g}", gains[0][1], *map(show, gains)])
+    return markdown(["start", "rate", "seeds", *PLACES.values()], rows)
+
+
+TABLES = {"convergence": table, "convergence at the same rate": same_rate_table}
+
+if __name__ == "__main__":
+    arguments = asked(__doc__, STARTS)
+    names = [name for name in NAMES if name[0] in arguments.names]
+    run((cell for name in names for cell in grid(*name)), EVALUATIONS)
+    chosen = [cell for name in names if (cell := best(*name))]
+    run((x for cell in chosen for x in seeds_of(cell, arguments.seeds)), EVALUATIONS)

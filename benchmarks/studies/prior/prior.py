@@ -1,0 +1,387 @@
+"""What in-batch softmax forgets: how often a document is the answer, log p(d).
+
+    python benchmarks/studies/prior/prior.py [TASK ...] [--seeds 3]
+
+In-batch negatives are drawn from p(d), so that the optimum of InfoNCE is pointwise mutual
+information, in which p(d) cancels. Two ways to have it back: subtract log q of each column from its
+logit in training (logQ; Yi et al., RecSys 2019; `prior=` of a ranking loss), or add weight · log
+p(d) to the logits when scoring, with the weight that is best on dev. log p is counted in the
+training pairs. Tasks are those of data/popularity.py. Each loss has the temperature of .02, .05 and
+.1 that is best on dev with seed 0, for each training and scoring.
+
+Measured is nDCG@10 over all documents, and without the 50 most frequent ones, which then leave the
+index and the judgments. Baselines: ranking by popularity alone, BM25, and BM25 with the prior
+added. What was expected is on the page, docs/research/prior.md.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.data.popularity import Task, task
+from benchmarks.studies.cells import (
+    BASES,
+    Cell,
+    Figures,
+    Store,
+    asked,
+    how_of,
+    packed,
+    read,
+    seconds_of,
+    seeds_of,
+    store,
+    unpacked,
+)
+from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
+from benchmarks.studies.models import table_of, train, without_padding
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor
+
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import ndcg
+from st_magnitude.finetune.run import LOSSES
+from st_magnitude.surgery.raw import encode_raw
+
+TAUS = (0.02, 0.05, 0.1)
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of log p at scoring
+NAMES = {
+    "mnrl": "MNRL",
+    "cosine": "Cosine",
+    "qnorm": "QNorm",
+    "dot": "Dot",
+    "learnable": "Learnable",
+}
+SUBSETS = {"all": "all documents", "tail": "without the 50 most frequent"}
+WAYS = {  # (training, scoring)
+    ("in-batch", "plain"): "in-batch",
+    ("in-batch", "prior"): "in-batch, prior at scoring",
+    ("logq", "plain"): "logQ",
+    ("logq", "prior"): "logQ, prior at scoring",
+    ("joint", "plain"): "joint directions",
+    ("joint", "prior"): "joint directions, prior at scoring",
+}
+# of "joint", in one softmax
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+SETTINGS = {  # Cosine in-batch at .05 with seed 0
+    "dependencies": Cell("static", "dependencies", "cosine", 0, 200, 256, 0.03),
+    "dependencies, longer": Cell("static", "dependencies", "cosine", 0, 800, 256, 0.03),
+    "films": Cell("static", "films", "cosine", 0, 100, 256, 0.03),
+    "film ids": Cell("film ids", "film ids", "cosine", 0, 400, 256, 0.01),
+    "lemmas": Cell("static", "lemmas", "cosine", 0, 200, 256, 0.03),
+    "dependencies, small": Cell("MiniLM", "dependencies, small", "cosine", 0, 50, 32, 1e-4),
+}
+CELLS = Store(Path(__file__).parent / "cells")
+
+
+def film_tokens(films: Iterable[str]) -> Tokenizer:
+    """A token for each film that was liked, qNUMBER, and another one where it is searched for,
+    dNUMBER."""
+    words = ["[UNK]", *(f"{side}{film}" for film in films for side in "qd")]
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
+
+
+def film_table() -> SentenceTransformer:
+    """A random vector for each token."""
+    tokenizer = film_tokens(sorted(task("film ids").corpus))
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(tokenizer.get_vocab_size(), 64, generator=generator) / 8
+    return table_of(tokenizer, weights)
+
+
+BASES["film ids"] = film_table
+
+
+# --- one training ---------------------------------------------------------------------------------
+
+
+def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
+    name, _, way = cell.loss.partition("-")
+    if name == "mnrl":
+        return MultipleNegativesRankingLoss(model, scale=1 / float(cell.temperature))
+    options: dict[str, Any] = {"directions": DIRECTIONS} if way == "joint" else {}
+    if way == "logq":
+        options["prior"] = stm.DocumentPrior.from_texts(model, data.rows["positive"])
+    return LOSSES[name](model, temperature=cell.temperature, **options)
+
+
+def measure(cell: Cell) -> Figures:
+    """Trains and measures."""
+    began = time.perf_counter()
+    data = task(cell.data)
+    torch.manual_seed(cell.seed)
+    model = without_padding(stm.strip_normalize(BASES[cell.base]()))
+    loss = objective(model, cell, data)
+    how = how_of(cell)
+    if cell.loss.startswith("learnable"):
+        how["learning_rate_mapping"] = stm.LearnableNormLoss.learning_rate_mapping()
+    train(model, loss, data.rows, cell.seed, **how)
+    middle = time.perf_counter()
+    model.eval()
+    exponents = [float(x) for x in getattr(loss, "similarity", stm.COSINE).exponents]
+    similarity, encoded = stm.Similarity(*exponents), Encoded(model, data)
+    tau = float(cell.temperature) * encoded.size(similarity)
+    found = {x: scorings(encoded, similarity, tau, x == "tail") for x in SUBSETS}
+    return {
+        "settings": asdict(cell),
+        "data": data.fingerprint,
+        "exponents": exponents,
+        "scorings": found,
+        "norm": encoded.follows(),
+        "seconds": seconds_of(began, middle),
+    }
+
+
+class Encoded:
+    """The embeddings of both tasks, of which each text is encoded once."""
+
+    def __init__(self, model: SentenceTransformer, data: Task) -> None:
+        def encode(texts: Iterable[str], role: str) -> Tensor:
+            return encode_raw(model, list(texts), role, batch_size=128, show_progress_bar=False)
+
+        self.data = data
+        corpus = data.dev.corpus | data.test.corpus
+        self.documents = dict(zip(corpus, encode(corpus.values(), "document"), strict=True))
+        parts = {"dev": data.dev, "test": data.test}
+        self.queries = {part: encode(x.queries.values(), "query") for part, x in parts.items()}
+
+    def size(self, similarity: stm.Similarity) -> float:
+        """The mean norms that the similarity leaves, by which losses divide scores."""
+        sides = self.queries["dev"], torch.stack(list(self.documents.values()))
+        means = [float(side.norm(dim=1).mean()) for side in sides]
+        both = zip(means, similarity.exponents, strict=True)
+        return math.prod(mean ** (1 - gamma) for mean, gamma in both)
+
+    def follows(self) -> float:
+        """Spearman's correlation of the norm with log p, over documents that were trained on."""
+        known = [document for document in self.documents if self.data.counts[document]]
+        if not known:
+            return 0.0
+        norms = [float(self.documents[document].norm()) for document in known]
+        return round(float(spearmanr(norms, self.data.log_p(known).numpy()).statistic), 4)
+
+
+def ranked(
+    logits: Tensor,
+    log_p: Tensor,
+    weights: Sequence[float],
+    part: RetrievalData,
+    ids: list[str],
+    data: Task,
+) -> list[NDArray[np.float64]]:
+    """nDCG@10 of each query by the weight of the prior: (n, m) logits in the order of the ids."""
+    column = {document: i for i, document in enumerate(ids)}
+    relevant = [{column[d] for d in part.relevant[query] if d in column} for query in part.queries]
+    rows = [i for i, wanted in enumerate(relevant) if wanted]
+    for i, query in enumerate(part.queries):
+        if hidden := [column[d] for d in data.seen.get(query, ()) if d in column]:
+            logits[i, hidden] = -torch.inf
+    found = []
+    for weight in weights:
+        split = logits[rows].split(256)
+        tops = torch.cat([(x + weight * log_p).topk(min(10, len(ids))).indices for x in split])
+        pairs = zip(rows, tops.tolist(), strict=True)
+        gains = [[d in relevant[i] for d in top] for i, top in pairs]
+        found.append(ndcg(gains, [[1] * len(relevant[i]) for i in rows]))
+    return found
+
+
+def places(data: Task, part: str, tail: bool) -> tuple[RetrievalData, list[str], Tensor]:
+    """The task, the documents of its index and their log p."""
+    found: RetrievalData = getattr(data, part)
+    ids = [d for d in sorted(found.corpus) if not (tail and d in data.frequent)]
+    return found, ids, data.log_p(ids)
+
+
+def scorings(encoded: Encoded, similarity: stm.Similarity, tau: float, tail: bool) -> Figures:
+    """As trained and with the prior; by cosine if the loss kept a norm."""
+
+    def of(by: stm.Similarity, part: str, weights: Sequence[float]) -> list[NDArray[np.float64]]:
+        texts, ids, log_p = places(encoded.data, part, tail)
+        documents = torch.stack([encoded.documents[document] for document in ids])
+        logits = by.query(encoded.queries[part]) @ by.document(documents).T / tau
+        return ranked(logits, log_p, weights, texts, ids, encoded.data)
+
+    how = {"plain": (similarity, (0.0,)), "prior": (similarity, WEIGHTS)}
+    if similarity.exponents[1] < 1:
+        how["cosine"] = (stm.COSINE, (0.0,))
+    return {scoring: chosen(partial(of, by), weights) for scoring, (by, weights) in how.items()}
+
+
+def chosen(of: Any, weights: Sequence[float]) -> Figures:
+    """The smallest weight that is best on dev, and every query of the test with it."""
+    dev = [round(float(values.mean()), 5) for values in of("dev", weights)]
+    weight = weights[int(np.argmax(dev))]
+    return {"dev": max(dev), "weight": weight, "test": packed(of("test", [weight])[0])}
+
+
+# --- baselines ------------------------------------------------------------------------------------
+
+
+def baselines(name: str) -> Figures:
+    """Popularity alone, BM25, and BM25 with the prior."""
+    import bm25s
+
+    data = task(SETTINGS[name].data)
+
+    def split(texts: Iterable[str]) -> Any:
+        return bm25s.tokenize(list(texts), stopwords="en", show_progress=False, return_ids=False)
+
+    def lexical(part: str, tail: bool) -> tuple[Tensor, RetrievalData, list[str], Tensor]:
+        texts, ids, log_p = places(data, part, tail)
+        index = bm25s.BM25()
+        index.index(split(texts.corpus[d] for d in ids), show_progress=False)
+        nothing = np.zeros(len(ids), dtype=np.float32)  # for a query of stop words alone
+        queries = split(texts.queries.values())
+        scores = [index.get_scores(query) if query else nothing for query in queries]
+        return torch.tensor(np.stack(scores)), texts, ids, log_p
+
+    found: Figures = {"data": data.fingerprint, "scorings": {}}
+    for subset in SUBSETS:
+        both = {part: lexical(part, subset == "tail") for part in ("dev", "test")}
+
+        def of(
+            part: str, weights: Sequence[float], factor: float = 1.0, both: Any = both
+        ) -> list[NDArray[np.float64]]:
+            scores, texts, ids, log_p = both[part]
+            return ranked(factor * scores, log_p, weights, texts, ids, data)
+
+        found["scorings"][subset] = {
+            "popularity": chosen(partial(of, factor=0.0), (1.0,)),
+            "BM25": chosen(of, (0.0,)),
+            "BM25, prior": chosen(of, (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
+        }
+    return found
+
+
+# --- what is stored -------------------------------------------------------------------------------
+
+
+def baselines_path(name: str) -> Path:
+    data = SETTINGS[name].data.replace(", ", "-").replace(" ", "-")
+    return CELLS.folder / f"baselines-{data}.json"
+
+
+def cell_of(name: str, loss: str, training: str, tau: float) -> Cell:
+    scale = 20.0 if loss in ("mnrl", "cosine") else "batch"
+    way = "" if training == "in-batch" else f"-{training}"
+    return replace(SETTINGS[name], loss=f"{loss}{way}", temperature=tau, scale=scale)
+
+
+def best(name: str, loss: str, training: str, scoring: str) -> Cell | None:
+    """The stored temperature that is best on dev over all documents with seed 0."""
+    cells = [cell_of(name, loss, training, tau) for tau in TAUS]
+    found = {cell: x["scorings"]["all"][scoring] for cell in cells if (x := CELLS.load(cell))}
+    return max(found, key=lambda cell: found[cell]["dev"]) if found else None
+
+
+def run_task(name: str, seeds: int) -> None:
+    """Baselines, all temperatures with seed 0, then the other seeds of the best ones."""
+    print(f"{name}: {task(SETTINGS[name].data)}", flush=True)
+    if not baselines_path(name).is_file():
+        store(baselines_path(name), baselines(name))
+    pairs = [(loss, "in-batch") for loss in NAMES]
+    pairs += [(loss, "logq") for loss in NAMES if loss != "mnrl"]
+    pairs += [("cosine", "joint")] if name == "dependencies" else []
+    CELLS.run(measure, [cell_of(name, *pair, tau) for pair in pairs for tau in TAUS])
+    ways = product(pairs, ("plain", "prior"))
+    shown = [x for pair, scoring in ways if (x := best(name, *pair, scoring))]
+    CELLS.run(measure, [x for cell in shown for x in seeds_of(cell, seeds)])
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def stored_seeds(cell: Cell | None) -> dict[int, Figures]:
+    return CELLS.of_seeds(cell) if cell else {}
+
+
+def per_query(figures: Iterable[Figures], subset: str, scoring: str) -> NDArray[np.float64]:
+    return np.array([unpacked(x["scorings"][subset][scoring]["test"]) for x in figures])
+
+
+def gain(
+    after: Cell | None, before: Cell | None, subset: str, by: str, plain: str
+) -> Estimate | None:
+    """nDCG@10 of one less that of the other, over the seeds that both have on the same texts."""
+    a, b = stored_seeds(after), stored_seeds(before)
+    seeds = [seed for seed in a.keys() & b.keys() if a[seed]["data"] == b[seed]["data"]]
+    if not seeds:
+        return None
+    x = per_query([a[seed] for seed in seeds], subset, by)
+    return paired([x - per_query([b[seed] for seed in seeds], subset, plain)])
+
+
+def table(name: str) -> list[str]:
+    """nDCG@10 in percent, and the gain over Cosine trained and scored alike."""
+    rows: list[list[Any]] = []
+    if fixed := read(baselines_path(name)):
+        for what in fixed["scorings"]["all"]:
+            means = [in_points(per_query([fixed], subset, what)) for subset in SUBSETS]
+            rows.append([what, *means])
+    shown = [f"| {what} | | | | {' | '.join(means)} | |" for what, *means in rows]
+    rows = []
+    for ((training, scoring), way), loss in product(WAYS.items(), NAMES):
+        cell = best(name, loss, training, scoring)
+        if cell is None or not (found := stored_seeds(cell)):
+            continue
+        means = [in_points(per_query(found.values(), subset, scoring)) for subset in SUBSETS]
+        alike = gain(cell, best(name, "cosine", training, scoring), "all", scoring, scoring)
+        over = show(alike) if loss != "cosine" else ""
+        rows.append([NAMES[loss], way, f"{cell.temperature:g}", len(found), *means, over])
+    head = ["loss", "training, scoring", "τ", "seeds", *SUBSETS.values(), "over Cosine alike"]
+    lines = markdown(head, rows, "ll")
+    return lines[:2] + shown + lines[2:]
+
+
+def gain_table() -> list[str]:
+    """What the prior and joint directions gain over in-batch training, each at its best."""
+    rows = []
+    ways = {("in-batch", "prior"): "prior at scoring"}
+    ways |= {(x, "plain"): WAYS[x, "plain"] for x in ("logq", "joint")}
+    for name, loss, ((training, scoring), how) in product(SETTINGS, NAMES, ways.items()):
+        plain = best(name, loss, "in-batch", "plain")
+        cell = best(name, loss, training, scoring)
+        gains = [gain(cell, plain, subset, scoring, "plain") for subset in SUBSETS]
+        if gains[0] is not None:
+            rows.append([name, NAMES[loss], how, *map(show, gains)])
+    return markdown(["task", "loss", "with", *SUBSETS.values()], rows, "lll")
+
+
+def norm_table() -> list[str]:
+    """Losses that keep the norm: as trained, by their own cosine, and does it hold the prior?"""
+    rows = []
+    losses = ("qnorm", "dot", "learnable")
+    for name, loss, training in product(SETTINGS, losses, ("in-batch", "logq")):
+        if found := list(stored_seeds(best(name, loss, training, "plain")).values()):
+            means = [in_points(per_query(found, "all", scoring)) for scoring in ("plain", "cosine")]
+            norm = f"{np.mean([x['norm'] for x in found]):+.2f}"
+            rows.append([name, NAMES[loss], training, *means, norm])
+    head = ["task", "loss", "training", "as trained", "by cosine", "norm with log p"]
+    return markdown(head, rows, "lll")
+
+
+TABLES = {"gains by the prior": gain_table, "norms and the prior": norm_table}
+
+if __name__ == "__main__":
+    arguments = asked(__doc__, SETTINGS)
+    for name in arguments.names:
+        run_task(name, arguments.seeds)

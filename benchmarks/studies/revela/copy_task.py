@@ -1,0 +1,180 @@
+"""The copy task: pairs of documents with shared words that only the other document of the pair
+predicts.
+
+A document is 8 words of its pair, from a large vocabulary, then 8 words of noise, from a small one.
+The words of the pair have the same places in both documents, so a language model that attends to
+the right document can copy them. The retriever has to learn which words count.
+
+    python benchmarks/studies/revela/copy_task.py
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.studies.estimates import markdown
+from benchmarks.studies.models import QUIET, table_of
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from st_magnitude.revela import RevelaTrainer
+from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.groups import split_batch
+from st_magnitude.revela.loss import RevelaLoss, group_similarity
+
+PAIRS = 4
+GROUPS = 4  # in a step of the language model's own training
+SHARED = [f"s{i}" for i in range(32)]
+NOISE = [f"n{i}" for i in range(16)]
+
+
+def group(rng: random.Random) -> list[str]:
+    """A group of 2 PAIRS documents, of which 2k and 2k + 1 are partners."""
+    documents = []
+    for _ in range(PAIRS):
+        shared = rng.choices(SHARED, k=8)
+        documents += [" ".join(shared + rng.choices(NOISE, k=8)) for _ in range(2)]
+    return documents
+
+
+def partners() -> torch.Tensor:
+    """(2 PAIRS, 2 PAIRS), 1 where two documents are partners."""
+    return torch.eye(PAIRS).repeat_interleave(2, 0).repeat_interleave(2, 1) - torch.eye(2 * PAIRS)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["[PAD]", "[UNK]", *SHARED, *NOISE]
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def retriever(seed: int = 0) -> SentenceTransformer:
+    """The mean of random word vectors; the vectors of noise words have large norms."""
+    torch.manual_seed(seed)
+    words = tokenizer().backend_tokenizer
+    table = 0.1 * torch.randn(words.get_vocab_size(), 32)
+    table[[words.token_to_id(word) for word in NOISE]] *= 3
+    return table_of(words, table)
+
+
+def decoder(family: str, **options: Any) -> PreTrainedModel:
+    """A tokenizer for the words of this task."""
+    ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer()), **ids, **options)
+    return AutoModelForCausalLM.from_config(config)
+
+
+SHAPE = {  # of a language model with biases, which make attention by position easy
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+
+
+def warmed_lm(seed: int, v_norm: bool, max_steps: int = 2000) -> PreTrainedModel | None:
+    """A small decoder that was trained to copy from the partner, with Sim given.
+
+    None if it did not learn that.
+    """
+    torch.manual_seed(seed)
+    tokens = tokenizer()
+    lm = decoder("qwen2", **SHAPE)
+    attach(lm)
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3)
+    rng = random.Random(seed)
+    given = torch.block_diag(*[partners()] * GROUPS)
+    for _ in range(max_steps):
+        batch = tokens([text for _ in range(GROUPS) for text in group(rng)], return_tensors="pt")
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        _, h = two_streams(lm, ids, mask, Neighbours.of(given, v_norm=v_norm))
+        loss = next_token_loss(lm, h, ids, mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss < 1.6:  # nats: 3.1 without copying, 1.5 with
+            return lm
+    return None
+
+
+@torch.no_grad()
+def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> float:
+    """Mean share of Sim on the partner, over new groups; 1 / (2 PAIRS - 1) by chance."""
+    rng, total = random.Random(seed), 0.0
+    for _ in range(num_groups):
+        query, passage, text = split_batch(loss.collator([{"chunks": group(rng)}]))
+        embedded = [loss.model(features)["sentence_embedding"] for features in (query, passage)]
+        similarity = group_similarity(*embedded, text["group"], loss.temperature)
+        total += float((similarity * partners()).sum(1).mean())
+    return total / num_groups
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "tau .05": {},
+    "without V-normalisation": {"v_norm": False},
+    "tau .01": {"temperature": 0.01},
+    "tau .2": {"temperature": 0.2},
+    "tau 1e-4, the paper's": {"temperature": 1e-4},
+    "random groups": {},
+}
+
+
+def trained(lm: PreTrainedModel, seed: int, chunks: list[list[str]], **options: Any) -> list[float]:
+    """Share of Sim on the partner before and after 100 steps."""
+    settings = {"temperature": 0.05, "query_part": "full", "prefixes": ("", "")} | options
+    model = retriever(seed)
+    loss = RevelaLoss(model, copy.deepcopy(lm), tokenizer(), **settings)
+    found = [partner_mass(loss)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = SentenceTransformerTrainingArguments(
+            folder,
+            max_steps=100,
+            per_device_train_batch_size=2,
+            learning_rate=3e-2,
+            use_cpu=True,
+            seed=seed,
+            **QUIET | {"dataloader_drop_last": False},
+        )
+        RevelaTrainer(
+            model=model,
+            args=arguments,
+            loss=loss,
+            train_dataset=Dataset.from_dict({"chunks": chunks}),
+            lm_lora=None,
+            lm_learning_rate=1e-4,
+        ).train()
+    return [*found, partner_mass(loss)]
+
+
+def main() -> None:
+    shares: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
+    for seed in range(3):
+        warmed = {v_norm: warmed_lm(seed, v_norm) for v_norm in (True, False)}
+        rng = random.Random(seed + 1)
+        together = [group(rng) for _ in range(200)]
+        mixed = [list(row) for row in zip(*together, strict=True)]
+        apart = [row[i : i + 8] for row in mixed for i in range(0, len(row) - 7, 8)]
+        for name, options in VARIANTS.items():
+            if (lm := warmed[options.get("v_norm", True)]) is not None:
+                chunks = apart if name == "random groups" else together
+                shares[name].append(trained(lm, seed, chunks, **options))
+    rows = []
+    for name, found in shares.items():
+        spread = np.std(found, axis=0, ddof=1)
+        pairs = zip(np.mean(found, axis=0), spread, strict=True)
+        rows.append([name, len(found), *(f"{mean:.2f} ± {sd:.2f}" for mean, sd in pairs)])
+    print("\n".join(markdown(["variant", "seeds", "before", "after"], rows)))
+
+
+if __name__ == "__main__":
+    main()

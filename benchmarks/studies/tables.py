@@ -1,0 +1,100 @@
+"""Rebuilds the tables of docs/research/ from the stored cells; pictures with --pictures.
+
+    python benchmarks/studies/tables.py [--check] [--pictures]
+
+A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and
+the exit status is 1 if a page differs from what the cells give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from benchmarks.studies import claims
+from benchmarks.studies.boilerplate import forgetting, fragments, pages
+from benchmarks.studies.cells import ROOT
+from benchmarks.studies.compression import compression
+from benchmarks.studies.convergence import convergence
+from benchmarks.studies.inheritance import inheritance
+from benchmarks.studies.late_interaction import late_interaction
+from benchmarks.studies.merging import merging
+from benchmarks.studies.prior import prior
+from benchmarks.studies.reading import reading
+from benchmarks.studies.revela import revela_text
+from benchmarks.studies.temperature import batch_scale, temperature
+
+Table = Callable[[], list[str]]
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs").glob("research/*.md"))
+    if "<!-- end -->" in page.read_text(encoding="utf-8")
+]
+
+
+def by_name(
+    tables: dict[str, Callable[[str], list[str]]], names: Iterable[str]
+) -> dict[str, Table]:
+    return {f"{key}, {name}": partial(tables[key], name) for name in names for key in tables}
+
+
+def of_study(table: Callable[[temperature.Study], list[str]], name: str) -> list[str]:
+    return table(temperature.STUDIES[name])
+
+
+TABLES: dict[str, Table] = {
+    **by_name({"claims": claims.table}, claims.SOURCES),
+    **by_name(
+        {key: partial(of_study, table) for key, table in temperature.TABLES.items()},
+        temperature.STUDIES,
+    ),
+    **batch_scale.TABLES,
+    **by_name(compression.TABLES, ["static"]),
+    "texts": partial(compression.texts_table, "static"),
+    **convergence.TABLES,
+    "forgetting": forgetting.table,
+    **fragments.TABLES,
+    **by_name(pages.TABLES, pages.CELLS),
+    **late_interaction.TABLES,
+    **merging.TABLES,
+    "reading": reading.table,
+    "revela": revela_text.table,
+    **inheritance.TABLES,
+    **by_name({"prior": prior.table}, prior.SETTINGS),
+    **prior.TABLES,
+}
+
+
+def rebuilt(page: str) -> str:
+    """The page with its tables as the cells give them."""
+
+    def table(match: re.Match[str]) -> str:
+        return "\n".join([f"<!-- {match[1]} -->", "", *TABLES[match[1]](), "", "<!-- end -->"])
+
+    return re.sub(r"<!-- ([^>]+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--pictures", action="store_true")
+    arguments = parser.parse_args()
+    before = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    changed = {page: after for page, text in before.items() if (after := rebuilt(text)) != text}
+    if arguments.check:
+        lines = [f"{page} is not what the cells give.\n" for page in changed]
+        parser.exit(bool(changed), "".join(lines))
+    for page, text in changed.items():
+        page.write_text(text, encoding="utf-8")
+    if arguments.pictures:
+        temperature.pictures()
+        fragments.picture()
+        pages.picture()
+
+
+if __name__ == "__main__":
+    main()

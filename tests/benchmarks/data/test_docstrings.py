@@ -1,0 +1,184 @@
+"""The docstrings of an environment as a retrieval task: sections, queries, splits and sampling."""
+
+import random
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+from _texts import words
+from benchmarks.data.docstrings import task as docstrings
+
+from st_magnitude.data.retrieval import RetrievalData
+
+NUMPYDOC = """Smooth a noisy recording, sample by sample.
+
+Every sample becomes the mean of its neighbours, so that sharp edges are lost as well.
+See `sharpen` for details.
+
+.. note::
+    The recording is padded with zeros, which :func:`~audio.core.fade` hides.
+
+.. deprecated:: 2.0
+    Write something else instead of calling this.
+
+Parameters
+----------
+signal : ndarray of shape (n,)
+    The samples in the order of their time, in any unit.
+args : tuple, optional
+    Handed on to the window, in the order that it has.
+
+Returns
+-------
+ndarray of shape (n,)
+    The smoothed samples, in the unit of the signal.
+
+See Also
+--------
+sharpen : The opposite, which brings out the edges again.
+
+Notes
+-----
+The cost grows linearly with the length of the recording [1]_ and not at all with the width.
+
+References
+----------
+.. [1] A. Author, "Running sums in constant time", Journal of Signals, 1981.
+
+Examples
+--------
+>>> smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1)
+array([1., 2., 1.66666667])
+"""
+
+
+def test_numpydoc() -> None:
+    summary, description, boilerplate = docstrings.split_docstring(NUMPYDOC)
+    assert summary == "Smooth a noisy recording, sample by sample."
+    assert description == [
+        "Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. "
+        "The recording is padded with zeros, which fade hides. "
+        "The cost grows linearly with the length of the recording and not at all "
+        "with the width."
+    ]
+    assert boilerplate == [
+        "signal (ndarray of shape (n,)): The samples in the order of their time, in any unit. "
+        "args (tuple): Handed on "
+        "to the window, in the order that it has.",
+        "ndarray of shape (n,): The smoothed samples, in the unit of the signal.",
+        "sharpen : The opposite, which brings out the edges again.",
+        '[1] A. Author, "Running sums in constant time", Journal of Signals, 1981.',
+        'smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1) '
+        "array([1., 2., 1.66666667])",
+    ]
+
+
+def function(name: str, summary: str, description: str = "", parameters: str = "") -> str:
+    description = description or "The description has enough words to be a chunk of its own here."
+    parameters = parameters or "x: The only parameter, which has a sufficiently long explanation."
+    text = f'"""{summary}\n\n{description}\n\nArgs:\n    {parameters}\n"""'
+    return f"def {name}(x):\n{indent(text, '    ')}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "query"),
+    [
+        (
+            "fft",
+            "Returns the discrete spectrum of a signal.",
+            "how do I get the discrete spectrum of a signal?",
+        ),
+        (
+            "fft",
+            "Processes the spectrum of a signal.",
+            "how do I process the spectrum of a signal?",
+        ),
+        (
+            "is_flat",
+            "Return True if the spectrum is constant.",
+            "how do I check whether the spectrum is constant?",
+        ),
+        ("fft", "The discrete spectrum of a signal.", "what is the discrete spectrum of a signal?"),
+        ("fft", "Fast spectrum of a signal.", "fast spectrum of a signal"),
+        ("fft", "FIR filter of a signal.", "FIR filter of a signal"),
+        (
+            "fft",
+            "fft: compute the spectrum of a signal.",
+            "how do I compute the spectrum of a signal?",
+        ),
+        (
+            "KMeans",
+            "K-Means is a clustering around centres.",
+            "what is a clustering around centres?",
+        ),
+        (
+            "rfft",
+            "Compute the spectrum (RFFT) of a signal.",
+            "how do I compute the spectrum of a signal?",
+        ),
+        ("KMeans", "Fit the k-means of all points.", None),
+        ("fft", "See the other spectrum function.", None),
+        ("fft", "spectrum(x, n) -> the spectrum of a signal", None),
+    ],
+)
+def test_query(name: str, summary: str, query: str | None) -> None:
+    found = [o.query for o in docstrings.documented_objects(function(name, summary), "audio")]
+    assert found == ([] if query is None else [query])
+
+
+def write_package(root: Path, name: str, functions: int) -> None:
+    """A package of functions without a common word, which cannot be imported."""
+    rng = random.Random(name)
+    texts = [
+        (f"Compute {words(rng, 6)}.", f"{words(rng, 15)}.", f"x: {words(rng, 12)}")
+        for _ in range(functions)
+    ]
+    sources = [function(f"f{i}", *text) for i, text in enumerate(texts)]
+    (root / name).mkdir()
+    (root / name / "__init__.py").write_text(
+        "\n".join(["raise RuntimeError('imported')", *sources])
+    )
+
+
+def test_task(tmp_path: Path) -> None:
+    for name, functions in (("big", 20), ("small", 2), ("other", 5), ("dev", 5), ("exam", 6)):
+        write_package(tmp_path, name, functions)
+    settings = {
+        "dev": "dev",
+        "test": ["exam"],
+        "dev_queries": 3,
+        "test_queries": 4,
+        "roots": [tmp_path],
+    }
+    settings["progress"] = False
+    task = docstrings.build_docstring_task(train_queries=6, **settings)
+    assert task.packages == {
+        "train": {"big": 2, "other": 2, "small": 2},
+        "dev": {"dev": 3},
+        "test": {"exam": 4},
+    }
+    for split, size in (("train", 6), ("dev", 3), ("test", 4)):
+        data: RetrievalData = getattr(task, split)
+        assert len(data.queries) == size
+        assert data.relevant.keys() == data.negatives.keys() == data.queries.keys()
+        relevant, never = (
+            set().union(*judged.values()) for judged in (data.relevant, data.negatives)
+        )
+        assert (
+            relevant | never == data.corpus.keys()
+        )  # every never-relevant chunk is some query's negative
+        assert not relevant & never
+    assert len(task.train.triplets(1)) == 6
+    again = docstrings.build_docstring_task(train=["other"], train_queries=4, **settings)
+    assert again.packages["train"] == {"other": 4}
+
+
+def test_twins_and_near_duplicates_go() -> None:
+    rng = random.Random(0)
+    texts = [(f"Compute {words(rng, 6)}.", f"{words(rng, 15).capitalize()}.") for _ in range(4)]
+    nearly = (texts[1][0].replace("Compute", "Compute here"), texts[1][1].replace(".", " and."))
+    sources = "\n".join(
+        function(f"f{i}", *text) for i, text in enumerate([*texts, texts[0], nearly])
+    )
+    kept = docstrings._drop_duplicates(list(docstrings.documented_objects(sources, "audio")))
+    assert [o.name.rpartition(".")[2] for o in kept] == ["f0", "f1", "f2", "f3"]

@@ -1,0 +1,116 @@
+"""The pages of the studies: their tables are what the stored cells give, and none without cells."""
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.studies import cells, tables
+from benchmarks.studies.boilerplate import fragments
+from benchmarks.studies.convergence import convergence
+from benchmarks.studies.estimates import NOTHING
+from benchmarks.studies.late_interaction import late_interaction
+from benchmarks.studies.prior import prior
+from benchmarks.studies.revela import revela_text
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
+def test_a_page_is_what_the_cells_give(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == tables.rebuilt(text), "run python benchmarks/studies/tables.py"
+    names = set(re.findall(r"<!-- ([^>]+) -->", text)) - {"end"}
+    assert names
+    assert names <= tables.TABLES.keys()
+    assert NOTHING[0] not in text
+
+
+@pytest.mark.parametrize(
+    ("store", "cell"),
+    [
+        (cells.POOL, cells.Cell),
+        (prior.CELLS, cells.Cell),
+        (late_interaction.CELLS, cells.Cell),
+        (revela_text.LATEST, revela_text.Cell),
+    ],
+    ids=["pool", "prior", "late interaction", "revela"],
+)
+def test_every_stored_cell_has_the_name_of_its_settings(store: cells.Store, cell: type) -> None:
+    paths = sorted(store.folder.glob("*-seed*.json"))
+    assert paths
+    for path in paths:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert cell(**found["settings"]).name == path.stem
+
+
+CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
+
+
+def stored(cell: Any, values: list[int], data: str = "a", task: str = "wordnet") -> None:
+    full = cells.packed(np.array(values) / 1e4)
+    scoring = {
+        "dev": float(np.mean(values)),
+        "step": 5,
+        "exponent": 1.0,
+        "tests": {task: {"full": full}},
+    }
+    figures = {
+        "settings": asdict(cell),
+        "data": data,
+        "scorings": dict.fromkeys(cells.SCORINGS, scoring),
+    }
+    cells.store(cells.POOL.path(cell), figures)
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cells are stored."""
+    pool = cells.Store(tmp_path)
+    monkeypatch.setattr(cells, "POOL", pool)
+    monkeypatch.setattr(convergence, "POOL", pool)
+
+
+@pytest.mark.usefixtures("empty")
+def test_gain_is_paired_by_seed_and_by_data() -> None:
+    after = replace(CELL, temperature=0.1)
+    assert cells.gain(after, CELL, ["wordnet"], "matched") is None
+    for seed, by in ((0, 1000), (1, 3000)):
+        stored(replace(CELL, seed=seed), [0, 5000, 5000])
+        stored(replace(after, seed=seed), [by, 5000 + by, 5000 + by])
+    stored(replace(CELL, seed=2), [0, 0, 0])
+    stored(replace(after, seed=2), [10_000] * 3, data="b")  # other texts
+    found, seeds = cells.gain(after, CELL, ["wordnet"], "matched")
+    assert (found.mean, seeds) == (pytest.approx(0.2), 2)
+    assert found.low < 0 < found.high  # t over two seeds
+
+
+@pytest.mark.usefixtures("empty")
+def test_best_of_reads_dev_with_seed_0() -> None:
+    assert cells.best_of([CELL], "matched") is None
+    stored(CELL, [1])
+    stored(replace(CELL, rate=0.2), [2])
+    stored(replace(CELL, rate=0.2, seed=1), [9])
+    assert cells.best_of([CELL, replace(CELL, rate=0.2, seed=1)], "matched").rate == 0.2
+    assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
+
+
+@pytest.mark.usefixtures("empty")
+def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
+    for seed, curve in ((0, (0.1, 0.3, 0.2, 0.5)), (1, (0.1, 0.4, 0.4, 0.4))):
+        cell = replace(CELL, seed=seed)
+        points = [{"step": 10 * i, "matched": value} for i, value in enumerate(curve)]
+        cells.store(cells.POOL.path(cell), {"curve": points})
+    assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
+    assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
+
+
+def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments, "licence_chunks", lambda: ["Permission is hereby granted"])
+    corpus = {f"d{i}": f"sparse matrices number {i} are stored by rows" for i in range(6)}
+    task = fragments.RetrievalData({"q": "rows?"}, corpus, {"q": {"d0"}})
+    assert fragments.with_fragments(task, 0.0).corpus == corpus
+    small, large = (list(fragments.with_fragments(task, share).corpus) for share in (0.25, 0.75))
+    assert (len(small), len(large)) == (8, 24)
+    assert large[:8] == small
