@@ -31,8 +31,9 @@ sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
 from magnitude_tables import paired
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.comparison import own_ndcg
-from st_magnitude.finetune.run import TrainConfig, make_trainer, training_rows
+from st_magnitude.finetune.verdict import own_ndcg
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.setup import make_trainer, training_rows
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
 STEPS, BATCH, RATE, SEEDS, QUESTIONS = 30, 16, 5e-5, 3, 300

@@ -24,7 +24,8 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.finetune.run import is_uneven, make_trainer, reading, save_trained, training_rows
+from st_magnitude.finetune.run import save_trained
+from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.losses.texts import tokens_of
 from st_magnitude.similarity import Similarity

@@ -176,13 +176,6 @@ def test_max_length_limits_training_alone(folder, tmp_path, monkeypatch):
     assert dev["pretrained"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
     assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
     assert SentenceTransformer(str(tmp_path / "out")).max_seq_length == model.max_seq_length == 64
-    model.max_seq_length = 5
-    dev = report_of(
-        fit(folder, tmp_path / "model", tmp_path / "short", *options, "--serve-length", 5)
-    )["dev"]
-    assert dev["as_trained"]["ndcg"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
-    assert dev["as_trained"]["ndcg"] != pytest.approx(dev["pretrained"], abs=1e-3)
-    assert SentenceTransformer(str(tmp_path / "short")).max_seq_length == 5
 
 
 @pytest.mark.parametrize(("rate", "hardly"), [(1e-6, True), (None, False)])
@@ -460,7 +453,6 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
             "[512] dimensions, but the embeddings of this model have 256",
         ),
         ("train", ["--max-length", 9], "leave out max_length (--max-length)"),
-        ("train", ["--serve-length", 9], "leave out max_length (--max-length) and serve_length"),
         ("train", ["--split", "nope"], "its splits are ['dev', 'train']"),
         ("train", ["--loss", "euclid"], "There is no loss 'euclid'"),
         ("compress", ["--data", "no/such/folder"], "no/such/folder"),

@@ -7,7 +7,7 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.comparison import compare, own_ndcg
+from st_magnitude.finetune.verdict import judge_model, own_ndcg
 from st_magnitude.finetune.run import digest_of
 
 NUMBER = 60  # fewer queries get a warning
@@ -31,14 +31,14 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     model, task = planted
     pretrained = own_ndcg(model, task)
     np.testing.assert_allclose(pretrained, 1 / np.log2(3))  # second, by dot
-    found = compare(model, task, pretrained, keep_scoring=False, seed=0)
+    found = judge_model(model, task, pretrained, keep_scoring=False, seed=0)
     assert (found.as_trained.exponent, found.as_trained.ndcg) == (
         0.0,
         pytest.approx(1 / np.log2(3)),
     )
     assert 0 < found.saved.exponent < 1
     assert found.saved.ndcg == 1.0
-    assert found.verdict("dev").startswith(
+    assert found.summary("dev").startswith(
         "The trained model is better than the pretrained one on the dev split"
     )
     said = str(found)
@@ -46,17 +46,17 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert found.caveat in said
     assert "exponent" in found.caveat
 
-    kept = compare(model, task, pretrained, keep_scoring=True, seed=0)
+    kept = judge_model(model, task, pretrained, keep_scoring=True, seed=0)
     assert kept.saved == kept.as_trained
     assert kept.best == found.best
-    assert kept.verdict("dev").startswith(
+    assert kept.summary("dev").startswith(
         "The trained model is not clearly better than the pretrained one on the dev"
     )
 
     normalised = SentenceTransformer(
         modules=[*model, Normalize()], similarity_fn_name="cosine", device="cpu"
     )
-    found = compare(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
+    found = judge_model(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
     assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0
     assert found.to_dict()["best"] is None

@@ -24,7 +24,7 @@ from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.finetune.comparison import own_ndcg
+from st_magnitude.finetune.verdict import own_ndcg
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
