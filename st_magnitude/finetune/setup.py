@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -18,7 +19,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
-from sentence_transformers.base.sampler import BatchSamplers
+from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
@@ -210,22 +211,21 @@ def _default_rate(model: SentenceTransformer) -> float:
 
 
 def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
-    """Batches of different texts, if at least half of an epoch fits into them without a second
-    pass.
+    """Batches of different texts, if at least half of an epoch fits into them.
 
     Where texts repeat, they hold more different negatives than batches at random. A prior asks for
     the latter, as it corrects for how often a document is drawn.
     """
     if config.prior and is_uneven(rows["positive"]):
         return BatchSamplers.BATCH_SAMPLER
-    batches = max(1, len(rows) // config.batch_size // 2)
-    for column in rows.column_names:
-        counts = np.array(list(Counter(rows[column]).values()))
-        if np.minimum(counts, batches).sum() < batches * min(config.batch_size, len(rows)):
-            logger.warning(
-                f"Batches of {config.batch_size:,} repeat texts, because {len(rows):,} rows hold"
-                f" only {len(counts):,} different texts as {column}, or some too often. Smaller"
-                " batches (--batch-size) give each text more different negatives."
-            )
-            return BatchSamplers.BATCH_SAMPLER
-    return BatchSamplers.NO_DUPLICATES
+    size = min(config.batch_size, len(rows))
+    wanted = max(1, len(rows) // max(1, size) // 2)
+    sampler = NoDuplicatesBatchSampler(rows, size, drop_last=True, generator=torch.Generator())
+    found = sum(1 for _ in islice(sampler, wanted))
+    if found == wanted:
+        return BatchSamplers.NO_DUPLICATES
+    logger.warning(
+        f"Batches of {size:,} repeat texts, because {len(rows):,} rows fill only {found:,} batches"
+        " without. Smaller batches (--batch-size) give each text more different negatives."
+    )
+    return BatchSamplers.BATCH_SAMPLER
