@@ -55,15 +55,7 @@ def test_the_script(place, launcher):
     assert trained.similarity_fn_name == "dot"
 
 
-TRAIN = [
-    "train",
-    "--data",
-    "data",
-    "--model",
-    "model",
-    "--loss",
-    "learnable",
-]
+TRAIN = ["train", "--data", "data", "--model", "model", "--loss", "learnable"]
 TRAIN += ["--batch-size", "2", "--max-steps", "6"]
 TRAIN += ["--save-steps", "2", "--json"]
 COMMAND = """

@@ -32,8 +32,7 @@ def task(split: str, number: int, seed: int) -> RetrievalData:
     queries, relevant = {}, {}
     for i in range(number):
         noun = draw.choice(nouns)
-        where = f"{draw.choice(places)} {draw.choice(places)}"
-        queries[f"{split}{i}"] = f"the {noun} in the {where} {split}"
+        queries[f"{split}{i}"] = f"the {noun} in the {draw.choice(places)} {draw.choice(places)}"
         relevant[f"{split}{i}"] = {"manual" if draw.random() < 2 / 3 else noun}
     return RetrievalData(queries, corpus, relevant, name=f"manuals, {split} split")
 
@@ -43,7 +42,13 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("data")
     numbers = {"train": 240, "dev": 60, "test": 100}
     parts = {split: task(split, number, i) for i, (split, number) in enumerate(numbers.items())}
-    everything = {query: text for part in parts.values() for query, text in part.queries.items()}
+    everything, texts = {}, set()
+    for split, part in parts.items():  # a text is in one split only
+        asked = {query: text for query, text in part.queries.items() if text not in texts}
+        relevant = {query: part.relevant[query] for query in asked}
+        parts[split] = replace(part, queries=asked, relevant=relevant)
+        everything |= asked
+        texts |= set(asked.values())
     replace(parts["train"], queries=everything).save(place, "train")
     for split in ("dev", "test"):
         parts[split].save_qrels(place / "qrels" / f"{split}.tsv")
