@@ -3,6 +3,8 @@ sentence-transformers'."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from _tiny import ROWS, load_transformer
@@ -18,19 +20,16 @@ LOSSES = {
     "cosine": stm.CosineRankingLoss,
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
-    "margin": lambda model: stm.DotRankingLoss(model, margin=-0.1, temperature="learned"),
-    "joint": lambda model: stm.CosineRankingLoss(
-        model, directions=("query_to_doc", "query_to_query")
-    ),
+    "margin": partial(stm.DotRankingLoss, margin=-0.1, temperature="learned"),
+    "joint": partial(stm.CosineRankingLoss, directions=("query_to_doc", "query_to_query")),
     "temp_agg_mrl": stm.TempAggMRLLoss,
     "sigreg": stm.SIGRegInfoNCE,
-    "cached": lambda model: stm.CosineRankingLoss(model, mini_batch_size=2),
+    "cached": partial(stm.CosineRankingLoss, mini_batch_size=2),
 }
 
 
 def run(folder: str, loss_class, is_compiled: bool):
-    """The losses of batches whose texts differ in length, and the number of graphs; with it the
-    model as it trains."""
+    """The losses of batches whose texts differ in length, and the number of graphs."""
     torch._dynamo.reset()
     counter = CompileCounter()
     torch.manual_seed(0)
@@ -41,9 +40,8 @@ def run(folder: str, loss_class, is_compiled: bool):
         loss.model = torch.compile(model, backend=counter)
     values = []
     for start in range(0, 16, 4):
-        value = loss(
-            [model.preprocess([row[i] for row in ROWS[start : start + 4]]) for i in (0, 1)], None
-        )
+        texts = zip(*ROWS[start : start + 4], strict=True)
+        value = loss([model.preprocess(list(column)) for column in [*texts][:2]], None)
         value = sum(value.values()) if isinstance(value, dict) else value
         value.backward()
         values.append(value.item())
@@ -53,7 +51,7 @@ def run(folder: str, loss_class, is_compiled: bool):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_graphs(folder, name):
-    theirs = {"cached": lambda model: CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)}
+    theirs = {"cached": partial(CachedMultipleNegativesRankingLoss, mini_batch_size=2)}
     _, most = run(folder, theirs.get(name, MultipleNegativesRankingLoss), is_compiled=True)
     values, graphs = run(folder, LOSSES[name], is_compiled=True)
     assert 0 < graphs <= most

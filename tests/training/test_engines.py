@@ -32,21 +32,14 @@ two_processes = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"
 )
 
-BOTH_DIRECTIONS = {
-    "directions": ("query_to_doc", "doc_to_query"),
-    "partition_mode": "per_direction",
-}
-PREFIXES = {
-    "dims": [8, 32],
-    "similarity": "qnorm",
-    "regularizers": [(stm.SIGReg(num_directions=8), 0.01)],
-}
+BOTH_DIRECTIONS = {"directions": ("query_to_doc", "doc_to_query")}
+BOTH_DIRECTIONS["partition_mode"] = "per_direction"
+CACHED = {"dims": [8, 32], "similarity": "qnorm", "mini_batch_size": 3}
+CACHED["regularizers"] = [(stm.SIGReg(num_directions=8), 0.01)]
 LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
     "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
-    "cached": partial(
-        stm.TempAggMRLLoss, gather_across_devices=True, mini_batch_size=3, **PREFIXES
-    ),
+    "cached": partial(stm.TempAggMRLLoss, gather_across_devices=True, **CACHED),
     # "auto" takes the norms of its own process
     "regression": partial(stm.SimilarityMSELoss, scale=0.5),
 }
@@ -77,14 +70,9 @@ def train(folder, name, shard, steps=STEPS, saved=None):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     if saved is not None:
         set_model_state_dict(model, saved["model"], options=FULL)
-    texts = [list(column)[own] for column in zip(*ROWS, strict=True)][
-        : 2 if name == "regression" else 3
-    ]
-    labels = (
-        torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own]
-        if name == "regression"
-        else None
-    )
+    texts, labels = [list(column)[own] for column in zip(*ROWS, strict=True)][:3], None
+    if name == "regression":
+        texts, labels = texts[:2], torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own]
     values = []
     for _ in range(steps):
         value = loss([dict(model.preprocess(column)) for column in texts], labels)
@@ -94,10 +82,9 @@ def train(folder, name, shard, steps=STEPS, saved=None):
         optimizer.step()
         values.append(value.item())
     weights = get_model_state_dict(model, options=FULL) if shard else model.state_dict()
+    documents = [row[1] for row in ROWS]
     with torch.no_grad():
-        encoded = model.encode_document(
-            [row[1] for row in ROWS], batch_size=5, convert_to_tensor=True
-        )
+        encoded = model.encode_document(documents, batch_size=5, convert_to_tensor=True)
     state = {key: weight.detach().clone() for key, weight in weights.items()}
     return {"values": values, "model": state, "encoded": encoded}
 
@@ -131,9 +118,8 @@ def test_two_shards_are_one_process(folder, shards, name):
     """The losses, all weights after three steps of AdamW, and what the sharded model encodes."""
     expected = train(folder, name, shard=False)
     found = [rank[name] for rank, _ in shards]
-    assert sum(rank["values"][0] for rank in found) / 2 == pytest.approx(
-        expected["values"][0], rel=1e-6
-    )
+    mean = sum(rank["values"][0] for rank in found) / 2
+    assert mean == pytest.approx(expected["values"][0], rel=1e-6)
     for rank in found:
         torch.testing.assert_close(rank["encoded"], expected["encoded"], rtol=1e-5, atol=1e-6)
     weights = found[0]["model"]  # rank 0 has them, as for a checkpoint
@@ -155,12 +141,8 @@ def test_weights_of_a_checkpoint_continue(folder, shards):
 @two_processes
 def test_what_fsdp_cannot_train_is_refused_on_the_first_batch(shards):
     for _, (temperatures, exponents) in shards:
-        assert temperatures.startswith(
-            "DotRankingLoss learns temperatures, which are not part of the model that FSDP"
-        )
-        assert exponents.startswith(
-            "LearnableNormLoss learns exponents, each of which is a single number, and FSDP"
-        )
+        assert temperatures.startswith("DotRankingLoss learns temperatures")
+        assert exponents.startswith("LearnableNormLoss learns exponents")
 
 
 class DeepSpeedEngine(nn.Module):
@@ -193,10 +175,7 @@ def test_deepspeed(model, make, stages):
         assert engine_of(loss.model) == f"DeepSpeed ZeRO-{stage}"
         features = [dict(model.preprocess(["tea", "rain"])) for _ in range(2)]
         if stage in stages:
-            with pytest.raises(
-                ValueError,
-                match=rf"ZeRO-{stage}.*\. Use DistributedDataParallel \(torchrun, without",
-            ):
+            with pytest.raises(ValueError, match=rf"ZeRO-{stage}.* DistributedDataParallel"):
                 loss(features)
         else:
             loss(features)
@@ -207,9 +186,7 @@ def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
     loss = stm.DotRankingLoss(model, temperature="learned")
     trainer = SentenceTransformerTrainer(model, args, Dataset.from_dict(columns()), loss=loss)
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
-    with pytest.raises(
-        ValueError, match=r"DotRankingLoss learns temperatures, .* that FSDP trains"
-    ):
+    with pytest.raises(ValueError, match=r"DotRankingLoss learns temperatures, .* FSDP"):
         stm.attach(trainer)
     with pytest.raises(ValueError, match="FSDP gives each process a part of the weights"):
         train_or_stop(trainer)
