@@ -1,11 +1,10 @@
-"""Settings that a command and a Python function share: one dataclass, whose fields are the
-command's options.
+"""Settings of a command and a function: a dataclass, whose fields are the command's options.
 
 A field carries its help text and its range in its annotation::
 
     @dataclass(frozen=True)
     class TrainConfig:
-        batch_size: Annotated[int, typer.Option(min=2, help="Pairs in a batch.")] = 32
+        batch_size: Annotated[int, Option(min=2, help="Pairs in a batch.")] = 32
 
         def __post_init__(self) -> None:
             check_ranges(self)
@@ -18,63 +17,37 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer import Option
 from typer.models import OptionInfo
+
+Ints = Sequence[int] | None
+Floats = Sequence[float] | None
+Names = Sequence[str] | None
 
 # Options of several configurations
 MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Number of tokens of a text that the model reads; default: the model's own."
-    ),
+    int | None, Option(min=1, help="Tokens of a text to read; default: all it can.")
 ]
-TrainLength = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Number of tokens of a text that training reads; default: the model's own limit.",
-    ),
-]
+TrainLength = Annotated[int | None, Option(min=1, help="Tokens of a text to train on.")]
 BatchSize = Annotated[
-    int,
-    typer.Option(
-        min=2, help="Pairs in a batch of each process. All documents of a batch are negatives."
-    ),
+    int, Option(min=2, help="Pairs in a batch, which are each other's negatives.")
 ]
-MiniBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Number of texts that go through the model at a time (gradient caching)."
-    ),
-]
+MiniBatchSize = Annotated[int | None, Option(min=1, help="Texts at a time (gradient caching).")]
 Negatives = Annotated[
     int | None,
-    typer.Option(
-        min=0,
-        help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0.",
-    ),
+    Option(min=0, help="Hard negatives for a pair; default: 1 if there are judged ones."),
 ]
 Prompts = Annotated[
-    bool,
-    typer.Option(
-        "--prompts/--no-prompts", help="Put the model's prompts before the texts of training."
-    ),
+    bool, Option("--prompts/--no-prompts", help="Put the model's prompts before the texts.")
 ]
-Bf16 = Annotated[
-    bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")
-]
-
-SkipEmpty = Annotated[
-    bool,
-    typer.Option(
-        "--skip-empty", help="Leave out empty texts, and judgments of empty or absent ones."
-    ),
-]
+Bf16 = Annotated[bool | None, Option(help="Autocast to bfloat16; default: if it is fast here.")]
+SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
 
 
 def options_of(config: Any) -> dict[str, tuple[Any, OptionInfo]]:
@@ -101,8 +74,7 @@ def check_ranges(config: Any) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the closest known name, with a leading space, or nothing if no name is
-    close.
+    """A question that names the closest known name, after a space; nothing if no name is close.
 
     Example:
         >>> did_you_mean("consine", ["cosine", "dot"])
@@ -113,8 +85,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def digest(texts: Iterable[str]) -> str:
-    """SHA-256 of a sequence of texts, which depends on their order and on where each of them
-    ends."""
+    """SHA-256 of a sequence of texts, by their order and by where each of them ends."""
     sha = hashlib.sha256()
     for text in texts:
         sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
@@ -122,7 +93,7 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The settings that an earlier run had with other values, or nothing if all are the same.
+    """The settings that an earlier run had with other values.
 
     Example:
         >>> list_differences({"loss": "dot", "seed": 0}, {"loss": "cosine", "seed": 0})
@@ -133,14 +104,11 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _separated(kind: Callable[[str], Any], help: str, metavar: str) -> Any:
-    """An option that takes values separated by commas, for a field of type ``Sequence[kind] |
-    None``."""
+    """An option that takes values separated by commas."""
 
     def parse(given: Any) -> list[Any]:
         try:
-            return (
-                [kind(part) for part in given.split(",")] if isinstance(given, str) else list(given)
-            )
+            return [kind(x) for x in given.split(",")] if isinstance(given, str) else list(given)
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
             raise typer.BadParameter(f"takes {what} separated by commas, got {given!r}.") from None

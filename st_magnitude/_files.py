@@ -1,5 +1,4 @@
-"""Files and folders that are either complete or absent, whatever ends the process that writes
-them."""
+"""Files and folders that are complete or absent, whatever ends the process that writes them."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ def locked_folder(output: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise OSError(
-            f"Another process is writing to {output}: wait for it, or choose another output."
-        ) from None
+        raise OSError(f"Another process is writing to {output}; choose another output.") from None
     try:
         yield
     finally:
@@ -142,8 +139,7 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def one_line_about_the_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Turns the errors of a disk, also those of torch, safetensors and tokenizers, into an OSError
-    of one line."""
+    """Turns errors of a disk, also of torch, safetensors and tokenizers, into an OSError."""
     try:
         yield
     except (FileExistsError, FileNotFoundError, ConnectionError):

@@ -32,8 +32,7 @@ _LINES = ("#1f6fb4", "#c8500f", "#22804c", "#8745b0", "#6f757d")  # C0 to C4
 def draw(
     paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3), kind: str = "svg"
 ) -> bytes:
-    """Lets a function paint into axes of the given size in inches, and returns the file: "svg" or
-    "png".
+    """Lets a function paint into axes of a size in inches, and returns the file, "svg" or "png".
 
     Example:
         >>> draw(lambda axis: axis.plot([1, 2], [3, 4]), kind="png")[1:4]
@@ -46,22 +45,16 @@ def draw(
         figure, axis = plt.subplots(figsize=size, layout="constrained")
         paint(axis)
         file = io.BytesIO()
-        figure.savefig(
-            file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
-        )
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(file, format=kind, dpi=150, metadata=metadata)
         plt.close(figure)
     return file.getvalue()
 
 
 def key_above(axis: Any, columns: int = 2) -> None:
     """A legend above the axes, where it hides nothing."""
-    axis.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
-        ncols=columns,
-        borderaxespad=0.2,
-        columnspacing=1.2,
-    )
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0)}
+    axis.legend(ncols=columns, borderaxespad=0.2, columnspacing=1.2, **place)
 
 
 def pyplot() -> Any:

@@ -64,18 +64,14 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
 
         def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
             queries = [{"id": name, "text": data.queries[query]} for query, name in names.items()]
-            corpus = [
-                {"id": document, "title": "", "text": text}
-                for document, text in data.corpus.items()
-            ]
-            split = {
+            corpus = [{"id": key, "title": "", "text": text} for key, text in data.corpus.items()]
+            split: Any = {
                 "queries": Dataset.from_list(queries),
                 "corpus": Dataset.from_list(corpus),
+                "relevant_docs": {name: dict(data.relevant[q]) for q, name in names.items()},
                 "top_ranked": None,
             }
-            relevant = {name: dict(data.relevant[query]) for query, name in names.items()}
-            dataset: Any = {"default": {"test": split | {"relevant_docs": relevant}}}
-            self.dataset = dataset
+            self.dataset = {"default": {"test": split}}
             self.data_loaded = True
 
     return LocalRetrieval()
@@ -129,9 +125,7 @@ def evaluate(
         )
     runs: Any = model
     try:
-        chosen = [
-            mteb.get_task(task) if isinstance(task, str) else retrieval_task(task) for task in tasks
-        ]
+        chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
         if not isinstance(model, SentenceTransformer):
             runs = local_model(model) if Path(model).is_dir() else mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
@@ -143,8 +137,7 @@ def evaluate(
 
 
 def _revision(folder: Path) -> str:
-    """A hash of all files in a folder except model cards, pictures, checkpoints and records of
-    training."""
+    """A hash of the files in a folder but model cards, pictures, checkpoints and records."""
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()

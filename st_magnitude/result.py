@@ -1,5 +1,4 @@
-"""Result: the base of what a measurement returns, and Table, which one renderer shows
-everywhere."""
+"""Result: the base of what a measurement returns, and Table, which it is shown as."""
 
 from __future__ import annotations
 
@@ -17,10 +16,11 @@ import numpy as np
 
 __all__ = ["Result", "Table", "cell", "interval", "to_plain", "wrap"]
 
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+
 
 def to_plain(value: Any) -> Any:
-    """Nested dataclasses, mappings, sequences and arrays as plain JSON values. NaN becomes None,
-    infinities strings.
+    """Nested values as plain JSON values. NaN becomes None, infinities strings.
 
     Example:
         >>> to_plain({"a": np.array([1.0, np.nan, -np.inf]), "b": (True, 2)})
@@ -35,20 +35,12 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_plain(item) for item in value]
     if isinstance(value, (float, np.floating)):
-        return (
-            float(value)
-            if math.isfinite(value)
-            else None
-            if math.isnan(value)
-            else str(float(value))
-        )
-    return (
-        value.item()
-        if isinstance(value, np.generic)
-        else str(value)
-        if isinstance(value, Path)
-        else value
-    )
+        if math.isfinite(value):
+            return float(value)
+        return None if math.isnan(value) else str(float(value))
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value) if isinstance(value, Path) else value
 
 
 def interval(difference: tuple[float, float, float]) -> str:
@@ -62,8 +54,7 @@ def interval(difference: tuple[float, float, float]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as it stands in a table: floats with four places, "-" for None and NaN, three floats
-    as an interval."""
+    """A value in a table: floats with four places, three as an interval, "-" for None and NaN."""
     if isinstance(value, tuple) and len(value) == 3:
         return interval(value)
     if value is None or (isinstance(value, (float, np.floating)) and math.isnan(value)):
@@ -76,8 +67,7 @@ def cell(value: Any) -> str:
 
 
 def wrap(text: str, width: int | None = None) -> str:
-    """Breaks lines between words at the width of the terminal, and indents what follows a bullet or
-    a [name].
+    """Breaks lines between words, and indents what follows a bullet or a [name].
 
     Example:
         >>> print(wrap("- Do: store the norm of each document next to its bits.", width=40))
@@ -87,19 +77,13 @@ def wrap(text: str, width: int | None = None) -> str:
     width, lines = width or shutil.get_terminal_size().columns, []
     for line in text.splitlines():
         indent = {"-": 2, "[": 5}.get(line[:1], len(line) - len(line.lstrip()))
-        options: Any = {
-            "subsequent_indent": " " * indent,
-            "break_long_words": False,
-            "break_on_hyphens": False,
-        }
-        lines.append(textwrap.fill(line, width, **options))
+        lines.append(textwrap.fill(line, width, subsequent_indent=" " * indent, **_WHOLE_WORDS))
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns, as text for a terminal and as Markdown; the page of a diagnosis
-    shows them as HTML.
+    """Rows under named columns, as text for a terminal and as Markdown.
 
     A title goes above the table and a note below it; `cell` says how values are shown.
 
@@ -121,10 +105,7 @@ class Table:
     def is_number(self) -> list[bool]:
         """Whether each column holds numbers, which are aligned to the right."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
-        return [
-            any(column) and not any(isinstance(value, str) for value in column)
-            for column in columns
-        ]
+        return [any(column) and not any(isinstance(x, str) for x in column) for column in columns]
 
     def __str__(self) -> str:
         return self.to_text()
@@ -150,15 +131,12 @@ class Table:
 
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """The lines of a row, with each cell broken at the width of its column."""
-        options: Any = {"break_long_words": False, "break_on_hyphens": False}
-        cells = [
-            textwrap.wrap(text, width, **options) for text, width in zip(row, widths, strict=True)
-        ]
+        sized = zip(row, widths, strict=True)
+        cells = [textwrap.wrap(text, width, **_WHOLE_WORDS) for text, width in sized]
         for parts in zip_longest(*cells, fillvalue=""):
-            sized = zip(parts, widths, self.is_number, strict=True)
-            yield "  ".join(
-                part.rjust(n) if right else part.ljust(n) for part, n, right in sized
-            ).rstrip()
+            aligned = zip(parts, widths, self.is_number, strict=True)
+            padded = (part.rjust(n) if right else part.ljust(n) for part, n, right in aligned)
+            yield "  ".join(padded).rstrip()
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
@@ -169,8 +147,7 @@ class Table:
 
 
 class Result:
-    """Base of the dataclasses that measurements return. A subclass says in `tables` how it is
-    shown."""
+    """Base of the dataclasses that measurements return, which are shown by their `tables`."""
 
     def tables(self) -> Iterable[Table | str]:
         """Tables and paragraphs, from the most important one on."""
@@ -184,17 +161,14 @@ class Result:
         """Writes `to_dict` as a JSON file, with its folder, and returns the path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False),
-            encoding="utf-8",
-        )
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+        path.write_text(text, encoding="utf-8")
         return path
 
     def to_markdown(self) -> str:
         """The tables and paragraphs in Markdown."""
-        return "\n\n".join(
-            part if isinstance(part, str) else part.to_markdown() for part in self.tables()
-        )
+        shown = (part if isinstance(part, str) else part.to_markdown() for part in self.tables())
+        return "\n\n".join(shown)
 
     def __str__(self) -> str:
         shown = (wrap(part) if isinstance(part, str) else part.to_text() for part in self.tables())

@@ -144,6 +144,19 @@ def static_model(static_parts: tuple[Tokenizer, torch.Tensor]) -> SentenceTransf
 
 
 @pytest.fixture
+def static_path(static_model: SentenceTransformer, tmp_path: Path) -> Path:
+    """The static model in a folder."""
+    static_model.save_pretrained(str(tmp_path / "static"))
+    return tmp_path / "static"
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    """The task in a folder, with the splits train and dev."""
+    return save_splits(tmp_path / "data", "train", "dev")
+
+
+@pytest.fixture
 def open_clip_model() -> torch.nn.Module:
     """A CLIP of open_clip itself: tiny, random, 16 x 16 pixels and 6 tokens to 12 dimensions."""
     open_clip = pytest.importorskip("open_clip", exc_type=(ImportError, RuntimeError))

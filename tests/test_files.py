@@ -21,9 +21,8 @@ with locked_folder(sys.argv[1]):
 def test_a_folder_is_locked_against_another_process_until_that_process_ends(tmp_path, monkeypatch):
     output = tmp_path / "new" / "out"
     command = [sys.executable, "-c", HOLD, str(output)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as process:
         assert process.stdout.readline() == "locked\n"
         with pytest.raises(OSError, match="Another process is writing to"), locked_folder(output):
             pass
@@ -55,11 +54,8 @@ def test_files_are_moved_in_only_when_all_are_there(tmp_path):
         (new / "part").mkdir()
         for name in ("last", "part/new"):
             (new / name).write_text("new")
-    found = {
-        str(path.relative_to(tmp_path)): path.read_text()
-        for path in tmp_path.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in files}
     assert found == {"checkpoint": "old", "last": "new", "part/new": "new"}
 
 
@@ -70,10 +66,7 @@ def test_files_are_moved_in_only_when_all_are_there(tmp_path):
         # of tokenizers
         (Exception("No space left on device (os error 28)"), "No space left on device"),
         # of torch
-        (
-            RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos"),
-            "Input/output error",
-        ),
+        (RuntimeError("[enforce fail at inline_container.cc:664]"), "Input/output error"),
         (RuntimeError("CUDA out of memory"), None),
         (FileNotFoundError(errno.ENOENT, "read"), None),
     ],

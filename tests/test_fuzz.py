@@ -9,41 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _cli import invoke
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela import chunk, read_documents
 
-NASTY = [
-    *(
-        b"\0",
-        b"\xff\xfe",
-        b"\xed\xa0\x80",
-        b"\xe2\x80\xa8",
-        b"\xef\xbb\xbf",
-        b"\x85",
-        b"\x1c",
-        b"\t",
-        b"\r",
-        b"\n",
-    ),
-    *(b'"', b"'", b"\\", b"{", b"}", b"NaN", b"-1e999", b"1_0", b"null", b" "),
-    *(
-        b"\\u0000",
-        b"../../x",
-        b"<![",
-        b"<!--",
-        b"<script>",
-        b"&#x110000;",
-        b"</",
-        b"```",
-        b"#",
-        b"===\n",
-    ),
-]
+NASTY = [b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c"]
+NASTY += [b"\t", b"\r", b"\n", b'"', b"'", b"\\", b"{", b"}", b"NaN", b"-1e999", b"1_0", b"null"]
+NASTY += [b" ", b"\\u0000", b"../../x", b"<![", b"<!--", b"<script>", b"&#x110000;", b"</", b"```"]
+NASTY += [b"#", b"===\n"]
 # the same 50 every time, unless so many others are asked for
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 fuzz = settings(
@@ -60,11 +36,8 @@ def damaged(draw: st.DrawFn, whole: bytes, nasty: Sequence[bytes] = ()) -> bytes
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(whole)))
         end = draw(st.integers(start, min(start + 40, len(whole))))
-        whole = (
-            whole[:start]
-            + draw(st.sampled_from([*NASTY, *nasty]) | st.binary(max_size=8))
-            + whole[end:]
-        )
+        put_in = draw(st.sampled_from([*NASTY, *nasty]) | st.binary(max_size=8))
+        whole = whole[:start] + put_in + whole[end:]
     return whole
 
 
@@ -107,10 +80,7 @@ DOCUMENTS = {
     ".txt": "A title\n=======\n\nSome text.\n\nMore\n----\n\nAnd more of it.\n",
     ".md": "# Tea\n\nBoil water.\n\n## Green tea\n\n```python\nx = 1\n```\nUse *80* degrees.\n",
     ".py": '"""Tea."""\n\n\ndef boil(water: int) -> int:\n    """Boil it."""\n    return water\n',
-    ".jsonl": (
-        '{"text": "Boil water.", "title": "Tea", "id": 1}\n{"text": "Use 80 degrees.", "code":'
-        " true}\n"
-    ),
+    ".jsonl": '{"text": "Boil.", "title": "Tea", "id": 1}\n{"text": "Use 80.", "code": true}\n',
 }
 
 
@@ -127,26 +97,17 @@ def test_documents(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
 
 
 OPTIONS = b"batch-size: 8\nepochs: 1.5\ndims: [96, 384]\nresume: false\noutput: here\n"
-YAML = [
-    b"*a",
-    b"&a [*a]",
-    b"!!python/object/apply:os.system [exit]",
-    b"2020-13-45",
-    b"- ",
-    b"{a: 1}",
-    b"[[1]]",
-]
+YAML = [b"*a", b"&a [*a]", b"!!python/object/apply:os.system [exit]", b"2020-13-45", b"- "]
+YAML += [b"{a: 1}", b"[[1]]"]
 
 
 @fuzz
 @given(damaged(OPTIONS, YAML))
 def test_options_in_yaml(tmp_path: Path, content: bytes) -> None:
     """The command says why it fails, and does not fall over."""
-    path, none = tmp_path / "options.yaml", str(tmp_path / "none")
+    path, none = tmp_path / "options.yaml", tmp_path / "none"
     path.write_bytes(content)
-    result = CliRunner().invoke(
-        app, ["train", "--config", str(path), "--data", none, "--model", none]
-    )
+    result = invoke("train", config=path, data=none, model=none)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == 2
     assert result.output.strip()

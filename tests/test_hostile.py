@@ -91,22 +91,15 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark, monkeypatch, name) -> None:
     """Without a question at the terminal, too, which transformers asks unless it is told not to
     trust."""
-    load = (
-        stm.load
-        if name == "load"
-        else getattr(pytest.importorskip("st_magnitude.revela.run"), name)
-    )
+    package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.run")
+    load = getattr(package, name)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
-    (tmp_path / "model" / "evil.py").write_text(
-        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
-    )
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+    (tmp_path / "model" / "evil.py").write_text(code)
     auto = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
-    auto |= {"AutoTokenizer": ["evil.T", "evil.T"]}
-    edit(
-        tmp_path / "model" / "config.json",
-        lambda config: config | {"auto_map": auto, "model_type": "evil"},
-    )
+    evil = {"auto_map": auto | {"AutoTokenizer": ["evil.T"] * 2}, "model_type": "evil"}
+    edit(tmp_path / "model" / "config.json", lambda config: config | evil)
     with pytest.raises(ValueError, match="trust_remote_code"):
         load(tmp_path / "model")
     assert not mark.exists()
@@ -135,19 +128,15 @@ def test_modules_and_splits_lie_within_their_folder(saved, outside) -> None:
 def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> None:
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     options = {"loss": "dot", "batch_size": 4, "save_steps": 1, "keep_checkpoints": True}
-    train(str(tmp_path / "model"), DATA, tmp_path / "out", TrainConfig(max_steps=1, **options))
+    place = (str(tmp_path / "model"), DATA, tmp_path / "out")
+    train(*place, TrainConfig(max_steps=1, **options))
     for file in (tmp_path / "out").iterdir():
         if file.name != "checkpoints":
             shutil.rmtree(file) if file.is_dir() else file.unlink()
     torch.save({"state": Payload(mark)}, tmp_path / "out" / "checkpoints" / "checkpoint-1" / name)
     # not of training_args.bin, which nobody reads
     with contextlib.suppress(pickle.UnpicklingError):
-        train(
-            str(tmp_path / "model"),
-            DATA,
-            tmp_path / "out",
-            TrainConfig(max_steps=2, resume=True, **options),
-        )
+        train(*place, TrainConfig(max_steps=2, resume=True, **options))
     assert not mark.exists()
     assert (tmp_path / "out" / "modules.json").exists() == (name == "training_args.bin")
 
@@ -193,46 +182,37 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
     """With ids that look like paths, and texts with markup; and run nothing, unpickle nothing,
     connect to nothing."""
     place = tmp_path / "place"
-    corpus = {
-        f"../../{key}": f"<script>{text}</script>\0\u2028{{{{7*7}}}}"
-        for key, text in CORPUS.items()
-    }
+    markup = "<script>{}</script>\0\u2028{{{{7*7}}}}"
+    corpus = {f"../../{key}": markup.format(text) for key, text in CORPUS.items()}
     queries = {f"/tmp/{key}": f"$(touch x); {text}" for key, text in QUERIES.items()}
     relevant = {f"/tmp/{q}": {f"../../{d}" for d in found} for q, found in RELEVANT_DOCS.items()}
     for split, asked in (("train", list(relevant)[:4]), ("dev", list(relevant)[4:])):
-        RetrievalData(queries, corpus, {query: relevant[query] for query in asked}).save(
-            place / "data", split
-        )
+        judged = {query: relevant[query] for query in asked}
+        RetrievalData(queries, corpus, judged).save(place / "data", split)
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(place / "model"))
+    options = (
+        "--loss qnorm --keep-scoring --batch-size 4 --max-steps 2 --save-steps 1 --keep-anyway"
+    )
     commands = [
-        (
-            "train --data data --model model --output out/trained --loss qnorm --keep-scoring"
-            " --batch-size 4 --max-steps 2 --save-steps 1 --keep-anyway"
-        ),
-        "calibrate out/trained --data data --split dev --output out/calibrated",
-        "diagnose out/trained --data data --split dev --output out/diagnosis",
-        "compress out/trained --data data --split dev --output out/compression",
+        f"train --data data --model model --output out/trained {options}",
+        "calibrate out/trained --data data --output out/calibrated",
+        "diagnose out/trained --data data --output out/diagnosis",
+        "compress out/trained --data data --output out/compression",
     ]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     names = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR")
     caches = dict.fromkeys(names, str(scratch))
     environment = os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    arguments = [
-        sys.executable,
-        "-c",
-        AUDITED,
-        tmp_path / "seen",
-        json.dumps([c.split() for c in commands]),
-    ]
+    split = json.dumps([command.split() for command in commands])
+    arguments = [sys.executable, "-c", AUDITED, tmp_path / "seen", split]
     done = subprocess.run(
         arguments, cwd=place, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads((tmp_path / "seen").read_text())
-    assert [what for kind, what in seen if kind == "ended"] == [0] * len(commands), done.stderr[
-        -2000:
-    ]
+    codes = [what for kind, what in seen if kind == "ended"]
+    assert codes == [0] * len(commands), done.stderr[-2000:]
     assert {kind for kind, _ in seen} == {"ended", "written"}, seen
     allowed = (str(place / "out"), str(scratch), str(tmp_path / "seen"), "/dev/null")
     assert not [what for kind, what in seen if kind == "written" and not what.startswith(allowed)]

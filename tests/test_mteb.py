@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from _cli import figures, refusal
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from typer.testing import CliRunner
 
 import st_magnitude as stm
-from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.mteb import evaluate, local_model, retrieval_task
@@ -57,10 +56,8 @@ def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarit
     assert ndcg(evaluate(static_model, [data])) == pytest.approx(ours, abs=6e-6)
     encoded = data.encode(static_model)
     run = static_model.similarity(encoded.queries, encoded.documents).tolist()
-    scores = {
-        q: dict(zip(data.document_ids, row, strict=True))
-        for q, row in zip(data.query_ids, run, strict=True)
-    }
+    rows = zip(data.query_ids, run, strict=True)
+    scores = {q: dict(zip(data.document_ids, row, strict=True)) for q, row in rows}
     found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], graded["relevant_docs"], scores)
     assert found[ir_measures.nDCG @ 10] == pytest.approx(ours, abs=1e-9)
     flat = graded | {"relevant_docs": {q: set(grades) for q, grades in data.relevant.items()}}
@@ -72,29 +69,18 @@ def test_the_query_itself_does_not_count(static_model, task):
     task["corpus"] |= task["queries"] | {"q2": task["queries"]["q2"] + " Uphill!"}
     task["relevant_docs"]["q2"] = {"q2"}
     raw = MagnitudeEvaluator(**task)(static_model)["cosine_ndcg@10"]
-    assert ndcg(
-        evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])
-    ) == pytest.approx(raw, abs=6e-6)
+    result = evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])
+    assert ndcg(result) == pytest.approx(raw, abs=6e-6)
 
 
 @pytest.mark.slow
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")
     RetrievalData(*task.values()).save(tmp_path / "data")
-    command = [
-        sys.executable,
-        "-m",
-        "st_magnitude",
-        "mteb",
-        str(tmp_path / "model"),
-        str(tmp_path / "data"),
-        "--json",
-    ]
-    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    evaluator = MagnitudeEvaluator(**task)
-    assert [*printed["scores"].values()] == [
-        pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=6e-6)
-    ]
+    command = [sys.executable, "-m", "st_magnitude", "mteb", "model", "data", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+    assert [*json.loads(done.stdout)["scores"].values()] == [pytest.approx(expected, abs=6e-6)]
 
 
 def test_the_command_and_its_cache(static_model, task, tmp_path):
@@ -103,15 +89,11 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
 
     def score():
         """The name of the task and its nDCG@10, which is what our evaluator finds."""
-        arguments = [str(tmp_path / name) for name in ("model", "data")]
-        done = CliRunner().invoke(
-            app, ["mteb", *arguments, "--output", str(tmp_path / "results"), "--json"]
-        )
-        assert done.exit_code == 0, done.output
-        ((name, value),) = json.loads(done.stdout)["scores"].items()
-        assert value == pytest.approx(
-            MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6
-        )
+        places = [tmp_path / name for name in ("model", "data")]
+        found = figures("mteb", *places, output=tmp_path / "results")
+        ((name, value),) = found["scores"].items()
+        expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+        assert value == pytest.approx(expected, abs=6e-6)
         return name, value
 
     RetrievalData(*task.values()).save(tmp_path / "data")
@@ -122,9 +104,8 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
     assert name.startswith("data-test-split-")
     assert abs(values["cosine"] - values["dot"]) > 1e-3
 
-    before = {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob(f"{name}.json")
-    }
+    results = (tmp_path / "results").rglob(f"{name}.json")
+    before = {path: path.stat().st_mtime_ns for path in results}
     assert len(before) == 2
     assert score() == (name, values["dot"])
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -147,21 +128,17 @@ def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
     assert revision() != before
 
 
-def test_unknown_names_are_refused(static_model, task, tmp_path):
-    with pytest.raises(ValueError, match="save this one, and pass its folder"):
+def test_unknown_names_are_refused(static_model, task, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="pass its folder"):
         evaluate(static_model, [], tmp_path)
+    monkeypatch.chdir(tmp_path)
     RetrievalData(*task.values()).save(tmp_path / "data")
-    for arguments, message in (
-        ((str(tmp_path / "nowhere"), str(tmp_path / "data")), "nowhere"),
-        ((str(tmp_path / "data"), "NoSuchTask"), "NoSuchTask"),
-        (
-            (str(tmp_path / "data"), str(tmp_path / "data"), "--split", "dev"),
-            "its splits are ['test']",
-        ),
+    for model, task, split, named in (
+        ("nowhere", "data", "test", "nowhere"),
+        ("data", "NoSuchTask", "test", "NoSuchTask"),
+        ("data", "data", "dev", "['test']"),
     ):
-        refused = CliRunner().invoke(app, ["mteb", *arguments])
-        assert refused.exit_code == 2
-        assert message in refused.stderr
+        assert named in refusal("mteb", model, task, split=split)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -177,6 +154,5 @@ def test_mtebs_faiss_backend_searches_by_the_models_similarity(
     model, local = local_model(tmp_path / "model"), retrieval_task(RetrievalData(*task.values()))
     wrapper = SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model))
     found = ndcg(mteb.evaluate(wrapper, local, cache=None, show_progress_bar=False))
-    assert found == pytest.approx(
-        MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6
-    )
+    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+    assert found == pytest.approx(expected, abs=6e-6)

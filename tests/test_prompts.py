@@ -14,7 +14,8 @@ import st_magnitude as stm
 from st_magnitude.comparison.config import Candidate, CompareConfig
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.finetune.run import TrainConfig, make_trainer, train, training_rows
+from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.finetune.setup import make_trainer, training_rows
 from st_magnitude.losses.negatives import Guide
 from st_magnitude.modules import ExponentNorm
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
@@ -15,16 +16,12 @@ def abstain(
     model: Model,
     *,
     judged: Judged,
-    confirm: Annotated[
-        str | None, typer.Option(help="Another split, which measures the rule.")
-    ] = None,
-    risk: Annotated[float, typer.Option(help="Largest share of wrong answers.")] = 0.1,
-    delta: Annotated[float, typer.Option(help="Probability that the guarantee fails.")] = 0.05,
-    signal: Annotated[
-        str, typer.Option(help="score, gap (first score minus second), or auto.")
-    ] = "auto",
+    confirm: Annotated[str | None, Option(help="Another split, which measures the rule.")] = None,
+    risk: Annotated[float, Option(help="Largest share of wrong answers.")] = 0.1,
+    delta: Annotated[float, Option(help="Probability that the guarantee fails.")] = 0.05,
+    signal: Annotated[str, Option(help="score, gap (first minus second), or auto.")] = "auto",
     output: Annotated[Path | None, folder("Folder for abstention.json.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed for the two parts.")] = 0,
+    seed: Annotated[int, Option(help="Seed for the two parts.")] = 0,
 ) -> Figures:
     """Find when to answer and when to abstain.
 

@@ -1,15 +1,14 @@
-"""``st-magnitude calibrate``: choose the document exponent of a trained model on validation
-queries."""
+"""``st-magnitude calibrate``: choose the document exponent of a trained model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from st_magnitude._config import MaxLength, SkipEmpty, numbers
+from st_magnitude._config import Floats, MaxLength, SkipEmpty, numbers
 from st_magnitude._files import refuse_used_folder
 from st_magnitude.commands.core import (
     BEIR_FOLDER,
@@ -22,36 +21,30 @@ from st_magnitude.commands.core import (
     show_progress,
 )
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from st_magnitude.data.retrieval import RetrievalData
+
 
 @command
 def calibrate(
     model: Model,
-    data: Annotated[Path | None, typer.Option(help=BEIR_FOLDER)] = None,
-    split: Annotated[
-        str, typer.Option(help="Split of the qrels to choose on, usually validation data.")
-    ] = "dev",
-    confirm: Annotated[
-        str | None, typer.Option(help="Another split, on which the choice is measured.")
-    ] = None,
+    data: Annotated[Path | None, Option(help=BEIR_FOLDER)] = None,
+    split: Annotated[str, Option(help="Split of the qrels to choose on.")] = "dev",
+    confirm: Annotated[str | None, Option(help="Another split, which measures the choice.")] = None,
     exponents: Annotated[
-        Sequence[float] | None,
-        numbers("Document exponents to try, such as 0.25,0.5,0.75; default: 0, 0.05, ..., 1."),
+        Floats, numbers("Document exponents to try; default: 0, 0.05, ..., 1.")
     ] = None,
     exponent: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="A given exponent to save or confirm. Without --confirm it needs no --data.",
-        ),
+        Option(min=0, max=1, help="A given exponent, to save or to confirm."),
     ] = None,
-    output: Annotated[
-        Path | None, folder("New folder for the model with the chosen exponent.")
-    ] = None,
+    output: Annotated[Path | None, folder("New folder for the model with the exponent.")] = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     skip_empty: SkipEmpty = False,
-    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the intervals.")] = 0,
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
@@ -64,62 +57,70 @@ def calibrate(
     if output is not None:
         refuse_used_folder(output)
     if data is None and (exponent is None or confirm is not None):
-        raise ValueError(
-            "Give --data with the queries to measure on, or only --exponent and --output."
-        )
+        raise ValueError("Give --data to measure on, or only --exponent and --output.")
     if exponent is not None and confirm is None and output is None:
-        raise ValueError(
-            "With --exponent, give --output to save the model or --confirm to measure it."
-        )
+        raise ValueError("Give --output to save this --exponent, or --confirm to measure it.")
     from st_magnitude.data.beir import check_held_out
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
-    from st_magnitude.evaluation.metrics import judge
-    from st_magnitude.result import interval
-    from st_magnitude.saving.export import export
-    from st_magnitude.similarity import Similarity
-    from st_magnitude.surgery.normalize import prepare
 
     encoder = load_model(model, max_length)
     check_keeps_norm(encoder)
-    chosen_on = confirmed_on = None
-    if data is not None and exponent is None:
-        check_held_out(data, split, confirm)
-        chosen_on = RetrievalData.from_beir(data, split, skip_empty)
-    if data is not None and confirm is not None:
-        check_held_out(data, confirm)
-        confirmed_on = RetrievalData.from_beir(data, confirm, skip_empty)
-
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     figures: dict[str, Any] = {"exponent": exponent}
-    if chosen_on is not None:
-        typer.echo(f"{split}: {chosen_on}")
-        curve = calibrate_exponent(encoder, chosen_on, exponents, seed=seed, encode=encode)
+    if data is not None:
+        choosing = split if exponent is None else None
+        check_held_out(data, choosing, confirm)
+        read = {
+            name: RetrievalData.from_beir(data, name, skip_empty)
+            for name in (choosing, confirm)
+            if name is not None
+        }
+    if data is not None and exponent is None:
+        typer.echo(f"{split}: {read[split]}")
+        curve = calibrate_exponent(encoder, read[split], exponents, seed=seed, encode=encode)
         typer.echo(str(curve))
         figures = {"split": split, **curve.to_dict()}
         exponent = curve.best
     assert exponent is not None
-    if confirmed_on is not None:
-        typer.echo(f"{confirm}: {confirmed_on}")
-        curve = calibrate_exponent(encoder, confirmed_on, [exponent], seed=seed, encode=encode)
-        chosen = curve.per_query[list(curve.exponents).index(exponent)]
-        typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
-        figures["confirm"] = {
-            "split": confirm,
-            "queries": len(curve.queries),
-            "ndcg@10": float(chosen.mean()),
-        }
-        for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
-            gain = figures["confirm"][f"versus_{name}"] = judge(chosen - other, seed=seed).gain
-            typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
+    if confirm is not None:
+        typer.echo(f"{confirm}: {read[confirm]}")
+        measured = _confirm(encoder, read[confirm], exponent, seed, encode)
+        figures["confirm"] = {"split": confirm, **measured}
     if output is not None:
-        if max_length is not None:
-            encoder = load_model(model, None)  # the saved model reads as much as the given one
-        export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
-        loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
-        typer.echo(
-            f"Saved to {output} with document exponent {exponent:g}. Load it with"
-            f' {loads}("{output}").'
-        )
+        # the saved model reads as much as the given one
+        _save(encoder if max_length is None else load_model(model, None), exponent, output)
         figures["output"] = str(output)
     return figures
+
+
+def _confirm(
+    encoder: SentenceTransformer,
+    data: RetrievalData,
+    exponent: float,
+    seed: int,
+    encode: dict[str, Any],
+) -> Figures:
+    """Measures an exponent next to cosine and dot on queries that did not choose it."""
+    from st_magnitude.evaluation.calibration import calibrate_exponent
+    from st_magnitude.evaluation.metrics import judge
+    from st_magnitude.result import interval
+
+    curve = calibrate_exponent(encoder, data, [exponent], seed=seed, encode=encode)
+    chosen = curve.per_query[list(curve.exponents).index(exponent)]
+    typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
+    figures: dict[str, Any] = {"queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
+    for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
+        gain = figures[f"versus_{name}"] = judge(chosen - other, seed=seed).gain
+        typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
+    return figures
+
+
+def _save(encoder: SentenceTransformer, exponent: float, output: Path) -> None:
+    from st_magnitude.saving.export import export
+    from st_magnitude.similarity import Similarity
+    from st_magnitude.surgery.normalize import prepare
+
+    export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
+    loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
+    typer.echo(f'Saved with document exponent {exponent:g}. Load it with {loads}("{output}").')

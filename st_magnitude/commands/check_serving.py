@@ -4,47 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from st_magnitude.commands.core import Figures, command
 
 
 @command
 def check_serving(
-    url: Annotated[
-        str, typer.Argument(help="URL of the server, such as http://localhost:8000/v1.")
-    ],
-    model: Annotated[
-        str, typer.Option(help="Folder or hub id of the model that the server is to serve.")
-    ],
+    url: Annotated[str, Argument(help="URL of the server, such as http://localhost:8000/v1.")],
+    model: Annotated[str, Option(help="Folder or hub id of the model that it is to serve.")],
     name: Annotated[
-        str | None,
-        typer.Option(help="Name of the model on the server; default: the only one that it lists."),
+        str | None, Option(help="Its name there; default: the only one listed.")
     ] = None,
     api_key_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the key, which is sent as a bearer token."),
+        str | None, Option(help="Environment variable with the key, sent as a bearer token.")
     ] = None,
     request: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "JSON object of further entries of every request, such as '{\"normalize\": false}'."
-            )
-        ),
+        str | None, Option(help="JSON object to add to requests, as '{\"normalize\": false}'.")
     ] = None,
-    send_prompts: Annotated[
-        bool,
-        typer.Option(
-            "--send-prompts", help="Put the model's prompt before each text that is sent."
-        ),
-    ] = False,
-    tolerance: Annotated[
-        float, typer.Option(help="Relative error of a vector that counts as rounding.")
-    ] = 1e-4,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 60.0,
+    send_prompts: Annotated[bool, Option(help="Put the model's prompts before the texts.")] = False,
+    tolerance: Annotated[float, Option(help="Relative error that counts as rounding.")] = 1e-4,
+    timeout: Annotated[float, Option(help="Seconds to wait for an answer.")] = 60.0,
 ) -> Figures:
     """Check whether a server returns what the model computes.
 
@@ -60,7 +43,7 @@ def check_serving(
         extra = None
     if not isinstance(extra, dict):
         raise ValueError(
-            f"--request must be a JSON object such as '{{\"normalize\": false}}'; got {request}."
+            f"--request must be an object as '{{\"normalize\": false}}'; got {request}."
         )
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise ValueError(
@@ -70,11 +53,15 @@ def check_serving(
     from st_magnitude.serving.check import check_serving as check
 
     key = None if api_key_env is None else os.environ[api_key_env]
-    options: dict[str, Any] = {
-        "send_prompts": send_prompts,
-        "tolerance": tolerance,
-        "timeout": timeout,
-    }
-    found = check(url, model, name=name, api_key=key, request=extra, **options)
+    found = check(
+        url,
+        model,
+        name=name,
+        api_key=key,
+        request=extra,
+        send_prompts=send_prompts,
+        tolerance=tolerance,
+        timeout=timeout,
+    )
     typer.echo(str(found))
     return found.to_dict() | {"same": found.same, "exit_code": 0 if found.same else 1}

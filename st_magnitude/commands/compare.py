@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, command, folder, say
+from st_magnitude.commands.core import Base, Data, Figures, command, folder, say
 from st_magnitude.comparison.config import CompareConfig
 
 
@@ -15,9 +15,7 @@ from st_magnitude.comparison.config import CompareConfig
 def compare(
     *,
     data: Data,
-    model: Annotated[
-        str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")
-    ],
+    model: Base,
     output: Annotated[Path, folder("New folder for the winning model, tables and curves.")],
     settings: CompareConfig,
 ) -> Figures:

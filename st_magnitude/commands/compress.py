@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from st_magnitude._config import whole_numbers
+from st_magnitude._config import Ints, whole_numbers
 from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
 
 
@@ -18,18 +18,8 @@ def compress(
     model: Model,
     *,
     judged: Judged,
-    dims: Annotated[
-        Sequence[int] | None,
-        whole_numbers(
-            "Prefixes to measure, such as 384,192,96; default: all dimensions, 1/2, 1/4 and 1/8."
-        ),
-    ] = None,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Number of documents that the binary search passes on to rescoring."
-        ),
-    ] = 100,
+    dims: Annotated[Ints, whole_numbers("Prefixes; default: all, 1/2, 1/4 and 1/8.")] = None,
+    top_k: Annotated[int, Option(min=1, help="Documents of a binary search to rescore.")] = 100,
     output: Annotated[
         Path | None, folder("Folder for compression.csv and compression.png, which are replaced.")
     ] = None,
@@ -49,14 +39,10 @@ def compress(
     from st_magnitude.evaluation.compression import plot_compression, table
 
     encoder, data = judged.load(model)
-    options = {
-        "dims": dims,
-        "top_k": top_k,
-        "pca": True,
-        "similarity": judged.similarity,
-        **judged.encode,
-    }
-    evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, **options)
+    options = {"similarity": judged.similarity, **judged.encode}
+    evaluator = CompressionEvaluator(
+        data.queries, data.corpus, data.relevant, dims=dims, top_k=top_k, pca=True, **options
+    )
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))
     rows = [cell.row for cell in evaluator.cells]

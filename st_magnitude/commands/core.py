@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
+from typer.models import OptionInfo
 
 from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean, options_of
 
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from st_magnitude.data.retrieval import RetrievalData
-
-__all__ = ["BEIR_FOLDER", "Data", "EncodingBatch", "Figures", "Judged", "Model"]
-__all__ += ["app", "command", "folder", "load_model", "say", "show_progress", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -57,14 +56,10 @@ def _print_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
-        ),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     traceback: Annotated[
-        bool,
-        typer.Option("--traceback", help="Show where an error arose. Give it before the command."),
+        bool, Option("--traceback", help="Show where an error arose. Give it before the command.")
     ] = False,
 ) -> None:
     global _show_traceback
@@ -88,30 +83,23 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         raise typer.BadParameter(
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
         )
-    names = {parameter.name or "" for parameter in context.command.params} - {"config", "help"}
+    known = {parameter.name: parameter for parameter in context.command.params}
+    names = {str(name) for name in known} - {"config", "help"}
     options = {str(key).replace("-", "_"): _at_home(value) for key, value in given.items()}
     for name in options.keys() - names:
         raise typer.BadParameter(
-            f"{file} sets {name!r}, which is not an option of"
-            f" {context.info_name}.{did_you_mean(name, names)} Its options are"
-            f" {', '.join(sorted(names))}."
+            f"{file} sets {name!r}, which is not an option of {context.info_name}."
+            f"{did_you_mean(name, names)} Its options are {', '.join(sorted(names))}."
         )
-    repeated = {
-        parameter.name
-        for parameter in context.command.params
-        if getattr(parameter, "multiple", False)
-    }
-    joined = {key for key, value in options.items() if isinstance(value, list)} - repeated
-    options |= {key: ",".join(map(str, options[key])) for key in joined}
-    context.default_map = {
-        **(context.default_map or {}),
-        **{k: v for k, v in options.items() if v is not None},
-    }
+    for name, value in options.items():
+        if isinstance(value, list) and not getattr(known[name], "multiple", False):
+            options[name] = ",".join(map(str, value))
+    defaults = {name: value for name, value in options.items() if value is not None}
+    context.default_map = {**(context.default_map or {}), **defaults}
 
 
 def _at_home(value: Any) -> Any:
-    """A value of a YAML file with the folder of the user in place of ``~/``, as a shell gives
-    it."""
+    """A value of a YAML file with the folder of the user in place of ``~/``."""
     if isinstance(value, list):
         return [_at_home(item) for item in value]
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
@@ -120,16 +108,13 @@ def _at_home(value: Any) -> Any:
 # Options of several commands
 Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
-Data = Annotated[Path, typer.Option(help=BEIR_FOLDER)]
-EncodingBatch = Annotated[
-    int, typer.Option(min=1, help="Number of texts that are encoded at a time.")
-]
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")
-]
+Data = Annotated[Path, Option(help=BEIR_FOLDER)]
+Base = Annotated[str, Option(help="Folder or hub id of the SentenceTransformer to start from.")]
+EncodingBatch = Annotated[int, Option(min=1, help="Texts that are encoded at a time.")]
+_Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 _Config = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         callback=_read_config,
         is_eager=True,
         expose_value=False,
@@ -143,14 +128,9 @@ class Judged:
     """Options of the commands that encode judged queries and their corpus with a model."""
 
     data: Data
-    split: Annotated[
-        str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")
-    ] = "dev"
+    split: Annotated[str, Option(help="Split of the qrels; read test last, and once.")] = "dev"
     similarity: Annotated[
-        str | None,
-        typer.Option(
-            help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own."
-        ),
+        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
     ] = None
     batch_size: EncodingBatch = 32
     max_length: MaxLength = None
@@ -163,8 +143,7 @@ class Judged:
         return RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
 
     def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
-        """Reads the split, loads the model, and prints the size of the split when both are
-        there."""
+        """Reads the split, loads the model, and prints the size of the split."""
         data = self.read()
         encoder = load_model(model, self.max_length)
         typer.echo(f"{self.split}: {data}")
@@ -198,14 +177,11 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
                     stack.enter_context(contextlib.redirect_stdout(stdout))
                 for name, kind in configs.items():
-                    given[name] = kind(
-                        **{field.name: given.pop(field.name) for field in fields(kind)}
-                    )
+                    options = {field.name: given.pop(field.name) for field in fields(kind)}
+                    given[name] = kind(**options)
                 figures = function(**given)
             sys.stdout.flush()  # within reach of what follows
-        except (
-            BrokenPipeError
-        ):  # a reader such as `head` has what it wants; code 1 has a meaning for check-serving
+        except BrokenPipeError:  # a reader such as `head` has what it wants
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None  # 128 and the number of SIGPIPE, which Windows lacks
         except KeyboardInterrupt as interrupt:
@@ -230,8 +206,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
 
 
 def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
-    """The parameters of a command, with one for each field of a dataclass, and the dataclasses by
-    parameter name."""
+    """The parameters of a command, one for each field of a dataclass, and the dataclasses."""
     parameters: list[inspect.Parameter] = []
     configs: dict[str, Any] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -247,9 +222,13 @@ def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dic
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
-    )
+    """A parameter of the command. What is off by default gets no option that turns it off."""
+    for info in getattr(annotation, "__metadata__", ()):
+        # typer holds a name that an option gives itself as its default
+        if default is False and isinstance(info, OptionInfo) and info.default is ...:
+            info.param_decls = (f"--{name.replace('_', '-')}",)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
 
 
 def _leave_process_group() -> None:
@@ -285,12 +264,11 @@ def warn(message: str) -> None:
 
 def folder(help: str) -> Any:
     """An option that takes a folder, and refuses a file before anything is loaded."""
-    return typer.Option(file_okay=False, help=help)
+    return Option(file_okay=False, help=help)
 
 
 def load_model(path: str, max_length: int | None) -> SentenceTransformer:
-    """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it
-    reads."""
+    """Loads a model, which may end in ExponentNorm, and limits the tokens that it reads."""
     from st_magnitude.saving.export import limit_length, load
 
     model = load(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
 
@@ -15,24 +16,11 @@ def diagnose(
     model: Model,
     *,
     judged: Judged,
-    symmetric: Annotated[
-        bool,
-        typer.Option(
-            "--symmetric", help="Queries and documents are interchangeable, as duplicates are."
-        ),
-    ] = False,
-    tolerance: Annotated[
-        float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")
-    ] = 0.05,
-    min_gain: Annotated[
-        float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")
-    ] = 0.02,
-    seed: Annotated[
-        int, typer.Option(help="Seed for the halves of the queries and the intervals.")
-    ] = 0,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
-    ] = False,
+    symmetric: Annotated[bool, Option(help="Queries and documents may change places.")] = False,
+    tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
+    min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
+    seed: Annotated[int, Option(help="Seed for the halves and the intervals.")] = 0,
+    verbose: Annotated[bool, Option(help="Print all measurements, too.")] = False,
     output: Annotated[
         Path | None, folder("Folder for diagnosis.json and report.html, which are replaced.")
     ] = None,

@@ -5,20 +5,24 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from st_magnitude.commands.core import Figures, Judged, Model, command
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from st_magnitude.data.retrieval import RetrievalData
 
 
 @dataclass(frozen=True)
 class Mined(Judged):
     """The judged queries that get negatives."""
 
-    split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = (
-        "train"
-    )
+    split: Annotated[str, Option(help="Split whose queries get negatives.")] = "train"
 
 
 @command
@@ -27,43 +31,21 @@ def mine(
     *,
     judged: Mined,
     output: Annotated[
-        Path,
-        typer.Option(
-            help=(
-                "New file: .parquet, .jsonl, or .tsv for a split of the data with judged negatives."
-            )
-        ),
+        Path, Option(help="New file: .parquet, .jsonl, or .tsv for a split with judged negatives.")
     ],
     cross_encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub id of a CrossEncoder that scores for the margins and limits."
-        ),
+        str | None, Option(help="Folder or hub id of a CrossEncoder that scores for the margin.")
     ] = None,
-    num_negatives: Annotated[
-        int, typer.Option(min=1, help="Number of negatives for each query.")
-    ] = 3,
+    num_negatives: Annotated[int, Option(min=1, help="Number of negatives for each query.")] = 3,
     never_relevant: Annotated[
-        bool,
-        typer.Option(
-            "--never-relevant",
-            help="Take documents that are relevant to no query of any split only.",
-        ),
+        bool, Option(help="Take documents that are relevant to no query of any split only.")
     ] = False,
     min_queries: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Queries that a never-relevant document must be among the ten best of."
-        ),
+        int, Option(min=1, help="Queries that have a never-relevant document among their ten best.")
     ] = 3,
     relative_margin: Annotated[
         float | None,
-        typer.Option(
-            help=(
-                "Share of the positive's score by which a negative scores lower; 0.05 is a common"
-                " choice."
-            )
-        ),
+        Option(help="Share of the positive's score by which a negative scores lower, as 0.05."),
     ] = None,
 ) -> Figures:
     """Mine hard negatives with the scores of a trained model.
@@ -77,31 +59,42 @@ def mine(
     if output.exists():
         raise FileExistsError(f"{output} exists. Choose another --output.")
     from st_magnitude.data.beir import relevant_documents
-    from st_magnitude.evaluation.mining import mine_negatives, with_negatives
+    from st_magnitude.evaluation.mining import mine_negatives
 
     encoder, loaded = judged.load(model)
-    options: dict[str, Any] = {
-        "never_relevant": never_relevant,
-        "min_queries": min_queries,
-        "encode": judged.encode,
-    }
-    options |= {"relative_margin": relative_margin, "similarity": judged.similarity}
-    options["also_relevant"] = relevant_documents(judged.data)
+    scorer = None
     if cross_encoder is not None:
         from sentence_transformers import CrossEncoder
 
-        options["cross_encoder"] = CrossEncoder(cross_encoder)
-    mined = mine_negatives(encoder, loaded, num_negatives=num_negatives, **options)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if output.suffix == ".tsv":
-        with_negatives(loaded, mined).save_qrels(output)
-    elif output.suffix == ".parquet":
-        mined.to_parquet(output)
-    else:
-        mined.to_json(output)
+        scorer = CrossEncoder(cross_encoder)
+    mined = mine_negatives(
+        encoder,
+        loaded,
+        num_negatives=num_negatives,
+        never_relevant=never_relevant,
+        min_queries=min_queries,
+        relative_margin=relative_margin,
+        similarity=judged.similarity,
+        also_relevant=relevant_documents(judged.data),
+        cross_encoder=scorer,
+        encode=judged.encode,
+    )
+    _write(output, loaded, mined)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
     if output.parent == judged.data / "qrels" and output.suffix == ".tsv":
         words = ["train", "--data", str(judged.data), "--split", output.stem]
         words += ["--negatives", str(num_negatives), "--model", model, "--output", "FOLDER"]
         typer.echo(f"Next: {shlex.join(['st-magnitude', *words])}")
     return {"split": judged.split, "rows": len(mined), "output": str(output)}
+
+
+def _write(output: Path, data: RetrievalData, mined: Dataset) -> None:
+    from st_magnitude.evaluation.mining import with_negatives
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".tsv":
+        with_negatives(data, mined).save_qrels(output)
+    elif output.suffix == ".parquet":
+        mined.to_parquet(output)
+    else:
+        mined.to_json(output)

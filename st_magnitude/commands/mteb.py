@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from st_magnitude._config import SkipEmpty
 from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, folder, show_progress
@@ -14,14 +15,9 @@ from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, f
 @command
 def mteb(
     model: Model,
-    tasks: Annotated[
-        list[str], typer.Argument(help="Folders in BEIR's layout, and names of mteb's tasks.")
-    ],
-    split: Annotated[str, typer.Option(help="Split of the qrels of the folders.")] = "test",
-    output: Annotated[
-        Path | None,
-        folder("Folder of mteb's results. Scores that it holds are not computed again."),
-    ] = None,
+    tasks: Annotated[list[str], Argument(help="Folders in BEIR's layout, names of mteb's tasks.")],
+    split: Annotated[str, Option(help="Split of the qrels of the folders.")] = "test",
+    output: Annotated[Path | None, folder("Folder of mteb's results, which are kept.")] = None,
     batch_size: EncodingBatch = 32,
     skip_empty: SkipEmpty = False,
 ) -> Figures:

@@ -31,9 +31,7 @@ def revela(
     lm: Annotated[str, Option(help="Folder or hub id of a causal language model.")],
     output: Annotated[Path, folder("New folder for the trained retriever.")],
     data: Annotated[Path | None, Option(help=f"Measures before and after. {BEIR_FOLDER}")] = None,
-    split: Annotated[
-        str, Option(help="Split of the qrels to measure on; read test last, and once.")
-    ] = "dev",
+    split: Annotated[str, Option(help="Split of the qrels; read test last, and once.")] = "dev",
     preset: Annotated[
         str, Option(callback=_use_preset, is_eager=True, help="Defaults: short, or the paper's.")
     ] = "short",

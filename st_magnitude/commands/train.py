@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from st_magnitude._config import SkipEmpty
-from st_magnitude.commands.core import Data, Figures, command, folder, say
+from st_magnitude.commands.core import Base, Data, Figures, command, folder, say
 from st_magnitude.finetune.settings import TrainConfig
 
 
@@ -17,22 +18,13 @@ from st_magnitude.finetune.settings import TrainConfig
 def train(
     *,
     data: Data,
-    model: Annotated[
-        str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")
-    ],
+    model: Base,
     output: Annotated[Path, folder("New folder for the trained model.")],
-    split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
-    dev_split: Annotated[
-        str, typer.Option(help="Split of the qrels to compare on, if the data has it.")
-    ] = "dev",
+    split: Annotated[str, Option(help="Split of the qrels to train on.")] = "train",
+    dev_split: Annotated[str, Option(help="Split to compare on, if the data has it.")] = "dev",
     keep_data: Annotated[
         list[Path] | None,
-        typer.Option(
-            help=(
-                "Folder of another domain that --merge must not lose, by its dev split; may be"
-                " repeated."
-            )
-        ),
+        Option(help="Another domain that --merge must keep, by its dev split; may be repeated."),
     ] = None,
     skip_empty: SkipEmpty = False,
     settings: TrainConfig,
@@ -47,20 +39,16 @@ def train(
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import train as run
 
-    splits = splits_of(data)
     loaded = RetrievalData.from_beir(data, split, skip_empty)
-    dev = (
-        RetrievalData.from_beir(data, dev_split, skip_empty)
-        if dev_split in splits and dev_split != split
-        else None
-    )
+    has_dev = dev_split in splits_of(data) and dev_split != split
+    dev = RetrievalData.from_beir(data, dev_split, skip_empty) if has_dev else None
     typer.echo(f"{split}: {loaded}")
     keep = [RetrievalData.from_beir(folder, dev_split, skip_empty) for folder in keep_data or ()]
     trained = run(model, loaded, output, settings, dev=dev, keep=keep)
     figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
-    figures |= {"geometry": trained.geometry, "prior": trained.prior}
+    figures |= {"geometry": trained.geometry, "prior": trained.prior, "moved": trained.moved}
     for key, after in trained.geometry["after"].items():
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
     if trained.prior is not None:
@@ -68,16 +56,8 @@ def train(
     if trained.merge is not None:
         figures["merge"] = trained.merge.to_dict()
         typer.echo(str(trained.merge))
-    figures["moved"] = trained.moved
-    stuck = ""
-    if trained.moved < 0.01:
-        stuck = (
-            f"The training hardly changed the model: embeddings moved by {trained.moved:.2%} of"
-            f" their norm at the learning rate {trained.trainer.args.learning_rate:g}. Raise it"
-            " (--learning-rate), or train longer."
-        )
-    comparison = trained.comparison
-    if comparison is None:
+    verdict, stuck = trained.verdict, trained.advice
+    if verdict is None:
         say(
             f"There is no {dev_split} split next to {split}, so the trained model could not be"
             " compared with the pretrained one. Put judgments of other queries into"
@@ -85,24 +65,17 @@ def train(
             f" {stuck}"
         )
     else:
-        figures["dev"] = {
-            "split": dev_split,
-            "is_better": comparison.is_better,
-            **comparison.to_dict(),
-        }
-        typer.echo(str(comparison))
-        say(comparison.verdict(dev_split, stuck))
+        figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
+        typer.echo(str(verdict))
+        say(verdict.summary(dev_split, stuck))
     if trained.output is None:
         return {**figures, "exit_code": 3}
-    loads_anywhere = comparison is None or comparison.saved.exponent in (0.0, 1.0)
-    figures |= {
-        "output": str(output),
-        "load": f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")',
-    }
-    typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
-    if comparison is not None:
-        _say_next(data, dev_split, output, comparison.keeps_norm)
-    return figures
+    loads_anywhere = verdict is None or verdict.saved.exponent in (0.0, 1.0)
+    load = f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")'
+    typer.echo(f"Saved to {output}. Load it with {load}.")
+    if verdict is not None:
+        _say_next(data, dev_split, output, verdict.keeps_norm)
+    return {**figures, "output": str(output), "load": load}
 
 
 def _say_next(data: Path, split: str, output: Path, keeps_norm: bool) -> None:

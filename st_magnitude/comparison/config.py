@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from st_magnitude._checks import at_least, positive
 from st_magnitude._config import (
     BatchSize,
     Bf16,
+    Floats,
     MiniBatchSize,
+    Names,
     Negatives,
     Prompts,
     SkipEmpty,
@@ -63,36 +64,31 @@ class CompareConfig:
         300
     """
 
-    budget: Annotated[str, typer.Option(help="No candidate begins after it; as 2h.")] = "30m"
+    budget: Annotated[str, Option(help="No candidate begins after it; as 2h.")] = "30m"
     losses: Annotated[
-        Sequence[str] | None,
+        Names,
         words(f"Besides plain cosine, of {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
     ] = None
-    temperatures: Annotated[
-        Sequence[float] | None, numbers("Temperatures; default: 0.02,0.05,0.01,0.1.")
-    ] = None
+    temperatures: Annotated[Floats, numbers("Temperatures; default: 0.02,0.05,0.01,0.1.")] = None
     learning_rates: Annotated[
-        Sequence[float] | None,
-        numbers("Learning rates; default: 5e-5,2e-5 (a static table: 3e-2,1e-2)."),
+        Floats, numbers("Learning rates; default: 5e-5,2e-5 (a static table: 3e-2,1e-2).")
     ] = None
-    sigreg: Annotated[
-        Sequence[float] | None, numbers("Weights of SIGReg, 0 for none; default: 0,0.05.")
-    ] = None
-    epochs: Annotated[float, typer.Option(min=0, help="Largest number of passes.")] = 3.0
-    max_steps: Annotated[int, typer.Option(min=1, help="Largest number of steps.")] = 300
+    sigreg: Annotated[Floats, numbers("Weights of SIGReg, 0 for none; default: 0,0.05.")] = None
+    epochs: Annotated[float, Option(min=0, help="Largest number of passes.")] = 3.0
+    max_steps: Annotated[int, Option(min=1, help="Largest number of steps.")] = 300
     batch_size: BatchSize = 32
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
     max_length: TrainLength = None
     prompts: Prompts = True
     bf16: Bf16 = None
-    split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
-    dev_split: Annotated[str, typer.Option(help="Split that ranks; else held out.")] = "dev"
-    test_split: Annotated[str, typer.Option(help="Split read once; else held out.")] = "test"
-    dev_queries: Annotated[int, typer.Option(min=1, help="Largest number of queries.")] = 500
-    documents: Annotated[int, typer.Option(min=2, help="Judged ones and a sample.")] = 5000
+    split: Annotated[str, Option(help="Split of the qrels to train on.")] = "train"
+    dev_split: Annotated[str, Option(help="Split that ranks; else held out.")] = "dev"
+    test_split: Annotated[str, Option(help="Split read once; else held out.")] = "test"
+    dev_queries: Annotated[int, Option(min=1, help="Largest number of queries.")] = 500
+    documents: Annotated[int, Option(min=2, help="Judged ones and a sample.")] = 5000
     skip_empty: SkipEmpty = False
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0
+    seed: Annotated[int, Option(help="Seed of everything that is drawn.")] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -145,7 +141,7 @@ class Candidate:
         """The settings of `st_magnitude.finetune.run.train`, all but SIGReg."""
         from st_magnitude.losses.temperature import quarters
 
-        shared = (
+        shared = [
             "batch_size",
             "mini_batch_size",
             "negatives",
@@ -153,7 +149,7 @@ class Candidate:
             "prompts",
             "bf16",
             "seed",
-        )
+        ]
         options: dict[str, Any] = {name: getattr(config, name) for name in shared}
         options |= {"learning_rate": self.learning_rate, "max_steps": steps}
         if self.loss == "tempaggmrl":

@@ -31,9 +31,10 @@ from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.finetune.comparison import own_ndcg
-from st_magnitude.finetune.run import digest_of, reading
+from st_magnitude.finetune.run import digest_of
 from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.setup import reading
+from st_magnitude.finetune.verdict import own_ndcg
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load

@@ -19,12 +19,13 @@ from transformers import PrinterCallback, TrainerCallback
 from st_magnitude._files import whole_folder
 from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
-from st_magnitude.data.beir import refuse_shared, splits_of
+from st_magnitude.data.beir import folded, refuse_shared, splits_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.finetune.run import is_uneven, make_trainer, reading, save_trained, training_rows
+from st_magnitude.finetune.run import save_trained
+from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.losses.texts import tokens_of
 from st_magnitude.similarity import Similarity
@@ -91,7 +92,7 @@ def _held_out(data: RetrievalData, rng: np.random.Generator) -> set[str]:
     """Ids of the queries of a fifth of the texts that are judged, of 500 texts at most."""
     asked: dict[str, list[str]] = {}
     for query in sorted(data.queries):
-        asked.setdefault(" ".join(data.queries[query].casefold().split()), []).append(query)
+        asked.setdefault(folded(data.queries[query]), []).append(query)
     texts = sorted(text for text, ids in asked.items() if data.relevant.keys() & ids)
     number = min(MOST_HELD_OUT, len(texts) // HELD_OUT)
     return {query for i in rng.permutation(len(texts))[:number] for query in asked[texts[i]]}

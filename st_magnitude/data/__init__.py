@@ -1,1 +1,1 @@
-"""Texts and judgments: retrieval data, its embeddings, and the encoding of a corpus on the disk."""
+"""Texts and judgments: retrieval data and its embeddings."""

@@ -38,8 +38,7 @@ class DataError(ValueError):
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The non-blank lines of a UTF-8 file, each with its place for messages; the file may also end
-    in .gz."""
+    """The non-blank lines of a file in UTF-8, which may end in .gz, each with its place."""
     path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -48,9 +47,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 try:
                     line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
                 except UnicodeDecodeError:
-                    raise DataError(
-                        f"{where}: is not UTF-8; save the file in this encoding."
-                    ) from None
+                    raise DataError(f"{where}: is not UTF-8; save the file as such.") from None
                 if line.strip():
                     yield where, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -58,21 +55,17 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a .jsonl file, which may end in .gz instead, each with its place for
-    messages."""
+    """The values of a .jsonl file, each with its place."""
     for where, line in _lines(path):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{where}: is not valid JSON ({error}); write one object per line."
-            ) from None
+            raise DataError(f"{where}: is not valid JSON ({error}); write one a line.") from None
         yield where, value
 
 
 def splits_of(folder: str | Path) -> list[str]:
-    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single
-    ``qrels.tsv``."""
+    """Sorted names of the splits of a folder; none if it has a single ``qrels.tsv`` instead."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     names = (path.stem for path in Path(folder, "qrels").glob("*.tsv"))
@@ -80,16 +73,12 @@ def splits_of(folder: str | Path) -> list[str]:
 
 
 def check_held_out(folder: str | Path, *splits: str | None) -> None:
-    """Refuses splits of a folder that share queries with each other or, if there is one, with
-    train."""
+    """Refuses splits of a folder that share queries with each other or with train."""
     folder, given = Path(folder), [split for split in splits if split is not None]
     for split in given:
         qrels_of(folder, split)
         if given.count(split) > 1:
-            raise DataError(
-                f"The split {split!r} cannot choose and confirm: give two splits with other"
-                " queries."
-            )
+            raise DataError(f"The split {split!r} cannot choose and confirm; give two splits.")
     texts = read_texts(folder / "queries.jsonl", may_be_empty=True)
     asked = {
         split: {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)}
@@ -103,16 +92,10 @@ def check_held_out(folder: str | Path, *splits: str | None) -> None:
 def refuse_shared(
     queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str
 ) -> None:
-    """Refuses two splits that share queries, by id or by text; the message has their number and the
-    first of them.
-
-    ``queries`` and ``others`` are query id -> text of the two splits, such as
-    `RetrievalData.asked`.
-    """
+    """Refuses two splits, query id -> text, that share queries by id or by text."""
     texts = {folded(text) for text in others.values()} - {""}
-    if both := sorted(
-        query for query, text in queries.items() if query in others or folded(text) in texts
-    ):
+    both = sorted(q for q, text in queries.items() if q in others or folded(text) in texts)
+    if both:
         raise DataError(
             f"{len(both):,} queries of the {split} split are also in the {other} split, such as"
             f" {both[0]!r}, by id or by text: figures on queries that were trained on, or that"
@@ -127,11 +110,8 @@ def folded(text: str) -> str:
 
 def relevant_documents(folder: str | Path) -> set[str]:
     """Ids of the documents that are relevant to a query of any split."""
-    return {
-        document
-        for split in splits_of(folder)
-        for _, document in _relevant_pairs(Path(folder), split)
-    }
+    pairs = (pair for split in splits_of(folder) for pair in _relevant_pairs(Path(folder), split))
+    return {document for _, document in pairs}
 
 
 def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
@@ -144,8 +124,7 @@ def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
 
 
 def qrels_of(folder: Path, split: str | None) -> list[str]:
-    """The names of the files with the judgments of a split, or of all splits, after a check that
-    all files exist."""
+    """Names of the files with the judgments of a split, or of all; checks that all files exist."""
     splits, has_one = splits_of(folder), (folder / "qrels.tsv").is_file()
     if split is not None and split not in splits:
         remedy = f"Move its qrels.tsv to qrels/{split}.tsv." if has_one and not splits else _LAYOUT
@@ -161,50 +140,37 @@ def qrels_of(folder: Path, split: str | None) -> list[str]:
 def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
     """Id to text of a .jsonl file, without empty texts."""
     texts: dict[str, str] = {}
-    empty = 0
     for where, row in json_lines(path):
-        key, text = id_and_text(row, where, may_be_empty=may_be_empty)
+        key, text = _id_and_text(row, where)
         if key in texts:
             raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
-        if text:
-            texts[key] = text
-        else:
-            empty += 1
-    if not texts:
+        if not text and not may_be_empty:
+            raise DataError(f"{where}: {key!r} has an empty text; write one, or pass --skip-empty.")
+        texts[key] = text
+    found = {key: text for key, text in texts.items() if text}
+    if not found:
         raise DataError(f"{path} has no texts; write one JSON object per line.")
-    if empty:
+    if empty := len(texts) - len(found):
         logger.warning(f"{path}: {empty:,} empty texts were left out.")
-    return texts
+    return found
 
 
-def id_and_text(
-    row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_empty: bool = False
-) -> tuple[str, str]:
+def _id_and_text(row: Any, where: str) -> tuple[str, str]:
     """Id and text of a row; title and text are joined by a space."""
     if not isinstance(row, dict):
-        raise DataError(
-            f'{where}: is a {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}.'
-        )
-    name = next((name for name in ids if row.get(name) is not None), ids[0])
-    if missing := [key for key in (name, "text") if row.get(key) is None]:
+        example = '{"_id": "1", "text": "..."}'
+        raise DataError(f"{where}: is a {type(row).__name__}, not an object like {example}.")
+    if missing := [key for key in ("_id", "text") if row.get(key) is None]:
         raise DataError(f"{where}: has no {missing[0]!r}; it has {sorted(row)}. Add the key.")
-    key, title, text = str(row[name]), row.get("title") or "", row["text"]
+    key, title, text = str(row["_id"]), row.get("title") or "", row["text"]
     if not isinstance(text, str) or not isinstance(title, str):
         raise DataError(f"{where}: {key!r} has a title or text that is not a string; quote it.")
     text = f"{title} {text}" if title else text
     try:
         f"{key}{text}".encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: {key!r} is not Unicode ({error.reason}); remove half a character."
-        ) from None
-    if text.strip():
-        return key, text
-    if may_be_empty:
-        return key, ""
-    raise DataError(
-        f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty."
-    )
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: {key!r} is not Unicode; remove half a character.") from None
+    return key, text if text.strip() else ""
 
 
 def read_qrels(
@@ -219,47 +185,39 @@ def read_qrels(
     """
     judged: dict[str, dict[str, int]] = {}
     missing = 0
-    for number, (where, columns) in (
-        numbered for path in paths for numbered in enumerate(_rows(path))
+    for number, where, columns in (
+        (number, *row) for path in paths for number, row in enumerate(_rows(path))
     ):
         query, score = columns[0], columns[-1]
         if number == 0 and query not in queries and math.isnan(_number(score)):
             continue
         if len(columns) not in (3, 4):
-            raise DataError(
-                f"{where}: has {len(columns)} columns, not 3: {', '.join(HEADER)}, separated by"
-                " tabs."
-            )
+            named = ", ".join(HEADER)
+            raise DataError(f"{where}: has {len(columns)} columns, not 3, with tabs: {named}.")
         document, grade = columns[-2], whole_grade(score, where)
-        known = [(query, queries, "queries.jsonl")]
-        if document or grade:
-            known.append((document, corpus, "corpus.jsonl"))
-        absent = [
-            (identifier, name) for identifier, texts, name in known if identifier not in texts
-        ]
-        if absent and skip_missing:
-            missing += 1
-        elif absent:
-            identifier, name = absent[0]
+        absent = None if query in queries else (query, "queries.jsonl")
+        if absent is None and document not in corpus and (document or grade):
+            absent = (document, "corpus.jsonl")
+        if absent is not None and not skip_missing:
             raise DataError(
-                f"{where}: {identifier!r} is not in {name}; add it there, remove this line, or"
+                f"{where}: {absent[0]!r} is not in {absent[1]}; add it there, remove this line, or"
                 " leave such lines out with --skip-empty."
             )
-        else:
-            of_query = judged.setdefault(query, {})
-            if document and of_query.setdefault(document, grade) != grade:
-                message = (
-                    f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep"
-                    " one of them."
-                )
-                raise DataError(message)
+        if absent is not None:
+            missing += 1
+            continue
+        grades = judged.setdefault(query, {})
+        if document and grades.setdefault(document, grade) != grade:
+            raise DataError(
+                f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one."
+            )
     if missing:
         logger.warning(f"{missing:,} judgments of texts that are empty or absent were left out.")
     return judged
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The columns of every line, each with its place for messages."""
+    """The columns of every line, each with its place."""
     for where, line in _lines(path):
         try:
             yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()

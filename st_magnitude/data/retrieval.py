@@ -82,9 +82,8 @@ class RetrievalData:
         name: str = "",
     ) -> None:
         self.queries, self.corpus, self.name = dict(queries), dict(corpus), name
-        self.negatives = {
-            query: set(ids) for query, ids in self._graded("negatives", negatives or {}).items()
-        }
+        judged = self._graded("negatives", negatives or {})
+        self.negatives = {query: set(ids) for query, ids in judged.items()}
         self.relevant = {}
         for query, grades in self._graded("relevant", relevant).items():
             where = f"relevant[{query!r}]"
@@ -111,18 +110,14 @@ class RetrievalData:
         found: dict[str, dict[str, int]] = {}
         for query, ids in judgments.items():
             if query not in self.queries:
-                raise DataError(
-                    f"{name} has the query {query!r}, which is not in queries; add it or remove it."
-                )
+                raise DataError(f"{name} has the query {query!r}, which is not in queries; add it.")
             if isinstance(ids, str):
                 raise DataError(
-                    f"{name}[{query!r}] is {ids!r}; pass a set of document ids, or a dict of id ->"
-                    " grade."
+                    f"{name}[{query!r}] is {ids!r}; pass a set of document ids, or id -> grade."
                 )
             found[query] = dict(ids) if isinstance(ids, Mapping) else dict.fromkeys(ids, 1)
-        if missing := sorted(
-            {str(d) for ids in found.values() for d in ids.keys() - self.corpus.keys()}
-        ):
+        named = {str(document) for grades in found.values() for document in grades}
+        if missing := sorted(named - self.corpus.keys()):
             raise DataError(
                 f"{len(missing)} document(s) of {name} are not in the corpus, such as"
                 f" {missing[:3]}: add them to corpus or drop them from {name}."
@@ -156,10 +151,8 @@ class RetrievalData:
         name = folder.resolve().name + ("" if split is None else f", {split} split")
         data = cls(queries, corpus, judged, name=name)
         if not data.relevant:
-            raise DataError(
-                f"{', '.join(names)} in {folder}: no document is relevant to a query, by a score"
-                " above 0."
-            )
+            files = ", ".join(names)
+            raise DataError(f"{files} in {folder}: no document is relevant, by a score above 0.")
         return data
 
     @classmethod
@@ -191,35 +184,26 @@ class RetrievalData:
         relevant: dict[str, dict[str, int]] = {}
         negatives: dict[str, set[str]] = {}
         for row in rows:
-            query, positive, *others = (row[column] for column in columns)
+            query, *texts = (row[column] for column in columns)
             key = queries.setdefault(query, f"q{len(queries)}")
-            relevant.setdefault(key, {})[corpus.setdefault(positive, f"d{len(corpus)}")] = 1
-            negatives.setdefault(key, set()).update(
-                corpus.setdefault(text, f"d{len(corpus)}") for text in others
-            )
-        texts, documents = (
-            {key: text for text, key in found.items()} for found in (queries, corpus)
-        )
-        return cls(
-            texts, documents, relevant, {key: ids for key, ids in negatives.items() if ids}, name
-        )
+            positive, *others = (corpus.setdefault(text, f"d{len(corpus)}") for text in texts)
+            relevant.setdefault(key, {})[positive] = 1
+            if others:
+                negatives.setdefault(key, set()).update(others)
+        asked, documents = ({key: text for text, key in of.items()} for of in (queries, corpus))
+        return cls(asked, documents, relevant, negatives, name)
 
     def save(self, folder: str | Path, split: str = "test") -> None:
-        """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, which `from_beir` reads, and
-        replaces old files.
+        """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, and replaces old files.
 
         Raises:
             DataError: If an id contains a line break, or the split is not a file name.
         """
         if not beir.is_file_name(split):
-            raise DataError(
-                f"The split {split!r} must be usable as a file name; leave out slashes."
-            )
+            raise DataError(f"The split {split!r} is not usable as a file name; change it.")
         for key in (*self.queries, *self.corpus):
             if set("\r\n") & set(key):
-                raise DataError(
-                    f"The id {key!r} has a line break, which a qrels file cannot hold; rename it."
-                )
+                raise DataError(f"The id {key!r} has a line break, as no qrels can; rename it.")
         folder = Path(folder)
         (folder / "qrels").mkdir(parents=True, exist_ok=True)
         for name, texts in (("corpus.jsonl", self.corpus), ("queries.jsonl", self.queries)):
@@ -228,8 +212,7 @@ class RetrievalData:
         self.save_qrels(folder / "qrels" / f"{split}.tsv")
 
     def save_qrels(self, path: str | Path) -> None:
-        """Writes the judgments alone: one more split of a folder that has the queries and the
-        corpus."""
+        """Writes the judgments alone, as one more split of a folder."""
         rows: list[tuple[Any, ...]] = [beir.HEADER]
         for query, grades in self.relevant.items():
             rows += [(query, document, grade) for document, grade in sorted(grades.items())]
@@ -255,17 +238,13 @@ class RetrievalData:
 
     @cached_property
     def query_ids(self) -> list[str]:
-        """The queries with a relevant document, in the given order; the others do not count, as
-        elsewhere.
+        """The queries with a relevant document, in the given order; the others do not count.
 
         Raises:
             DataError: If there is none.
         """
         if not self.relevant:
-            raise DataError(
-                f"None of the {len(self.queries)} queries has a relevant document: fill relevant, a"
-                " dict of query id -> set of document ids."
-            )
+            raise DataError(f"None of the {len(self.queries)} queries has a relevant document.")
         return [query for query in self.queries if query in self.relevant]
 
     @property
@@ -280,8 +259,7 @@ class RetrievalData:
 
     @cached_property
     def columns(self) -> list[dict[int, int]]:
-        """For every query of ``query_ids``, the positions in ``document_ids`` of its relevant
-        documents -> grades."""
+        """For every query of ``query_ids``, the positions of its relevant documents -> grades."""
         judged = (self.relevant[query].items() for query in self.query_ids)
         return [dict(sorted((self.position[d], grade) for d, grade in grades)) for grades in judged]
 
@@ -292,9 +270,8 @@ class RetrievalData:
 
     def own_columns(self, queries: Iterable[str]) -> Tensor:
         """For each query, the position in ``document_ids`` of itself, or -1: (n,)."""
-        return torch.tensor(
-            [self.position[q] if q in self.own else -1 for q in queries], dtype=torch.long
-        )
+        columns = [self.position[query] if query in self.own else -1 for query in queries]
+        return torch.tensor(columns, dtype=torch.long)
 
     def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
         """The logarithm of the prior of every document of the corpus, from the judgments.
@@ -303,8 +280,6 @@ class RetrievalData:
 
         n(d) is the number of queries to which d is relevant, whatever the grade, and N the number
         of documents.
-
-        Additive smoothing gives a document that is relevant to no query a prior as well.
 
         Example:
             >>> judged = {"q": {"a"}, "r": {"a"}}
@@ -315,13 +290,10 @@ class RetrievalData:
         positive("smoothing", smoothing)
         counts = Counter(document for grades in self.relevant.values() for document in grades)
         log_total = math.log(counts.total() + smoothing * len(self.corpus))
-        return {
-            document: math.log(counts[document] + smoothing) - log_total for document in self.corpus
-        }
+        return {d: math.log(counts[d] + smoothing) - log_total for d in self.corpus}
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
-        """Encodes the queries that count and the corpus; `st_magnitude.data.task.encode_texts` has
-        the options."""
+        """Encodes the queries that count and the corpus, with the options of `encode_texts`."""
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
         return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
 
@@ -342,8 +314,7 @@ class RetrievalData:
         return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
-        """Training rows, one for each pair of a query and a relevant document; the seed alone
-        decides their order.
+        """Training rows, one for each pair of a query and a relevant document, in random order.
 
         The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n =
         ``num_negatives``. The negatives of a row are distinct documents, drawn from the judged
@@ -355,9 +326,7 @@ class RetrievalData:
         """
         rng = np.random.default_rng(seed)
         pairs = [
-            (query, document)
-            for query in sorted(self.query_ids)
-            for document in sorted(self.relevant[query])
+            (query, d) for query in sorted(self.query_ids) for d in sorted(self.relevant[query])
         ]
         documents, rows = list(self.corpus), []
         for query, relevant in (pairs[index] for index in rng.permutation(len(pairs))):

@@ -1,5 +1,4 @@
-"""EncodedTask: the embeddings of retrieval data, with the only exhaustive search and the only nDCG
-of the package."""
+"""EncodedTask: the embeddings of retrieval data, the only exhaustive search and the only nDCG."""
 
 from __future__ import annotations
 
@@ -16,24 +15,15 @@ from torch import Tensor
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = [
-    "TILE",
-    "EncodedTask",
-    "NotFiniteError",
-    "check_finite",
-    "encode_texts",
-    "hide_own",
-    "ndcg",
-    "rank",
-]
+__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts"]
+__all__ += ["hide_own", "ndcg", "rank"]
 
 TILE = 2**24  # scores that are held at a time
 CHUNK = 2**16  # documents whose scores are held at a time
 
 
 class NotFiniteError(ValueError):
-    """An embedding with NaN or infinite entries: the model has diverged, or overflows in half
-    precision."""
+    """An embedding with NaN or infinite entries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +77,7 @@ class EncodedTask:
         return np.bincount([c for row in self.columns for c in row], minlength=len(self.documents))
 
     def prefix(self, dim: int) -> EncodedTask:
-        """The same task with the first ``dim`` dimensions. Similarities then divide by the norm of
-        the prefix."""
+        """The same task with the first ``dim`` dimensions, whose norm similarities divide by."""
         return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
 
     def top(
@@ -108,9 +97,8 @@ class EncodedTask:
         places = torch.full((len(self.documents) + 1,), -1)  # the last one is that of column -1
         places[kept.cpu()] = torch.arange(len(kept))
         documents = self.documents[kept.to(self.documents.device)]
-        return kept.cpu()[
-            EncodedTask(self.queries, documents, own=places[self.own]).top(similarity, k)
-        ]
+        task = EncodedTask(self.queries, documents, own=places[self.own])
+        return kept.cpu()[task.top(similarity, k)]
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""
@@ -119,9 +107,8 @@ class EncodedTask:
         chunk = min(len(self.documents), CHUNK)
         found: list[list[Tensor]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
-        for queries, own in zip(
-            self.queries.double().split(rows), self.own.split(rows), strict=True
-        ):
+        parts = self.queries.double().split(rows), self.own.split(rows)
+        for queries, own in zip(*parts, strict=True):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)
             for start in range(0, len(self.documents), chunk):
@@ -151,14 +138,12 @@ class EncodedTask:
         found = []
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
             documents = similarity.document(self.documents[some].double())  # (rows, k, D)
-            found.append(
-                (documents @ similarity.query(queries.double())[:, :, None])[:, :, 0].float()
-            )
+            products = documents @ similarity.query(queries.double())[:, :, None]  # (rows, k, 1)
+            found.append(products[:, :, 0].float())
         return torch.cat(found).cpu().masked_fill(columns.cpu() == self.own[:, None], -torch.inf)
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
-        """The grade of each document of a ranking for its query, 0 if it is not relevant: (n, k)
-        columns -> (n, k)."""
+        """The grade of each document of a ranking for its query, 0 or more: (n, k) -> (n, k)."""
         rows = zip(self.columns, top.tolist(), strict=True)
         gains = [[grades.get(column, 0) for column in columns] for grades, columns in rows]
         return np.array(gains, dtype=np.int64).reshape(top.shape)
@@ -168,8 +153,7 @@ class EncodedTask:
         return self.gains(top) > 0
 
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
-        """nDCG@k of every query from the columns of its best documents: (n, >= k or the whole
-        index) -> (n,)."""
+        """nDCG@k of every query from the columns of its best documents, (n, >= k) -> (n,)."""
         return ndcg(self.gains(top), [row.values() for row in self.columns], k)
 
 
@@ -185,8 +169,9 @@ def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
 
 
 def rank(scores: Tensor, k: int) -> Tensor:
-    """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m)
-    -> (n, min(k, m)).
+    """Columns of the k best scores of each row, best first: (n, m) -> (n, min(k, m)).
+
+    Ties go to the lower column.
 
     Example:
         >>> import torch
@@ -210,8 +195,7 @@ def rank(scores: Tensor, k: int) -> Tensor:
 
 
 def ndcg(gains: Any, relevant: Iterable[Collection[int]], k: int = 10) -> NDArray[np.float64]:
-    """nDCG@k of every query with graded relevance: (n, >= k or the whole corpus), n collections ->
-    (n,) in [0, 1].
+    """nDCG@k of every query with graded relevance: (n, >= k), n collections -> (n,) in [0, 1].
 
         sum_{i <= k} grade_i / log2(i + 1)  over the same sum with the highest grades first
 
@@ -226,17 +210,12 @@ def ndcg(gains: Any, relevant: Iterable[Collection[int]], k: int = 10) -> NDArra
         array([1.   , 0.174])
 
     Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with
-        linear gains, as in
-    trec_eval and mteb. With grades of 1, it is that of sentence-transformers'
-    InformationRetrievalEvaluator.
+        linear gains, as in trec_eval, mteb and InformationRetrievalEvaluator.
     """
     discounts = 1 / np.log2(np.arange(2, k + 2))
     ranked = np.asarray(gains, dtype=np.float64)[:, :k]
-    ideal = [
-        np.dot(best, discounts[: len(best)])
-        for grades in relevant
-        for best in [sorted(grades, reverse=True)[:k]]
-    ]
+    best = [sorted(grades, reverse=True)[:k] for grades in relevant]
+    ideal = [np.dot(grades, discounts[: len(grades)]) for grades in best]
     return ranked @ discounts[: ranked.shape[1]] / ideal
 
 
@@ -251,8 +230,7 @@ def encode_texts(
     corpus_prompt_name: str | None = None,
     **encode: Any,
 ) -> EncodedTask:
-    """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without
-    judgments.
+    """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``.
 
     They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing
     Normalize too. All other options (``batch_size``, ``show_progress_bar``, ``device``) are those
@@ -266,12 +244,11 @@ def encode_texts(
                 [2., 0.]])
     """
     document_ids = sorted(corpus)
+    texts = list(queries.values())
     prompts = {"prompt": query_prompt, "prompt_name": query_prompt_name}
-    q = encode_raw(
-        model, list(queries.values()), "query", not before_normalize, **prompts, **encode
-    )
-    prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
+    q = encode_raw(model, texts, "query", not before_normalize, **prompts, **encode)
     documents = [corpus[document] for document in document_ids]
+    prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
     d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
     return EncodedTask(q, d, query_ids=list(queries), document_ids=document_ids)
 

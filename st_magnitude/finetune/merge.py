@@ -20,7 +20,7 @@ from torch import Tensor
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
-from st_magnitude.finetune.comparison import own_ndcg, own_similarity
+from st_magnitude.finetune.verdict import own_ndcg, own_similarity
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.result import Result, Table
 from st_magnitude.saving.export import load
@@ -121,12 +121,8 @@ def merge_with_base(
     if not (tried.size and tried[0] >= 0 and tried[-1] <= 1):
         raise ValueError(f"Weights of the trained model lie in [0, 1], got {list(weights)}.")
     base = load(base) if isinstance(base, (str, Path)) else base
-    merged, tasks, ends, starts = (
-        deepcopy(model),
-        [data, *keep],
-        parameters_of(model),
-        _starts(model, base),
-    )
+    merged, tasks = deepcopy(model), [data, *keep]
+    starts, ends = _starts(model, base), parameters_of(model)
     warn_if_few(data.query_ids, "a weight")
 
     def set_weight(weight: float) -> None:
@@ -139,11 +135,9 @@ def merge_with_base(
     before, similarities, rows = [own_ndcg(base, task) for task in tasks], [], []
     for weight in tried:
         set_weight(float(weight))
-        similarity = (
-            calibrate_exponent(merged, data).best_similarity
-            if calibrate
-            else own_similarity(merged)
-        )
+        similarity = own_similarity(merged)
+        if calibrate:
+            similarity = calibrate_exponent(merged, data).best_similarity
         similarities.append(similarity)
         rows.append([own_ndcg(merged, task, similarity) for task in tasks])
     ndcg = [np.stack(of_task) for of_task in zip(*rows, strict=True)]  # (W, n) each
@@ -194,8 +188,7 @@ def _starts(model: SentenceTransformer, base: SentenceTransformer) -> dict[str, 
 
 
 def _modules(model: SentenceTransformer) -> dict[str, str]:
-    """Name to class of the modules but those that divide by a norm; with the settings of those
-    without parameters."""
+    """Name to class, and settings where there are no parameters, of all modules but norms."""
     return {
         name: type(module).__name__ if list(module.parameters()) else str(module)
         for name, module in model.named_modules()

@@ -7,23 +7,14 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
-from sentence_transformers.base.losses import has_static_embedding_input
-from sentence_transformers.base.modules import Router
-from sentence_transformers.base.sampler import BatchSamplers
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from torch import Tensor
 
 from st_magnitude._config import digest
@@ -31,73 +22,36 @@ from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
-from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
 from st_magnitude.finetune.merge import Merge, merge_with_base, parameters_of
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.kernel.terms import LearnedTemperature
-from st_magnitude.losses import (
-    CosineRankingLoss,
-    DNormRankingLoss,
-    DotRankingLoss,
-    LearnableNormLoss,
-    MagnitudeRankingLoss,
-    QNormRankingLoss,
-    TempAggLoss,
-    TempAggMRLLoss,
-    temp_agg,
-    temp_agg_mrl,
-)
-from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading, training_rows
+from st_magnitude.finetune.verdict import Verdict, judge_model, own_ndcg
 from st_magnitude.result import to_plain
 from st_magnitude.saving.card import add_section
-from st_magnitude.saving.export import limit_length, load, write_model
+from st_magnitude.saving.export import load, write_model
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
-from st_magnitude.training.run_folder import (
-    check_output,
-    check_same_run,
-    has_fast_bf16,
-    record_run,
-    train_or_stop,
-)
+from st_magnitude.training.run_folder import check_output, check_same_run, record_run, train_or_stop
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
 
 logger = logging.getLogger(__name__)
 
-LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
-    "cosine": CosineRankingLoss,
-    "dot": DotRankingLoss,
-    "qnorm": QNormRankingLoss,
-    "dnorm": DNormRankingLoss,
-    "learnable": LearnableNormLoss,
-    "tempagg": TempAggLoss,  # with dims TempAggMRLLoss
-}
-
-
 # Settings that may change when a run is resumed
-FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
-FREE |= {
-    "serve_length",
-    "merge",
-    "max_loss",
-    "keep_anyway",
-    "keep_scoring",
-    "keep_checkpoints",
-    "resume",
-}
+FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps", "merge", "max_loss"}
+FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+LITTLE = 0.01  # of the norm: embeddings that moved by less are hardly trained
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The result of `train`. Of several processes, only the first has the geometry and the
-    comparison."""
+    """The result of `train`. Of several processes, only the first has measurements."""
 
     trainer: SentenceTransformerTrainer
     # norms and isotropy of a sample of the texts, "before" and "after"
     geometry: dict[str, dict[str, float]]
-    comparison: Comparison | None  # with the pretrained model; None without dev data
+    verdict: Verdict | None  # next to the pretrained model; None without dev data
     # None: the model is clearly worse than the pretrained one and was not saved
     output: Path | None
     # with ``config.prior``: what it was counted from, or why it was left out
@@ -105,6 +59,17 @@ class TrainedModel:
     merge: Merge | None = None  # with ``config.merge``: nDCG@10 by the weight of the trained model
     # mean distance of embeddings from where they were, as a share of their norm
     moved: float = float("nan")
+
+    @property
+    def advice(self) -> str:
+        """What to do if the training hardly changed the model, or nothing."""
+        if not self.moved < LITTLE:
+            return ""
+        return (
+            f"The training hardly changed the model: embeddings moved by {self.moved:.2%} of their"
+            f" norm at the learning rate {self.trainer.args.learning_rate:g}. Raise it"
+            " (--learning-rate), or train longer."
+        )
 
 
 def train(
@@ -121,8 +86,8 @@ def train(
     ``training.json``.
 
     With dev data, the model is compared with the pretrained one as it was given, and saved with the
-    document exponent that scores best (see `compare`). A model that is clearly worse is saved only
-    with ``config.keep_anyway``. Checkpoints are in ``output/checkpoints`` and are removed when the
+    document exponent that scores best (see `judge_model`). A clearly worse model is saved only with
+    ``config.keep_anyway``. Checkpoints are in ``output/checkpoints`` and are removed when the
     model is saved.
 
     Args:
@@ -155,6 +120,7 @@ def train(
         raise ValueError(
             "Data to keep (--keep-data) are for merge=True (--merge); pass both or neither."
         )
+    is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
     with locked_folder(output):
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
@@ -164,61 +130,69 @@ def train(
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)
-        before, after = card_evaluators(data, seed=config.seed)
         model = load(model) if isinstance(model, str) else model
-        with reading(model, config.max_length), reading(model, config.serve_length):
+        with reading(model, config.max_length):
             pass  # a model without such a limit is refused before anything is encoded
-        is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
-        pretrained = own_ndcg(model, dev) if dev is not None and is_first else None
-        # the trainer needs the device's memory
-        base = deepcopy(model).cpu() if config.merge and is_first else None
+        start = _Pretrained(model, data, dev, config) if is_first else None
         trainer = make_trainer(model, data, rows, config, output, loss_options)
-        if is_first:
-            before(model, epoch=0, steps=0)
-            start = encode_raw(model, before.texts["query"], "query")
+        if start is not None:
+            start.measure_norms()
             if checkpoint is None:
                 record_run(output, settings)
         with reading(model, config.max_length):
             train_or_stop(trainer, checkpoint)
-        if not is_first:
+        if start is None:
             return TrainedModel(trainer, {}, None, output)
-        moved = _distance(start, encode_raw(model, before.texts["query"], "query"))
-        if config.serve_length is not None:
-            limit_length(model, config.serve_length)
-        comparison = merge = None
-        if base is not None and dev is not None:
-            merge = _merge(model, base, dev, keep, config)
-        after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        geometry = {"before": before.metrics, "after": after.metrics}
-        prior = _about_prior(rows) if config.prior else None
-        if dev is not None and pretrained is not None:
+        trained = start.compare(trainer, rows, output, keep)
+        return _save_unless_worse(trained, output, config, "" if dev is None else dev.name)
+
+
+class _Pretrained:
+    """The pretrained model as it was given, by which the trained one is measured."""
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        dev: RetrievalData | None,
+        config: TrainConfig,
+    ) -> None:
+        self.model, self.dev, self.config = model, dev, config
+        self.before, self.after = card_evaluators(data, seed=config.seed)
+        self.ndcg = None if dev is None else own_ndcg(model, dev)
+        # the trainer needs the device's memory
+        self.base = deepcopy(model).cpu() if config.merge else None
+
+    def measure_norms(self) -> None:
+        """Measures the model as it is prepared for the loss."""
+        self.before(self.model, epoch=0, steps=0)
+        self.queries = self._encode()
+
+    def _encode(self) -> Tensor:
+        return encode_raw(self.model, self.before.texts["query"], "query")
+
+    def compare(
+        self,
+        trainer: SentenceTransformerTrainer,
+        rows: Dataset,
+        output: Path,
+        keep: Sequence[RetrievalData],
+    ) -> TrainedModel:
+        """Measures the model, which is trained now; merges it and sets its scoring."""
+        model, dev, config, state = self.model, self.dev, self.config, trainer.state
+        moved = _distance(self.queries, self._encode())
+        verdict = merge = None
+        if self.base is not None and dev is not None:
+            merge = _merge(model, self.base, dev, keep, config)
+        self.after(model, epoch=round(state.epoch or 0), steps=state.global_step)
+        if dev is not None and self.ndcg is not None:
             weight = None if merge is None else merge.weight
-            comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed, weight)
-            if comparison.saved != comparison.as_trained:
-                prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
-        trained = TrainedModel(trainer, geometry, comparison, output, prior, merge, moved)
-        if comparison is not None and comparison.is_worse and not config.keep_anyway:
-            logger.warning(
-                f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
-                " keep_anyway=True (--resume --keep-anyway) save its model."
-            )
-            return replace(trained, output=None)
-        figures = {
-            "geometry": geometry,
-            "merge": merge and merge.to_dict(),
-            "dev": comparison,
-            "moved": moved,
-        }
-        sections = {
-            "Merged with the base": merge.to_markdown() if merge else None,
-            "Document prior": prior,
-        }
-        if dev is not None and comparison is not None:
-            sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
-        save_trained(trainer, output, figures, sections)
-        if not config.keep_checkpoints:
-            shutil.rmtree(output / "checkpoints", ignore_errors=True)
-        return trained
+            verdict = judge_model(model, dev, self.ndcg, config.keep_scoring, config.seed, weight)
+            if verdict.saved != verdict.as_trained:
+                prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
+        geometry = {"before": self.before.metrics, "after": self.after.metrics}
+        prior = _about_prior(rows) if config.prior else None
+        return TrainedModel(trainer, geometry, verdict, output, prior, merge, moved)
 
 
 def _merge(
@@ -232,44 +206,14 @@ def _merge(
     calibrate = not (config.keep_scoring or normalizes_output(model))
     base = base.to(model.device)
     merge = merge_with_base(model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate)
-    # its scoring is chosen by `compare`
+    # its scoring is chosen by `judge_model`
     model.load_state_dict(parameters_of(merge.model), strict=False)
     return merge
 
 
 def _distance(start: Tensor, end: Tensor) -> float:
-    """The mean distance between two matrices of embeddings, (n, D), as a share of the mean norm in
-    the first."""
+    """Mean distance of two matrices of embeddings, (n, D), as a share of the first's mean norm."""
     return float((end - start).norm(dim=1).mean() / start.norm(dim=1).mean())
-
-
-@contextmanager
-def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
-    """Within the block, a model reads this number of tokens of a text; None leaves its own
-    limit."""
-    if length is None:
-        yield
-        return
-    own = model.max_seq_length
-    limit_length(model, length)
-    try:
-        yield
-    finally:
-        model.max_seq_length = own
-
-
-def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
-    """Rows of `RetrievalData.triplets`; by default with one negative each if the data has judged
-    negatives."""
-    return data.triplets(
-        int(any(data.negatives.values())) if negatives is None else negatives, seed
-    )
-
-
-def is_uneven(positives: Iterable[str]) -> bool:
-    """Whether some documents are positives more often than others, without which a prior changes
-    nothing."""
-    return len(set(Counter(positives).values())) > 1
 
 
 def _about_prior(rows: Dataset) -> str:
@@ -286,52 +230,32 @@ def _about_prior(rows: Dataset) -> str:
     )
 
 
-def make_trainer(
-    model: SentenceTransformer,
-    data: RetrievalData,
-    rows: Dataset,
-    config: TrainConfig,
-    output: Path,
-    loss_options: dict[str, Any] | None = None,
-    **arguments: Any,
-) -> SentenceTransformerTrainer:
-    """The Trainer of a run, with a model fit for the loss. The last two arguments override what the
-    settings say."""
-    card: Any = model.model_card_data
-    card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
-    card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
-    args = _arguments(config, rows, output, model, arguments)
-    prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))
-    kind: type[MagnitudeRankingLoss] = LOSSES[config.loss]
-    terms: dict[str, Any] = {"temperature": config.temperature}
-    if config.loss == "tempagg":
-        kind = TempAggLoss if config.dims is None else TempAggMRLLoss
-        terms |= {"dims": config.dims, "temperatures": config.temperatures}
-        terms = {name: value for name, value in terms.items() if value is not None}
-    elif config.dims is not None:
-        terms["terms"] = temp_agg_mrl(
-            config.dims, (0.05,) if config.temperatures is None else config.temperatures
+def _save_unless_worse(
+    trained: TrainedModel, output: Path, config: TrainConfig, name: str
+) -> TrainedModel:
+    """Saves the model with its figures, but not one that is clearly worse."""
+    verdict, merge = trained.verdict, trained.merge
+    if verdict is not None and verdict.is_worse and not config.keep_anyway:
+        logger.warning(
+            f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
+            " keep_anyway=True (--resume --keep-anyway) save its model."
         )
-    elif config.temperatures is not None:
-        terms["terms"] = temp_agg(config.temperatures)
-    options: dict[str, Any] = {
-        "gather_across_devices": args.world_size > 1,
-        "mini_batch_size": config.mini_batch_size,
+        return replace(trained, output=None)
+    figures = {
+        "geometry": trained.geometry,
+        "merge": merge and merge.to_dict(),
+        "dev": verdict,
+        "moved": trained.moved,
     }
-    options |= {
-        "margin": config.margin,
-        "guide": None if config.guide is None else load(config.guide),
+    sections = {
+        f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
+        "Merged with the base": merge.to_markdown() if merge else None,
+        "Document prior": trained.prior,
     }
-    if config.prior and is_uneven(rows["positive"]):
-        negatives = [text for column in rows.column_names[2:] for text in rows[column]]
-        prompt = prompt_of(model, "document") if config.prompts else None
-        # a prior knows a text by the tokens that training reads
-        with reading(model, config.max_length):
-            options["prior"] = DocumentPrior.from_texts(
-                model, rows["positive"], negatives or None, prompt=prompt, task="document"
-            )
-    loss = kind(model, **(options | (loss_options or {}) | terms))
-    return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+    save_trained(trained.trainer, output, figures, sections)
+    if not config.keep_checkpoints:
+        shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    return trained
 
 
 def save_trained(
@@ -340,20 +264,15 @@ def save_trained(
     figures: dict[str, Any],
     sections: dict[str, str | None],
 ) -> None:
-    """Writes the model, its card with further sections, and ``training.json``: the loss, the log
-    and the figures."""
+    """Writes the model, its card with further sections, and ``training.json``."""
     card: Any = trainer.model.model_card_data
     # which the card describes again, with the temperatures and exponents that it learned
     loss: Any = trainer.loss
     card.train_datasets = card.extract_dataset_metadata(
         trainer.train_dataset, card.train_datasets, loss, "train"
     )
-    record = {
-        "loss": type(loss).__name__,
-        **loss.get_config_dict(),
-        "processes": trainer.args.world_size,
-    }
-    record |= {**figures, "log": trainer.state.log_history}
+    record = {"loss": type(loss).__name__, **loss.get_config_dict()}
+    record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
     remedy = "Make room, and run again with resume=True (--resume)."
     with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(trainer.model, folder)
@@ -378,107 +297,10 @@ def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
     )
 
 
-class _Arguments(SentenceTransformerTrainingArguments):
-    """Leaves at least one step after the warm-up, whose first step has the rate 0: a run of one
-    step trains."""
-
-    def get_warmup_steps(self, num_training_steps: int) -> int:
-        return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
-
-
-def _arguments(
-    config: TrainConfig,
-    rows: Dataset,
-    output: Path,
-    model: SentenceTransformer,
-    more: dict[str, Any],
-) -> SentenceTransformerTrainingArguments:
-    """Arguments of the Trainer for these settings; ``more`` overrides any of them."""
-    own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
-    if config.temperature == "learned":
-        own_rates |= LearnedTemperature.learning_rate_mapping()
-    roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
-    prompts = (
-        {name: prompt_of(model, role) for name, role in roles.items()} if config.prompts else {}
-    )
-    settings: dict[str, Any] = {
-        "prompts": {name: prompt for name, prompt in prompts.items() if prompt} or None,
-        "router_mapping": roles if any(isinstance(module, Router) for module in model) else {},
-        "output_dir": str(output / "checkpoints"),
-        "num_train_epochs": config.epochs,
-        "max_steps": config.max_steps,
-        "per_device_train_batch_size": config.batch_size,
-        "learning_rate": (
-            _default_rate(model) if config.learning_rate is None else config.learning_rate
-        ),
-        "learning_rate_mapping": own_rates,
-        "warmup_steps": config.warmup_ratio,
-        "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
-        "use_cpu": model.device.type == "cpu",
-        "batch_sampler": _sampler(config, rows),
-        "dataloader_drop_last": True,
-        "logging_steps": 10,
-        "save_steps": config.save_steps,
-        "save_total_limit": 1,
-        "seed": config.seed,
-        "report_to": [],
-    }
-    arguments = _Arguments(**(settings | more))
-    if arguments.n_gpu > 1:
-        logger.warning(
-            f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md)."
-        )
-    most = len(rows) // arguments.world_size
-    if most < 2:
-        raise ValueError(
-            f"{len(rows)} training pairs are too few for {arguments.world_size} processes, of two"
-            " each."
-        )
-    if config.batch_size > most and arguments.process_index == 0:
-        logger.warning(
-            f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs fill:"
-            f" every step takes {most:,} pairs on each process, and an epoch is one step."
-        )
-    arguments.per_device_train_batch_size = min(config.batch_size, most)
-    return arguments
-
-
-def _default_rate(model: SentenceTransformer) -> float:
-    """The peak learning rate of AdamW for a kind of model, which the model card shows."""
-    if has_static_embedding_input(model):
-        return 0.03  # a row of a table gets a gradient only where its token occurs
-    return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
-
-
-def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
-    """Batches of different texts, if at least half of an epoch fits into them without a second
-    pass.
-
-    Where texts repeat, they hold more different negatives than batches at random. A prior asks for
-    the latter, as it corrects for how often a document is drawn.
-    """
-    if config.prior and is_uneven(rows["positive"]):
-        return BatchSamplers.BATCH_SAMPLER
-    batches = max(1, len(rows) // config.batch_size // 2)
-    for column in rows.column_names:
-        counts = np.array(list(Counter(rows[column]).values()))
-        if np.minimum(counts, batches).sum() < batches * min(config.batch_size, len(rows)):
-            logger.warning(
-                f"Batches of {config.batch_size:,} repeat texts, because {len(rows):,} rows hold"
-                f" only {len(counts):,} different texts as {column}, or some too often. Smaller"
-                " batches (--batch-size) give each text more different negatives."
-            )
-            return BatchSamplers.BATCH_SAMPLER
-    return BatchSamplers.NO_DUPLICATES
-
-
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
     rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
-    rows += [
-        (q, d, str(grade))
-        for q, found in data.relevant.items()
-        for d, grade in sorted(found.items())
-    ]
-    rows += [(q, *sorted(ids)) for q, ids in data.negatives.items()]
+    for query, grades in data.relevant.items():
+        rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
+    rows += [(query, *sorted(ids)) for query, ids in data.negatives.items()]
     return digest(text for row in rows for text in row)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from st_magnitude._checks import positive
 from st_magnitude._config import (
     BatchSize,
     Bf16,
+    Floats,
+    Ints,
     MiniBatchSize,
     Negatives,
     Prompts,
@@ -47,113 +49,51 @@ class TrainConfig:
         -1
     """
 
-    loss: Annotated[str, typer.Option(help=f"Ranking loss: {', '.join(LOSS_NAMES)}.")] = "cosine"
-    dims: Annotated[
-        Sequence[int] | None, whole_numbers("Prefixes to train, such as 96,192,384; default: all.")
-    ] = None
+    loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSS_NAMES)}.")] = "cosine"
+    dims: Annotated[Ints, whole_numbers("Prefixes to train, as 96,192,384; default: all.")] = None
     temperatures: Annotated[
-        Sequence[float] | None,
-        numbers(
-            "Temperatures to sum over at every prefix, such as 0.03,0.1; default: 0.05, or as"
-            " TempAggLoss."
-        ),
+        Floats,
+        numbers("Temperatures to sum over at every prefix; default: 0.05, or TempAggLoss's."),
     ] = None
     temperature: Annotated[  # a number, "learned" or None: typer does not know unions
         Any,
-        typer.Option(
-            parser=_temperature,
-            metavar="X|learned",
-            help=(
-                "Temperature; 'learned' learns all temperatures, starting at 0.05 or at"
-                " --temperatures."
-            ),
-        ),
+        Option(parser=_temperature, metavar="X|learned", help="Temperature; default: 0.05."),
     ] = None
-    epochs: Annotated[
-        float, typer.Option(min=0, help="Passes over the pairs of a query and a document.")
-    ] = 1.0
-    max_steps: Annotated[
-        int, typer.Option(help="Number of steps; overrides --epochs if positive.")
-    ] = -1
+    epochs: Annotated[float, Option(min=0, help="Passes over the pairs.")] = 1.0
+    max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
     batch_size: BatchSize = 32
     mini_batch_size: MiniBatchSize = None
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            help=(
-                "Peak learning rate of AdamW; default: 2e-5, 2e-4 for LoRA, 0.03 for a static"
-                " table."
-            ),
-        ),
+        Option(min=0, help="Peak rate; default: 2e-5, LoRA 2e-4, a static table 0.03."),
     ] = None
-    warmup_ratio: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the steps with a rising rate.")
-    ] = 0.1
+    warmup_ratio: Annotated[float, Option(min=0, max=1, help="Share of warm-up steps.")] = 0.1
     negatives: Negatives = None
     margin: Annotated[
         float | None,
-        typer.Option(
-            help=(
-                "Leave out negatives that score above the positive minus this, such as -0.1;"
-                " default: 0 with --guide."
-            )
-        ),
+        Option(help="Leave out negatives above the positive's score minus this, such as -0.1."),
     ] = None
     guide: Annotated[
-        str | None, typer.Option(help="Folder or hub id of a model that scores for the margin.")
+        str | None, Option(help="Folder or hub id of a model that scores for --margin (default 0).")
     ] = None
-    prior: Annotated[
-        bool,
-        typer.Option(
-            "--prior",
-            help="Correct in-batch negatives by how often a document is a positive (logQ).",
-        ),
-    ] = False
+    prior: Annotated[bool, Option(help="Correct for how often a document is positive (logQ).")] = (
+        False
+    )
     merge: Annotated[
-        bool,
-        typer.Option(
-            "--merge", help="Merge the model with the pretrained one, by a weight chosen on dev."
-        ),
+        bool, Option(help="Merge with the pretrained model, by a weight chosen on dev.")
     ] = False
-    max_loss: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Largest loss of nDCG@10 of the merged model on each --keep-data."
-        ),
-    ] = 0.01
+    max_loss: Annotated[float, Option(min=0, help="Loss of nDCG@10 allowed on --keep-data.")] = 0.01
     max_length: TrainLength = None
-    serve_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens that the saved model reads; default: as the pretrained model."
-        ),
-    ] = None
     prompts: Prompts = True
     bf16: Bf16 = None
-    save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
-    seed: Annotated[int, typer.Option(help="Seed for the order, the negatives and dropout.")] = 0
-    keep_scoring: Annotated[
-        bool,
-        typer.Option(
-            "--keep-scoring",
-            help="Score the saved model as trained, even if another way is better.",
-        ),
-    ] = False
-    keep_anyway: Annotated[
-        bool,
-        typer.Option(
-            "--keep-anyway",
-            help="Save the model even if it is clearly worse than the pretrained one.",
-        ),
-    ] = False
-    keep_checkpoints: Annotated[
-        bool,
-        typer.Option("--keep-checkpoints", help="Keep the checkpoints after the run has finished."),
-    ] = False
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint in the output.")
-    ] = False
+    save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
+    seed: Annotated[int, Option(help="Seed for the order, the negatives and dropout.")] = 0
+    keep_scoring: Annotated[bool, Option(help="Save the scoring of the loss, not the best.")] = (
+        False
+    )
+    keep_anyway: Annotated[bool, Option(help="Save a clearly worse model, too.")] = False
+    keep_checkpoints: Annotated[bool, Option(help="Keep checkpoints of a finished run.")] = False
+    resume: Annotated[bool, Option(help="Continue from the last checkpoint.")] = False
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +36,7 @@ def plain_infonce(
     """The mean loss of softmaxes. The first direction of a softmax has the positives; the others
     add columns."""
     losses = []
-    given = {name: getattr(batch, name) for name in VECTORS}
-    batch = replace(batch, **{k: at_least_float32(x) for k, x in given.items() if x is not None})
+    batch = _in_float32(batch)
     with torch.autocast(batch.queries.device.type, enabled=False):
         longest = max(term.dim or batch.queries.shape[1] for term in terms)
         for directions in softmaxes:
@@ -51,6 +51,12 @@ def plain_infonce(
                 weights = 1.0 if batch.weights is None else batch.weights.detach()
                 losses.append(term.weight * (weights * loss).mean())
     return torch.stack(losses).sum() / len(softmaxes)
+
+
+def _in_float32(batch: Batch) -> Batch:
+    """The batch with embeddings in at least float32, converted once for all directions and terms."""
+    given: dict[str, Any] = {name: getattr(batch, name) for name in VECTORS}
+    return replace(batch, **{k: at_least_float32(x) for k, x in given.items() if x is not None})
 
 
 class Comparison:

@@ -42,7 +42,9 @@ class RevelaConfig:
 
     temperature: Annotated[float, Option(help="Of the softmax over similarities.")] = 0.05
     read_weight: Annotated[float, Option(help="Weight of the attention to others.")] = 0.1
-    v_norm: Annotated[bool, Option(help="Divide that attention by value norms (Eq. 6).")] = False
+    v_norm: Annotated[
+        bool, Option("--v-norm/--no-v-norm", help="Divide that attention by value norms (Eq. 6).")
+    ] = False
     group_size: Annotated[int, Option(min=2, help="Chunks that attend to each other.")] = 8
     max_words: Annotated[int, Option(min=1, help="Largest number of words in a chunk.")] = 40
     max_length: Annotated[int, Option(min=2, help="Tokens of a chunk that are read.")] = 64
@@ -56,13 +58,11 @@ class RevelaConfig:
     lm_learning_rate: Annotated[float, Option(min=0, help="Of the language model's LoRA.")] = 3e-4
     lora_rank: Annotated[int, Option(min=1, help="Of the LoRAs; alpha is a quarter of it.")] = 16
     warmup_steps: Annotated[int, Option(min=0, help="At most a tenth of all steps.")] = 100
-    gradient_checkpointing: Annotated[
-        bool, Option("--gradient-checkpointing", help="Use less memory and more time.")
-    ] = False
+    gradient_checkpointing: Annotated[bool, Option(help="Use less memory and more time.")] = False
     bf16: Bf16 = None
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
     seed: Annotated[int, Option(help="Seed for the order and dropout.")] = 0
-    resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False
+    resume: Annotated[bool, Option(help="Continue from the last checkpoint.")] = False
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -219,6 +219,5 @@ def limit_length(model: SentenceTransformer, length: int) -> None:
         model.max_seq_length = length
     except AttributeError:
         raise ValueError(
-            "This model reads texts of any number of tokens; leave out max_length (--max-length) "
-            "and serve_length."
+            "This model reads texts of any number of tokens; leave out max_length (--max-length)."
         ) from None

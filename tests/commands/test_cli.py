@@ -1,335 +1,167 @@
-"""The command line on a small folder: what it writes, and what it refuses before any training."""
+"""The command line on a small folder: what it writes, and what it refuses before any work."""
 
 import contextlib
 import csv
-import errno
-import itertools
 import json
-import os
 import shlex
-import shutil
-import signal
 import sys
 
-import numpy as np
 import pytest
-import torch
 import typer
+from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
 from _tiny import load_tokens, load_transformer, save_transformer
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS, save_splits
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from test_docs import ROOT
-from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 import st_magnitude as stm
-from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, LateInteractionEvaluator
 from st_magnitude.evaluation.compression import table
-from st_magnitude.finetune.run import LOSSES, TrainConfig, train
-from st_magnitude.result import interval
-from st_magnitude.training.run_folder import _finished_state as finished_state
+
+TASK = (QUERIES, CORPUS, RELEVANT_DOCS)
+COMMANDS = typer.main.get_command(app).commands
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A data set with both splits."""
-    return save_splits(tmp_path / "data", "train", "dev")
-
-
-@pytest.fixture
-def model_path(static_model, tmp_path):
-    static_model.save_pretrained(str(tmp_path / "static"))
-    return tmp_path / "static"
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def fit(folder, model_path, output, *more, code=0):
-    done = invoke(
-        "train",
-        "--data",
-        folder,
-        "--model",
-        model_path,
-        "--output",
-        output,
-        "--batch-size",
-        4,
-        *more,
-    )
-    assert done.exit_code == code, done.output
-    return done
-
-
-@pytest.mark.parametrize("loss", list(LOSSES))
-def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path, loss):
-    output = tmp_path / "out"
-    options = (
-        "--learning-rate",
-        0.05,
-        "--epochs",
-        3,
-        "--seed",
-        3,
-        "--keep-scoring",
-        "--keep-checkpoints",
-    )
-    fit(folder, model_path, output, "--loss", loss, *options)
-    assert len(list((output / "checkpoints").glob("checkpoint-*"))) == 1
-    record = json.loads((output / "training.json").read_text())
-    losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [
-        record["log"][-1]["train_loss"]
-    ]
-    assert record["loss"] == LOSSES[loss].__name__
-    assert np.isfinite(losses).all()
-    model = stm.load(output)
-    expected = "cosine" if loss in ("cosine", "dnorm", "tempagg") else "dot"
-    assert model.similarity_fn_name == expected
-    before = SentenceTransformer(str(model_path), similarity_fn_name=expected)
-    assert ndcg(model, expected) > ndcg(before, expected)  # it has seen these pairs
-
-
-def ndcg(model, similarity):
-    """By sentence-transformers."""
-    return InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(model)[
-        f"{similarity}_ndcg@10"
-    ]
-
-
-def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(
-    folder, model_path, tmp_path
-):
-    """With the rate 0 the trained model is the pretrained one, so every figure can be checked."""
-    options = ("--loss", "qnorm", "--learning-rate", 0, "--max-steps", 1)
-    result = fit(folder, model_path, tmp_path / "best", *options, "--json")
-    dev = report_of(result)["dev"]
-    pretrained = [
-        SentenceTransformer(str(model_path), similarity_fn_name=name) for name in ("cosine", "dot")
-    ]
-    cosine, dot = ndcg(pretrained[0], "cosine"), ndcg(pretrained[1], "dot")
-    assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
-    assert dev["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
-    assert dev["as_trained"]["gain"][0] == pytest.approx(dot - cosine, abs=1e-6)
-    assert dev["as_trained"]["exponent"] == 0.0
-    # these few queries prefer cosine
-    assert dev["best"]["exponent"] == dev["saved"]["exponent"] == 1.0
-    assert not dev["is_better"]
-    said = " ".join(result.stderr.split())
-    assert (
-        "The trained model is not clearly better than the pretrained one on the dev split: nDCG@10"
-        in said
-    )
-    assert f'Load it with SentenceTransformer("{tmp_path / "best"}")' in result.stderr
-    assert (
-        f"Next:\n  st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev"
-        in result.stderr
-    )
-    saved = SentenceTransformer(str(tmp_path / "best"))
-    assert saved.similarity_fn_name == "cosine"
-    assert ndcg(saved, "cosine") == pytest.approx(dev["saved"]["ndcg"], abs=1e-6)
-
-    dev = report_of(
-        fit(folder, model_path, tmp_path / "kept", *options, "--keep-scoring", "--json")
-    )["dev"]
-    assert dev["saved"] == dev["as_trained"]
-    assert dev["best"]["exponent"] == 1.0
-    # as these few queries prefer cosine, and the user has dot, which is saved
-    assert dev["saved"]["gain"][0] < 0
-    assert SentenceTransformer(str(tmp_path / "kept")).similarity_fn_name == "dot"
-
-
-def test_train_without_a_dev_split_says_that_nothing_was_compared(folder, model_path, tmp_path):
-    result = fit(
-        folder, model_path, tmp_path / "out", "--max-steps", 1, "--dev-split", "validation"
-    )
-    said = " ".join(result.output.split())
-    assert "could not be compared with the pretrained one" in said
-    assert f"{folder / 'qrels' / 'validation.tsv'}, or name another split with --dev-split" in said
-
-
-def test_max_length_limits_training_alone(folder, tmp_path, monkeypatch):
-    """With the rate 0, the pretrained and the trained model are one model, with the length that it
-    was given."""
+def tiny(tmp_path):
+    """A transformer in a folder."""
     model = load_transformer(save_transformer(tmp_path / "plain"))
-    model.save_pretrained(str(tmp_path / "model"))
-    widths = []
-    step = SentenceTransformerTrainer.training_step
-
-    def watched(self, model, inputs, *rest):
-        widths.extend(
-            value.shape[1] for name, value in inputs.items() if name.endswith("input_ids")
-        )
-        return step(self, model, inputs, *rest)
-
-    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", watched)
-    options = ("--learning-rate", 0, "--max-steps", 1, "--max-length", 4, "--json")
-    dev = report_of(fit(folder, tmp_path / "model", tmp_path / "out", *options))["dev"]
-    assert set(widths) == {4}
-    assert dev["pretrained"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
-    assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
-    assert SentenceTransformer(str(tmp_path / "out")).max_seq_length == model.max_seq_length == 64
-    model.max_seq_length = 5
-    dev = report_of(
-        fit(folder, tmp_path / "model", tmp_path / "short", *options, "--serve-length", 5)
-    )["dev"]
-    assert dev["as_trained"]["ndcg"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
-    assert dev["as_trained"]["ndcg"] != pytest.approx(dev["pretrained"], abs=1e-3)
-    assert SentenceTransformer(str(tmp_path / "short")).max_seq_length == 5
+    model.save_pretrained(str(tmp_path / "tiny"))
+    return tmp_path / "tiny"
 
 
-@pytest.mark.parametrize(("rate", "hardly"), [(1e-6, True), (None, False)])
-def test_a_run_that_hardly_moves_the_model_says_so(folder, model_path, tmp_path, rate, hardly):
-    options = () if rate is None else ("--learning-rate", rate)
-    done = fit(folder, model_path, tmp_path / "out", "--max-steps", 4, *options)
-    assert ("Raise it (--learning-rate)" in " ".join(done.output.split())) == hardly
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert f"`learning_rate`: {rate or 0.03}" in card  # of a static table
+# --- what all commands share ----------------------------------------------------------------------
 
 
-def test_the_default_rate_follows_the_kind_of_model(folder, tmp_path):
-    peft = pytest.importorskip("peft")
-    model = load_transformer(save_transformer(tmp_path / "plain"))
-    data = RetrievalData.from_beir(folder, "train")
-    rates = []
-    for kind in ("encoder", "lora"):
-        if kind == "lora":
-            model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))
-        trained = train(model, data, tmp_path / kind, TrainConfig(max_steps=1, batch_size=4))
-        rates.append(trained.trainer.args.learning_rate)
-    assert rates == [2e-5, 2e-4]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    help = invoke(name, "--help").output
+    assert max(map(len, help.splitlines())) <= 80
+    for parameter in COMMANDS[name].params:
+        assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
+    assert "--data" not in help or "qrels/<split>.tsv" in " ".join(help.split())
 
 
-@pytest.mark.parametrize(("batch_size", "sampler"), [(4, "no_duplicates"), (5, "batch_sampler")])
-def test_batches_repeat_no_text_where_that_is_possible(
-    model_path, tmp_path, caplog, batch_size, sampler
+def test_version_and_traceback(data_folder):
+    assert invoke("--version").stdout.strip() == stm.__version__
+    options = ("compress", "/no/such/model", "--data", data_folder, "--split", "nope")
+    assert invoke(*options).exit_code == 2
+    assert isinstance(invoke("--traceback", *options).exception, ValueError)
+    assert invoke(*options).exit_code == 2  # a choice of that call alone
+
+
+@pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
+def test_no_color_is_respected(monkeypatch, variable, is_colored):
+    monkeypatch.setenv(variable, "1")
+    done = CliRunner().invoke(app, ["compress", "none", "--data", "none"], color=True)
+    assert ("\x1b[" in done.stderr) == is_colored
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "named"),
+    [
+        ("compress", {"data": "no/such/folder"}, "no/such/folder"),
+        ("compress", {"dims": 257}, "257"),
+        ("compress", {"similarity": "l2"}, "'l2'"),
+        ("compress", {"max_length": 9}, "--max-length"),
+        ("compress", {"output": __file__}, "'--output'"),
+        ("diagnose", {"output": __file__}, "'--output'"),
+        ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
+        ("calibrate", {"exponents": "0,2"}, "[0, 1]"),
+        ("calibrate", {"exponent": 2}, "'--exponent'"),
+    ],
+)
+def test_options_are_checked_before_the_work(
+    data_folder, static_path, monkeypatch, command, options, named
 ):
-    """Four answers for 40 queries: full batches of four have each of them once, and none of five
-    exists."""
-    queries = {f"q{i}": f"query {i}" for i in range(40)}
-    data = RetrievalData(queries, CORPUS, {f"q{i}": {f"d0{1 + i % 4}"} for i in range(40)})
-    trained = train(
-        str(model_path), data, tmp_path / "out", TrainConfig(max_steps=1, batch_size=batch_size)
-    )
-    assert trained.trainer.args.batch_sampler.value == sampler
-    assert ("Batches of 5 repeat texts" in caplog.text) == (batch_size == 5)
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    assert named in refusal(command, static_path, **{"data": data_folder} | options)
 
 
-def test_one_query_decides_nothing(folder, model_path, tmp_path):
-    qrels = folder / "qrels" / "dev.tsv"
-    qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
-    worse = fit(
-        folder,
-        model_path,
-        tmp_path / "out",
-        "--learning-rate",
-        100,
-        "--max-steps",
-        6,
-        "--loss",
-        "dot",
-    )
-    assert "too little to judge by" in " ".join(worse.output.split())
-
-
-def test_a_model_that_is_clearly_worse_is_not_saved(folder, model_path, tmp_path):
-    queries = {f"{number}-{name}": text for number in range(10) for name, text in QUERIES.items()}
-    relevant = {
-        f"{number}-{name}": documents
-        for number in range(10)
-        for name, documents in RELEVANT_DOCS.items()
-    }
-    everything = RetrievalData.from_beir(folder, "train").queries | queries
-    RetrievalData(everything, CORPUS, relevant).save(folder, "dev")
-    options = ("--learning-rate", 100, "--max-steps", 6, "--loss", "dot", "--keep-scoring")
-    worse = fit(folder, model_path, tmp_path / "out", *options, "--json", code=3)
-    assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0
-    said = " ".join(worse.stderr.split())
-    assert (
-        "The trained model is clearly worse than the pretrained one on the dev split: nDCG@10"
-        " changes by -" in said
-    )
-    assert "Next:" not in said
-    assert not (tmp_path / "out" / "modules.json").exists()
-    fit(folder, model_path, tmp_path / "out", *options, "--resume", "--keep-anyway")
-    assert (tmp_path / "out" / "modules.json").exists()
-
-
-def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, caplog, monkeypatch):
-    fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--batch-size", 100000)
-    assert (
-        "batch_size=100,000 is more than the 12 training pairs fill: every step takes 12 pairs"
-        in caplog.text
-    )
-    monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
-    result = fit(folder, model_path, tmp_path / "none", code=2)
-    assert "12 training pairs are too few for 7 processes" in result.output
-
-
-def test_documents_that_the_model_reads_as_one_text_are_refused(tmp_path):
-    """Below the letterhead they differ, so with more tokens they train."""
-    model = save_transformer(tmp_path / "plain")
-    load_transformer(model).save_pretrained(str(tmp_path / "model"))
-    corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
-    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(tmp_path / "data", "train")
-    options = ("--max-steps", 1, "--max-length")
-    refused = fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 4, code=2)
-    assert "100% of the rows have no negative in a batch of 4" in " ".join(refused.output.split())
-    fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 30)
+def place_of(command, model, **options):
+    """The arguments of a command that takes its model as an option or as an argument."""
+    if command in ("train", "compare"):
+        return (command,), options | {"model": model}
+    if command == "revela":
+        return (command,), options | {
+            "corpus": options.pop("data"),
+            "retriever": model,
+            "lm": model,
+        }
+    return (command, model), options
 
 
 @pytest.mark.parametrize("by", ["id", "text"])
-def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path, by):
+@pytest.mark.parametrize("command", ["train", "compare", "diagnose", "calibrate", "abstain"])
+def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_path, by, command):
     copied = {"id": "train-q1", "text": "copy"}[by]
-    with (folder / "queries.jsonl").open("a") as file:
+    with (data_folder / "queries.jsonl").open("a") as file:
         file.write(json.dumps({"_id": "copy", "text": f" {QUERIES['q1'].lower()}  train"}) + "\n")
-    with (folder / "qrels" / "dev.tsv").open("a") as file:
+    with (data_folder / "qrels" / "dev.tsv").open("a") as file:
         file.write(f"{copied}\td01\t1 \n")  # a trailing space, too
-    for command in ("train", "compare", "diagnose", "calibrate", "abstain"):
-        trains = command in ("train", "compare")
-        options = ("--model", model_path, "--output", tmp_path / "out") if trains else (model_path,)
-        done = invoke(command, *options, "--data", folder)
-        assert done.exit_code == 2
-        assert (
-            f"1 queries of the dev split are also in the train split, such as {copied!r}"
-            in done.stderr
-        )
-    for command in ("calibrate", "abstain"):
-        for split, says in (
-            ("dev", "are also in the train split"),
-            ("train", "cannot choose and confirm"),
-        ):
-            chosen = invoke(
-                command, model_path, "--data", folder, "--split", "train", "--confirm", split
-            )
-            assert says in chosen.stderr
+    arguments, options = place_of(command, static_path, data=data_folder)
+    if command in ("calibrate", "abstain"):
+        for confirm in ("dev", "train"):
+            assert confirm in refusal(*arguments, **options, split="train", confirm=confirm)
+    else:
+        options["output"] = tmp_path / "out"
+    assert f"such as {copied!r}" in refusal(*arguments, **options)
+
+
+@pytest.mark.parametrize("command", ["train", "revela", "compare", "calibrate"])
+def test_a_folder_with_other_things_is_refused_and_stays(
+    data_folder, static_path, tmp_path, command
+):
+    output = tmp_path / "home"
+    (output / "checkpoints" / "of-mine").mkdir(parents=True)
+    files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
+    for file in files:
+        file.write_text("mine")
+    arguments, options = place_of(command, static_path, data=data_folder, output=output)
+    assert str(output) in refusal(*arguments, **options)
+    assert [file.read_text() for file in files] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize(
+    "command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
+)
+def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
+    """With the option, calibrate runs, and the others refuse the model, which they load after the
+    data."""
+    with (data_folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d21", "text": ""}\n')
+    name = static_path if command == "calibrate" else "no/model"
+    output = tmp_path / "out.tsv"
+    arguments, options = place_of(command, name, data=data_folder, output=output)
+    assert "line 21: 'd21'" in refusal(*arguments, **options)
+    done = invoke(*arguments, **options, skip_empty=True)
+    assert done.exit_code == (0 if command == "calibrate" else 2)
+    assert "d21" not in done.stderr
 
 
 @pytest.mark.parametrize("source", ["README.md", "docs/cli.md", "train"])
-def test_the_printed_sequence_runs_on_one_model(folder, tmp_path, monkeypatch, source):
+def test_the_printed_sequence_runs_on_one_model(data_folder, tiny, tmp_path, monkeypatch, source):
     """train, diagnose, calibrate, compress and check-serving, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)
-    folder.rename("my-data")
-    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained("my-model")
+    data_folder.rename("my-data")
+    tiny.rename("my-model")
     sequence = ["diagnose", "calibrate", "compress", "check-serving"]
     if source == "train":
-        text = fit("my-data", "my-model", "my-tuned", "--loss", "qnorm", "--keep-scoring").stdout
+        options = {"data": "my-data", "model": "my-model", "output": "my-tuned", "loss": "qnorm"}
+        text = invoke("train", **options, batch_size=4, keep_scoring=True).stdout
         assert "test" not in text.split()
     else:
         text = (ROOT / source).read_text(encoding="utf-8")
         sequence = ["train", *sequence]
     lines = [line for line in text.splitlines() if line.lstrip().startswith("st-magnitude ")]
-    found = {
-        words[1]: words[2:]
-        for words in (shlex.split(line, comments=True) for line in reversed(lines))
-    }
+    printed = [shlex.split(line, comments=True) for line in reversed(lines)]
+    found = {words[1]: words[2:] for words in printed}
     for name in sequence:
         words = found[name]
         if name == "train":
@@ -343,382 +175,7 @@ def test_the_printed_sequence_runs_on_one_model(folder, tmp_path, monkeypatch, s
         assert done.exit_code == 0, done.output
 
 
-def test_the_model_card_fits_the_model(folder, model_path, tmp_path):
-    fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--loss", "dot")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "data, train split" in card
-    assert "Unnamed Dataset" not in card
-    assert "encode_query(" in card
-    dev = json.loads((tmp_path / "out" / "training.json").read_text())["dev"]
-    assert "### Retrieval (data, dev split)" in card
-    assert f"| pretrained | {dev['pretrained']:.4f} |  |\n" in card
-    assert f"saved) | {dev['saved']['ndcg']:.4f} | {interval(dev['saved']['gain'])} |\n" in card
-    assert '"scale": "auto"' in card
-
-
-@pytest.fixture(scope="module")
-def unfinished(tmp_path_factory):
-    """A folder with data, a model, and a run with a checkpoint whose model was never saved."""
-    place = tmp_path_factory.mktemp("unfinished")
-    load_transformer(save_transformer(place / "plain")).save_pretrained(str(place / "model"))
-    negatives = {q: {"d19"} for q in QUERIES}
-    for split, more in (("train", {}), ("same", {}), ("other", {"q1": {"d20"}})):
-        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives | more).save(place / "data", split)
-    fit(place / "data", place / "model", place / "out", "--max-steps", 1, "--keep-checkpoints")
-    (place / "out" / "modules.json").unlink()
-    return place
-
-
-@pytest.mark.parametrize(
-    ("options", "difference"),
-    [
-        (("--loss", "dot"), "loss ('cosine' there, 'dot' now)"),
-        (("--batch-size", 8, "--seed", 1), "batch_size (4 there, 8 now), seed (0 there, 1 now)"),
-        (("--learning-rate", 1e-3), "learning_rate (None there, 0.001 now)"),
-        (("--split", "same"), None),
-        (("--split", "other"), "data ("),
-        (("--model", "another"), "model ("),
-    ],
-)
-def test_resume_refuses_other_settings(unfinished, tmp_path, options, difference):
-    shutil.copytree(unfinished / "out", tmp_path / "out")
-    options = (*options, "--max-steps", 2, "--resume")
-    arguments = (unfinished / "data", unfinished / "model", tmp_path / "out", *options)
-    done = fit(*arguments, code=2 if difference else 0)
-    if difference is not None:
-        assert f"was started with other settings: {difference}" in done.stderr
-        assert not (tmp_path / "out" / "modules.json").exists()
-
-
-def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_margin(
-    model_path, tmp_path
-):
-    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
-    config = TrainConfig(max_steps=1, batch_size=4, guide=str(model_path), margin=0.05)
-    trainer = train(str(model_path), data, tmp_path / "out", config).trainer
-    assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
-    assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
-    record = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert (record["guide"], record["margin"]) == ("StaticEmbedding", 0.05)
-
-
-@pytest.mark.parametrize(
-    ("options", "terms"),
-    [
-        (
-            ("--dims", "64,256", "--temperatures", ".03,.1"),
-            [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)],
-        ),
-        (("--dims", "64,256"), [(64, 0.05), (256, 0.05)]),
-        (("--temperatures", "0.03,0.1"), [(None, 0.03), (None, 0.1)]),
-        (("--temperature", "0.1"), [(None, 0.1)]),
-        # after a step of 1e-3
-        (("--temperature", "learned"), [(None, pytest.approx(0.05, rel=1.01e-3, abs=0))]),
-        (
-            ("--loss", "tempagg", "--dims", "64,256", "--temperatures", "0.1"),
-            [(64, 0.1), (256, 0.1)],
-        ),
-        ((), [(None, 0.05)]),
-    ],
-)
-def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, options, terms):
-    fit(folder, model_path, tmp_path / "out", "--loss", "qnorm", "--max-steps", 1, *options)
-    record = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert [(t["dim"], t["temperature"]) for t in record["terms"]] == terms
-    moved = abs(record["terms"][0]["temperature"] / 0.05 - 1)
-    assert "learned" not in options or moved == pytest.approx(1e-3, rel=0.01)
-    assert record["similarity"] == {"query": 1.0, "document": float("tempagg" in options)}
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
-        (
-            "train",
-            ["--dims", "64,x"],
-            "Invalid value for '--dims': takes whole numbers separated by commas",
-        ),
-        (
-            "train",
-            ["--temperature", "cold"],
-            "'--temperature': takes a number or 'learned'; got 'cold'",
-        ),
-        ("train", ["--temperature", "0"], "temperature must be a positive number or 'learned'"),
-        (
-            "train",
-            ["--temperature", "0.1", "--dims", "64,256"],
-            "temperature=0.1 is for a loss of one term",
-        ),
-        (
-            "train",
-            ["--temperature", "0.1", "--loss", "tempagg"],
-            "temperature=0.1 is for a loss of one term",
-        ),
-        (
-            "train",
-            ["--dims", "64,512"],
-            "[512] dimensions, but the embeddings of this model have 256",
-        ),
-        ("train", ["--max-length", 9], "leave out max_length (--max-length)"),
-        ("train", ["--serve-length", 9], "leave out max_length (--max-length) and serve_length"),
-        ("train", ["--split", "nope"], "its splits are ['dev', 'train']"),
-        ("train", ["--loss", "euclid"], "There is no loss 'euclid'"),
-        ("compress", ["--data", "no/such/folder"], "no/such/folder"),
-        (
-            "compress",
-            ["--dims", "257"],
-            "A prefix in dims has 257 dimensions and the model's embeddings 256",
-        ),
-        ("compress", ["--similarity", "l2"], "No similarity is called 'l2'"),
-        ("compress", ["--max-length", 9], "leave out max_length (--max-length)"),
-        ("calibrate", ["--split", "nope"], "its splits are ['dev', 'train']"),
-        ("calibrate", ["--confirm", "nope"], "its splits are ['dev', 'train']"),
-        ("calibrate", ["--exponents", "0,2"], "lie in [0, 1]"),
-        ("calibrate", ["--exponent", 2], "Invalid value for '--exponent'"),
-    ],
-)
-def test_options_are_checked_before_the_work(
-    folder, model_path, tmp_path, monkeypatch, command, options, message
-):
-    if command != "train":  # which measures the pretrained model before it makes the loss
-        monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    place = (
-        ("--model", model_path, "--output", tmp_path / "out")
-        if command == "train"
-        else (model_path,)
-    )
-    done = invoke(command, *place, "--data", folder, *options)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_overwritten(folder, model_path, tmp_path):
-    output = tmp_path / "out"
-    fit(folder, model_path, output, "--max-steps", 2, "--save-steps", 1)
-    assert not (output / "checkpoints").exists()  # of a run that has finished
-    weights = sorted(p.name for p in output.rglob("*.safetensors"))
-    with locked_folder(output):
-        assert "Another process is writing to" in fit(folder, model_path, output, code=2).stderr
-    again = fit(folder, model_path, output, code=2)
-    assert "already holds a trained model" in again.output
-    assert sorted(p.name for p in output.rglob("*.safetensors")) == weights
-
-
-@pytest.mark.parametrize("command", ["train", "revela", "compare", "calibrate"])
-def test_a_folder_with_other_things_is_refused_and_stays(folder, model_path, tmp_path, command):
-    output = tmp_path / "home"
-    (output / "checkpoints" / "of-mine").mkdir(parents=True)
-    files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
-    for file in files:
-        file.write_text("mine")
-    arguments = {
-        "calibrate": (model_path, "--data", folder),
-        "revela": ("--corpus", folder, "--retriever", model_path),
-    }
-    arguments["revela"] += ("--lm", model_path)
-    done = invoke(
-        command,
-        *arguments.get(command, ("--data", folder, "--model", model_path)),
-        "--output",
-        output,
-    )
-    assert done.exit_code == 2
-    assert str(output) in done.stderr
-    assert [file.read_text() for file in files] == ["mine", "mine"]
-
-
-@pytest.mark.parametrize("fails", ["write_model", "add_section"])  # before and after modules.json
-def test_a_run_that_has_ended_can_be_taken_further(
-    folder, model_path, tmp_path, monkeypatch, fails
-):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "disk full")
-
-    with monkeypatch.context() as broken:
-        # trained to its end, and not saved
-        broken.setattr(f"st_magnitude.finetune.run.{fails}", full)
-        failed = fit(
-            folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1, code=2
-        )
-    assert (
-        "(No space left on device). Make room, and run again with resume=True (--resume)."
-        in failed.stderr
-    )
-    fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume")
-    assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
-
-
-@pytest.mark.parametrize(
-    "command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
-)
-def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
-    """With the option, calibrate runs, and the others refuse the model, which they load after the
-    data."""
-    with (folder / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d21", "text": ""}\n')
-    name = model_path if command == "calibrate" else "no/model"
-    model = ("--model", name) if command in ("train", "compare") else (name,)
-    options = ("--data", folder, "--output", tmp_path / "out.tsv")
-    assert "line 21: 'd21' has an empty text" in invoke(command, *model, *options).stderr
-    done = invoke(command, *model, *options, "--skip-empty")
-    assert done.exit_code == (0 if command == "calibrate" else 2)
-    assert "empty text" not in done.stderr
-
-
-def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
-    pytest.importorskip("matplotlib")
-    model = load_transformer(save_transformer(tmp_path / "transformer"))
-    model.save_pretrained(str(tmp_path / "tiny"))
-    options = (
-        "--split",
-        "dev",
-        "--dims",
-        "16,5",
-        "--top-k",
-        5,
-        "--similarity",
-        "dot",
-        "--max-length",
-        9,
-    )
-    place = ("--data", folder, "--output", tmp_path / "new" / "out")
-    result = invoke("compress", tmp_path / "tiny", *place, *options)
-    assert result.exit_code == 0, result.output
-    model.max_seq_length = 9
-    evaluator = CompressionEvaluator(
-        QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, pca=True, similarity="dot"
-    )
-    evaluator(model)
-    assert str(table(evaluator.cells)) in result.output
-    with (tmp_path / "new" / "out" / "compression.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells
-    ]
-    assert (tmp_path / "new" / "out" / "compression.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_compress_of_a_late_interaction_model_prints_its_table(folder, tmp_path):
-    model = load_tokens(save_transformer(tmp_path / "transformer"))
-    model.save_pretrained(str(tmp_path / "tiny"))
-    result = invoke(
-        "compress",
-        tmp_path / "tiny",
-        "--data",
-        folder,
-        "--split",
-        "dev",
-        "--output",
-        tmp_path / "out",
-    )
-    assert result.exit_code == 0, result.output
-    evaluator = LateInteractionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)
-    evaluator(model)
-    assert str(evaluator.table) in result.output
-    assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + len(
-        evaluator.cells
-    )
-
-
-def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = invoke(
-        "compress", model_path, "--data", folder, "--split", "dev", "--output", tmp_path / "out"
-    )
-    assert result.exit_code == 0, result.output
-    assert "nDCG@10" in result.stdout
-    assert 'pip install ".[plot]"' in result.stderr
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["compression.csv"]
-
-
-COMMANDS = typer.main.get_command(app).commands
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    help = invoke(name, "--help").output
-    assert max(map(len, help.splitlines())) <= 80
-    for parameter in COMMANDS[name].params:
-        assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
-    assert "--data" not in help or "qrels/<split>.tsv" in " ".join(help.split())
-
-
-@pytest.mark.parametrize(
-    "arguments", [("train", "--model", "none"), ("compress", "none"), ("diagnose", "none")]
-)
-def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(arguments, tmp_path):
-    result = invoke(*arguments, "--data", tmp_path, "--output", __file__)
-    assert result.exit_code == 2
-    assert "Invalid value for '--output'" in result.stderr
-
-
-def report_of(result):
-    """The JSON that a command printed, alone on stdout."""
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
-    """The planted length helps on one split and harms on the other: confirmation must see the
-    harm."""
-    corpus = {"long": "honey honey bees", "short": "honey"}
-    for split, answer in (("dev", "long"), ("test", "short")):
-        queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}
-        judged = {f"{split}{i}": {answer} for i in range(20)}
-        RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
-    SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(
-        str(tmp_path / "bow")
-    )
-    options = ("--data", tmp_path / "data", "--exponents", "0", "--confirm", "test", "--json")
-    figures = report_of(invoke("calibrate", tmp_path / "bow", *options))
-    assert (figures["exponent"], figures["ndcg@10"]) == (
-        0.0,
-        {"0": 1.0, "1": pytest.approx(0.6309, abs=1e-4)},
-    )
-    assert figures["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
-    assert figures["confirm"]["versus_dot"][0] == 0
-
-
-def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_path):
-    figures = report_of(
-        invoke(
-            "calibrate", model_path, "--exponent", 0.65, "--output", tmp_path / "given", "--json"
-        )
-    )
-    assert figures == {"exponent": 0.65, "output": str(tmp_path / "given")}
-    assert stm.load(tmp_path / "given")[-1].similarity.exponents == pytest.approx((1.0, 0.65))
-    options = ("--exponent", 0.65, "--confirm", "train", "--json")
-    figures = report_of(invoke("calibrate", model_path, "--data", folder, *options))
-    curve = stm.calibrate_exponent(
-        stm.load(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), [0.65]
-    )
-    assert figures["confirm"]["ndcg@10"] == pytest.approx(curve.ndcg[1])
-
-
-def test_calibrate_saves_a_model_that_reads_as_much_as_before(folder, tmp_path):
-    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
-    options = ("--data", folder, "--max-length", 8, "--output", tmp_path / "out", "--json")
-    report_of(invoke("calibrate", tmp_path / "model", *options))
-    assert (
-        stm.load(tmp_path / "out").max_seq_length
-        == stm.load(tmp_path / "model").max_seq_length
-        == 64
-    )
-
-
-def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(
-    folder, model_path, tmp_path, monkeypatch
-):
-    stm.prepare(stm.load(model_path), "cosine").save_pretrained(str(tmp_path / "cosine"))
-    monkeypatch.setattr(SentenceTransformer, "encode", None)
-    result = invoke("calibrate", tmp_path / "cosine", "--data", folder)
-    assert result.exit_code == 2
-    assert all(
-        remedy in result.stderr for remedy in ("--keep-scoring", 'stm.prepare(model, "dot")')
-    )
+# --- --config -------------------------------------------------------------------------------------
 
 
 def config(tmp_path, text):
@@ -727,140 +184,119 @@ def config(tmp_path, text):
 
 
 def test_a_config_file_gives_defaults_and_the_command_line_goes_before(
-    folder, model_path, tmp_path
+    data_folder, static_path, tmp_path, monkeypatch
 ):
-    file = config(
-        tmp_path,
-        f"data: {folder}\nmodel: {model_path}\noutput: {tmp_path / 'out'}\nloss: dot\ndims: [64,"
-        " 256]\nbatch-size: 4\nmax_steps: 1\nseed: null\njson: true\n",
-    )
-    assert (
-        report_of(invoke("train", "--config", file, "--loss", "dnorm", "--max-steps", 2))["steps"]
-        == 2
-    )
+    monkeypatch.setenv("HOME", str(tmp_path))  # ~/ is the home, as a shell gives it
+    text = "data: ~/data\nmodel: ~/static\noutput: ~/out\nloss: dot\ndims: [64, 256]\n"
+    file = config(tmp_path, f"{text}batch-size: 4\nmax_steps: 1\nseed: null\njson: true\n")
+    found = invoke("train", config=file, loss="dnorm", max_steps=2)
+    assert json.loads(found.stdout)["steps"] == 2
     record = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [t["dim"] for t in record["terms"]] == [64, 256]
     assert record["similarity"] == {"query": 0.0, "document": 1.0}
-    again = invoke("train", "--config", file)  # now with all its values
-    assert again.exit_code == 2
-    assert "already holds a trained model" in again.stderr
-
-
-def test_a_config_file_names_the_home_as_a_shell_does(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    file = config(
-        tmp_path,
-        f"data: ~/data\nmodel: ~/{model_path.name}\noutput: ~/out\nmax_steps: 1\nbatch_size: 4\n",
-    )
-    report_of(invoke("train", "--config", file, "--json"))
-    assert (tmp_path / "out" / "modules.json").exists()
-
-
-@pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
-def test_no_color_is_respected(monkeypatch, variable, is_colored):
-    monkeypatch.setenv(variable, "1")
-    done = CliRunner().invoke(app, ["compress", "none", "--data", "none"], color=True)
-    assert ("\x1b[" in done.stderr) == is_colored
+    assert str(tmp_path / "out") in refusal("train", config=file)  # now with all its values
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        (
-            "top-kk: 1",
-            (
-                "is not an option of compress. Did you mean 'top_k'? Its options are batch_size,"
-                " data, dims"
-            ),
-        ),
-        ("[1, 2]", "holds list, not options such as"),
-        ("top_k: [", "cannot be read as YAML"),
+        ("top-kk: 1", "Did you mean 'top_k'? Its options are batch_size, data, dims"),
+        ("[1, 2]", "list"),
+        ("top_k: [", "YAML"),
         ("top_k: many", "--top-k"),
     ],
 )
-def test_a_bad_config_is_named(folder, model_path, tmp_path, text, message):
-    result = invoke("compress", model_path, "--data", folder, "--config", config(tmp_path, text))
-    assert result.exit_code == 2
-    assert message in result.stderr
+def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
+    file = config(tmp_path, text)
+    assert named in refusal("compress", static_path, data=data_folder, config=file)
 
 
-def test_version_and_traceback(folder):
-    assert invoke("--version").stdout.strip() == stm.__version__
-    options = ("compress", "/no/such/model", "--data", folder, "--split", "nope")
-    assert invoke(*options).exit_code == 2
-    assert isinstance(invoke("--traceback", *options).exception, ValueError)
-    assert invoke(*options).exit_code == 2  # a choice of that call alone
+# --- compress -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
-    folder, model_path, tmp_path, monkeypatch, number, code
+def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny, tmp_path):
+    pytest.importorskip("matplotlib")
+    output, options = tmp_path / "new" / "out", {"top_k": 5, "similarity": "dot"}
+    done = invoke(
+        *("compress", tiny), data=data_folder, output=output, dims="16,5", max_length=9, **options
+    )
+    assert done.exit_code == 0, done.output
+    model = stm.load(tiny)
+    model.max_seq_length = 9
+    evaluator = CompressionEvaluator(*TASK, dims=[16, 5], pca=True, **options)
+    evaluator(model)
+    assert str(table(evaluator.cells)) in done.output
+    with (output / "compression.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [{key: str(x) for key, x in cell.row.items()} for cell in evaluator.cells]
+    assert (output / "compression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compress_of_a_late_interaction_model_prints_its_table(data_folder, tmp_path):
+    model = load_tokens(save_transformer(tmp_path / "transformer"))
+    model.save_pretrained(str(tmp_path / "tiny"))
+    done = invoke("compress", tmp_path / "tiny", data=data_folder, output=tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    evaluator = LateInteractionEvaluator(*TASK)
+    evaluator(model)
+    assert str(evaluator.table) in done.output
+    written = (tmp_path / "out" / "compression.csv").read_text()
+    assert len(written.splitlines()) == 1 + len(evaluator.cells)
+
+
+def test_compress_without_matplotlib_keeps_table_and_csv(
+    data_folder, static_path, tmp_path, monkeypatch
 ):
-    options = ("--max-steps", 5, "--save-steps", 100, "--learning-rate", 0.05)
-    fit(folder, model_path, tmp_path / "straight", *options)
-    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = invoke("compress", static_path, data=data_folder, output=tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "nDCG@10" in done.stdout
+    assert 'pip install ".[plot]"' in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["compression.csv"]
 
-    def disturbed(*args, **kwargs):
-        if next(calls) == 2:
-            os.kill(os.getpid(), number)
-        return step(*args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SentenceTransformerTrainer, "training_step", disturbed)
-        stopped = fit(folder, model_path, tmp_path / "stopped", *options, code=code)
-    assert f"Stopped by {number.name} after step 2, which is saved" in stopped.stderr
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert [p.name for p in (tmp_path / "stopped" / "checkpoints").glob("checkpoint-*")] == [
-        "checkpoint-2"
-    ]
-    fit(folder, model_path, tmp_path / "stopped", *options, "--resume")
-    straight, resumed = (
-        SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "stopped")
+# --- calibrate ------------------------------------------------------------------------------------
+
+
+def test_calibrate_confirms_on_the_other_split(tmp_path):
+    """The planted length helps on one split and harms on the other: confirmation must see the
+    harm."""
+    corpus = {"long": "honey honey bees", "short": "honey"}
+    for split, answer in (("dev", "long"), ("test", "short")):
+        queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}
+        judged = {f"{split}{i}": {answer} for i in range(20)}
+        RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
+    model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
+    model.save_pretrained(str(tmp_path / "bow"))
+    found = figures(
+        *("calibrate", tmp_path / "bow"), data=tmp_path / "data", exponents="0", confirm="test"
     )
-    torch.testing.assert_close(resumed, straight, rtol=0, atol=0)
+    second = pytest.approx(0.6309, abs=1e-4)
+    assert (found["exponent"], found["ndcg@10"]) == (0.0, {"0": 1.0, "1": second})
+    assert found["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
+    assert found["confirm"]["versus_dot"][0] == 0
 
 
-@pytest.mark.slow
-def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_path, tmp_path):
-    """A checkpoint that was not written to its end is left aside; the one before it has all
-    steps."""
-    output, options = (
-        tmp_path / "out",
-        (
-            "--max-steps",
-            5,
-            "--learning-rate",
-            0.05,
-            "--keep-checkpoints",
-        ),
-    )
-    fit(folder, model_path, output, *options)
-    weights = SentenceTransformer(str(output)).state_dict()
-    torn = output / "checkpoints" / "checkpoint-9"
-    torn.mkdir()
-    (torn / "trainer_state.json").write_text('{"global_')
-    for file in output.glob("*.json"):
-        file.unlink()
-    assert report_of(fit(folder, model_path, output, *options, "--resume", "--json"))["steps"] == 5
-    torch.testing.assert_close(
-        SentenceTransformer(str(output)).state_dict(), weights, rtol=0, atol=0
-    )
+def test_calibrate_saves_and_confirms_a_given_exponent(data_folder, static_path, tmp_path):
+    output = tmp_path / "given"
+    found = figures("calibrate", static_path, exponent=0.65, output=output)
+    assert found == {"exponent": 0.65, "output": str(output)}
+    assert stm.load(output)[-1].similarity.exponents == pytest.approx((1.0, 0.65))
+    found = figures("calibrate", static_path, data=data_folder, exponent=0.65, confirm="train")
+    curve = stm.calibrate_exponent(stm.load(static_path), RetrievalData(*TASK), [0.65])
+    assert found["confirm"]["ndcg@10"] == pytest.approx(curve.ndcg[1])
 
 
-@pytest.mark.parametrize(
-    ("asked", "is_finished"),
-    [
-        # 34 steps of 25 to the epoch: 1 + 9/25 is 1.3599999999999999
-        ({"num_train_epochs": 1.36}, True),
-        ({"num_train_epochs": 1.4}, False),
-        ({"max_steps": 34, "num_train_epochs": 9}, True),
-        ({"max_steps": 35, "num_train_epochs": 1}, False),
-    ],
-)
-def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
-    state = {"epoch": 1 + 9 / 25, "global_step": 34, "max_steps": 34}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    assert (
-        finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked)) is not None
-    ) == is_finished
+def test_calibrate_saves_a_model_that_reads_as_much_as_before(data_folder, tiny, tmp_path):
+    figures("calibrate", tiny, data=data_folder, max_length=8, output=tmp_path / "out")
+    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tiny).max_seq_length == 64
+
+
+def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(
+    data_folder, static_path, tmp_path, monkeypatch
+):
+    stm.prepare(stm.load(static_path), "cosine").save_pretrained(str(tmp_path / "cosine"))
+    monkeypatch.setattr(SentenceTransformer, "encode", None)
+    said = refusal("calibrate", tmp_path / "cosine", data=data_folder)
+    assert "--keep-scoring" in said
+    assert 'stm.prepare(model, "dot")' in said

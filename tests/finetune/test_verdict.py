@@ -7,8 +7,8 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.comparison import compare, own_ndcg
 from st_magnitude.finetune.run import digest_of
+from st_magnitude.finetune.verdict import judge_model, own_ndcg
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -31,32 +31,24 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     model, task = planted
     pretrained = own_ndcg(model, task)
     np.testing.assert_allclose(pretrained, 1 / np.log2(3))  # second, by dot
-    found = compare(model, task, pretrained, keep_scoring=False, seed=0)
-    assert (found.as_trained.exponent, found.as_trained.ndcg) == (
-        0.0,
-        pytest.approx(1 / np.log2(3)),
-    )
+    found = judge_model(model, task, pretrained, keep_scoring=False, seed=0)
+    assert found.as_trained.exponent == 0.0
+    assert found.as_trained.ndcg == pytest.approx(1 / np.log2(3))
     assert 0 < found.saved.exponent < 1
     assert found.saved.ndcg == 1.0
-    assert found.verdict("dev").startswith(
-        "The trained model is better than the pretrained one on the dev split"
-    )
-    said = str(found)
-    assert f"trained, exponent {found.saved.exponent:.2f} (best, saved)" in said
-    assert found.caveat in said
+    assert found.is_better
     assert "exponent" in found.caveat
+    assert found.caveat in str(found)
 
-    kept = compare(model, task, pretrained, keep_scoring=True, seed=0)
+    kept = judge_model(model, task, pretrained, keep_scoring=True, seed=0)
     assert kept.saved == kept.as_trained
     assert kept.best == found.best
-    assert kept.verdict("dev").startswith(
-        "The trained model is not clearly better than the pretrained one on the dev"
-    )
+    assert not kept.is_better
+    assert "--keep-scoring" not in kept.summary("dev")  # the same as the pretrained one
 
-    normalised = SentenceTransformer(
-        modules=[*model, Normalize()], similarity_fn_name="cosine", device="cpu"
-    )
-    found = compare(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
+    modules = [*model, Normalize()]
+    normalised = SentenceTransformer(modules=modules, similarity_fn_name="cosine", device="cpu")
+    found = judge_model(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
     assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0
     assert found.to_dict()["best"] is None

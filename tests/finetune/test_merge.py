@@ -4,22 +4,20 @@ chosen."""
 from __future__ import annotations
 
 import json
-import shutil
 from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
+from _cli import figures
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS, save_splits
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.modules import BoW
-from typer.testing import CliRunner
 
 import st_magnitude as stm
-from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.run import TrainConfig, train
@@ -106,9 +104,8 @@ def test_what_divides_by_a_norm_is_that_of_the_trained_model(model):
     assert isinstance(merged[-1], ExponentNorm)
     assert merged[-1].gamma_document == pytest.approx(0.4)
     raw = stm.strip_normalize(deepcopy(base))
-    np.testing.assert_array_equal(
-        stm.strip_normalize(at(other, base, 0.0)).encode(TEXTS), raw.encode(TEXTS)
-    )
+    at_base = stm.strip_normalize(at(other, base, 0.0))
+    np.testing.assert_array_equal(at_base.encode(TEXTS), raw.encode(TEXTS))
     back = at(base, other, 0.0)  # the other way round
     assert isinstance(back[-1], Normalize)
     assert same(stm.strip_normalize(back), stm.strip_normalize(deepcopy(other)))
@@ -117,12 +114,10 @@ def test_what_divides_by_a_norm_is_that_of_the_trained_model(model):
 def test_routes_are_merged_with_routes():
     def routed(*end):
         torch.manual_seed(0)
-        routes = {
-            name: [Dense(3, 3, activation_function=None), *end] for name in ("query", "document")
-        }
-        return SentenceTransformer(
-            modules=[BoW(["tea", "cat", "bread"]), Router(routes, "document")], device="cpu"
-        )
+        names = ("query", "document")
+        routes = {name: [Dense(3, 3, activation_function=None), *end] for name in names}
+        modules = [BoW(["tea", "cat", "bread"]), Router(routes, "document")]
+        return SentenceTransformer(modules=modules, device="cpu")
 
     base, other = routed(Normalize()), trained(routed())
     assert_between(at(other, base, 0.5), base, other, 0.5)
@@ -132,20 +127,12 @@ def test_what_does_not_match_is_named(model, folder, tmp_path):
     dora = deepcopy(model)
     dora.add_adapter(LoraConfig(r=2, target_modules=["q_lin"], use_dora=True))
     longer = SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu")
+    other = load_transformer(save_transformer(tmp_path, dim=16))
     for one, base, named in (
-        (
-            model,
-            load_transformer(folder, "cls"),
-            r"^1 modules or parameters .* differ, such as 1\. Pass the base",
-        ),
-        (
-            model,
-            load_transformer(save_transformer(tmp_path, dim=16)),
-            r"embeddings\.word_embeddings\.weight",
-        ),
+        (model, load_transformer(folder, "cls"), r"^1 modules or parameters .* such as 1\."),
+        (model, other, r"embeddings\.word_embeddings\.weight"),
         (model, longer, r"such as 2, 2\.linear\.weight"),
         (dora, model, "lora_magnitude_vector"),
-        (model, dora, "differ"),
     ):
         with pytest.raises(ValueError, match=named):
             stm.merge_with_base(one, base, DATA)
@@ -165,16 +152,13 @@ def ranker(**margins):
     head.linear.weight.data = torch.eye(5)
     for word, margin in margins.items():
         head.linear.weight.data[3, WORDS.index(word)] = margin
-    return SentenceTransformer(
-        modules=[BoW(list(WORDS)), head], similarity_fn_name="dot", device="cpu"
-    )
+    modules = [BoW(list(WORDS)), head]
+    return SentenceTransformer(modules=modules, similarity_fn_name="dot", device="cpu")
 
 
 def asks(*queries):
-    relevant = {query: {"right"} for query in queries}
-    return RetrievalData(
-        dict(zip(queries, queries, strict=True)), {"right": "right", "other": "wrong"}, relevant
-    )
+    texts, corpus = {query: query for query in queries}, {"right": "right", "other": "wrong"}
+    return RetrievalData(texts, corpus, {query: {"right"} for query in queries})
 
 
 def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
@@ -186,16 +170,15 @@ def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
     found = stm.merge_with_base(model, base, data, [keep])
     assert found.weight == 0.5
     second = 1 / np.log2(3)
-    np.testing.assert_allclose(
-        found.ndcg[0].mean(axis=1), [second] * 2 + [(1 + second) / 2] * 2 + [1.0]
-    )
+    half = (1 + second) / 2
+    np.testing.assert_allclose(found.ndcg[0].mean(axis=1), [second, second, half, half, 1.0])
     np.testing.assert_allclose(found.ndcg[1][:, 0], [1.0, 1.0, 1.0, second, second])
     np.testing.assert_allclose([x.mean() for x in found.base], [second, 1.0])
     torch.testing.assert_close(found.model[1].linear.weight[3, :2], torch.tensor([1.0, 0.5]))
     assert stm.merge_with_base(model, base, data, [keep], max_loss=0.5).weight == 1.0
-    assert "loses least" not in caplog.text
+    assert "0.01 nDCG@10" not in caplog.text
     assert stm.merge_with_base(model, base, data, [keep], weights=[0.75, 1]).weight == 1.0
-    assert "Every weight loses more than 0.01 nDCG@10" in caplog.text
+    assert "0.01 nDCG@10" in caplog.text
 
 
 def test_the_table_shows_both_curves():
@@ -204,7 +187,7 @@ def test_the_table_shows_both_curves():
     assert first.columns == ["weight", "document exponent", "data", "keep 1", ""]
     assert first.rows[0] == ["base as given", "", 1 / np.log2(3), 1.0, ""]
     assert [row[0] for row in first.rows if row[-1] == "chosen"] == ["0.5"]
-    assert first.note == "The weight was chosen on data, whose figures are therefore optimistic."
+    assert "optimistic" in first.note
 
 
 def test_with_calibrate_every_weight_has_its_own_exponent(model):
@@ -228,60 +211,34 @@ def test_with_calibrate_every_weight_has_its_own_exponent(model):
 # --- in training ----------------------------------------------------------------------------------
 
 
-def test_train_saves_the_merged_model(static_model, tmp_path):
-    data, keep = (
-        save_splits(tmp_path / "data", "train", "dev"),
-        save_splits(tmp_path / "other", "dev"),
-    )
-    static_model.save_pretrained(str(tmp_path / "base"))
-    command = [
-        "train",
-        "--data",
-        data,
-        "--model",
-        tmp_path / "base",
-        "--loss",
-        "qnorm",
-        "--learning-rate",
-        "0.1",
-    ]
-    command += ["--max-steps", 4, "--batch-size", 4, "--keep-scoring"]
-    assert "merge" not in invoke(*command, "--output", tmp_path / "plain", "--keep-anyway")
-    figures = invoke(
-        *command, "--output", tmp_path / "out", "--merge", "--keep-data", keep, "--keep-data", data
-    )
-    merge = figures["merge"]
-    assert [one["name"] for one in merge["data"]] == [
-        "data, dev split",
-        "other, dev split",
-        "data, dev split",
-    ]
+def test_train_saves_the_merged_model(data_folder, static_path, tmp_path):
+    keep = save_splits(tmp_path / "other", "dev")
+    place = {"data": data_folder, "model": static_path, "loss": "qnorm", "learning_rate": 0.1}
+    place |= {"max_steps": 4, "batch_size": 4, "keep_scoring": True}
+    plain = figures("train", **place, output=tmp_path / "plain", keep_anyway=True)
+    assert "merge" not in plain
+    (tmp_path / "train.yaml").write_text(f"merge: true\nkeep_data: [{keep}, {data_folder}]\n")
+    found = figures("train", **place, output=tmp_path / "out", config=tmp_path / "train.yaml")
+    merge = found["merge"]
+    names = ["data, dev split", "other, dev split", "data, dev split"]
+    assert [one["name"] for one in merge["data"]] == names
     assert merge["weights"] == [0.0, 0.25, 0.5, 0.75, 1.0]
     row = merge["weights"].index(merge["weight"])
-    assert figures["dev"]["saved"]["ndcg"] == pytest.approx(merge["data"][0]["ndcg@10"][row])
-    assert figures["dev"]["weight"] == merge["weight"]
+    assert found["dev"]["saved"]["ndcg"] == pytest.approx(merge["data"][0]["ndcg@10"][row])
+    assert found["dev"]["weight"] == merge["weight"]
     assert json.loads((tmp_path / "out" / "training.json").read_text())["merge"] == merge
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "### Merged with the base\n\nnDCG@10 by the weight of the trained model" in card
+    assert "### Merged with the base" in card
     assert f"| merged at {merge['weight']:g}, dot (as trained, saved) |" in card
-    assert "These queries have chosen the weight" in card
-
-    tables = [stm.load(tmp_path / name)[0].embedding.weight for name in ("base", "plain", "out")]
-    torch.testing.assert_close(tables[2], torch.lerp(tables[0], tables[1], merge["weight"]))
-    shutil.rmtree(tmp_path / "plain")
-    (tmp_path / "train.yaml").write_text(f"merge: true\nkeep_data: [{keep}]\n")
-    again = invoke(*command, "--output", tmp_path / "plain", "--config", tmp_path / "train.yaml")
+    places = (static_path, tmp_path / "plain", tmp_path / "out")
+    before, after, merged = (stm.load(path)[0].embedding.weight for path in places)
+    torch.testing.assert_close(merged, torch.lerp(before, after, merge["weight"]))
+    again = figures("train", **place, output=tmp_path / "again", merge=True, keep_data=keep)
     assert len(again["merge"]["data"]) == 2
 
 
-def invoke(*arguments):
-    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
-
-
 def test_merging_needs_data_to_choose_by(model, tmp_path):
-    with pytest.raises(ValueError, match="chooses the weight on dev data"):
+    with pytest.raises(ValueError, match="--merge"):
         train(model, DATA, tmp_path / "out", TrainConfig(merge=True))
     with pytest.raises(ValueError, match=r"\(--keep-data\) are for merge=True"):
         train(model, DATA, tmp_path / "out", keep=[DATA])
@@ -293,6 +250,5 @@ def test_a_trained_model_is_copied_and_saved(model, tmp_path):
     merged = stm.merge_with_base(model, base, DATA, weights=[0.5]).model
     assert merged.model_card_data is not model.model_card_data
     stm.export(merged, tmp_path / "merged")
-    np.testing.assert_allclose(
-        stm.load(tmp_path / "merged").encode(TEXTS), merged.encode(TEXTS), atol=1e-6
-    )
+    loaded = stm.load(tmp_path / "merged")
+    np.testing.assert_allclose(loaded.encode(TEXTS), merged.encode(TEXTS), atol=1e-6)

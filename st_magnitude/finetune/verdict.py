@@ -18,7 +18,7 @@ from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Comparison", "Scored", "compare", "own_ndcg", "own_similarity"]
+__all__ = ["Scored", "Verdict", "judge_model", "own_ndcg", "own_similarity"]
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 
@@ -39,7 +39,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Comparison(Result):
+class Verdict(Result):
     """The trained model next to the pretrained one on the same queries."""
 
     queries: int
@@ -66,11 +66,9 @@ class Comparison(Result):
         """A sentence on what these queries have chosen, or nothing."""
         chosen = {"weight": self.weight is not None, "exponent": self.saved != self.as_trained}
         names = " and ".join(name for name, is_chosen in chosen.items() if is_chosen)
-        return (
-            f"These queries have chosen the {names}, so the difference is optimistic."
-            if names
-            else ""
-        )
+        if not names:
+            return ""
+        return f"These queries have chosen the {names}, so the difference is optimistic."
 
     @property
     def keeps_norm(self) -> bool:
@@ -92,7 +90,7 @@ class Comparison(Result):
         )
         yield Table(["model", "nDCG@10", "difference"], rows, title, self.caveat)
 
-    def verdict(self, split: str, advice: str = "") -> str:
+    def summary(self, split: str, advice: str = "") -> str:
         """Whether the trained model is better than the pretrained one, in a few sentences.
 
         Args:
@@ -100,25 +98,19 @@ class Comparison(Result):
             advice: What to do if it is not, in place of a sentence by the figures.
         """
         is_lower = self.saved.gain[2] < 0.0
-        verdict = (
-            "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
-        )
+        name = "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
         if is_lower and not self.is_worse:
             advice = "Another exponent is better: run calibrate, or leave out --keep-scoring."
         elif not is_lower and self.saved.changed < FEW_CHANGES:
             advice = advice or "That is too little to judge by: add queries to the split."
-        advice = (
-            advice
-            or "Train on more pairs or with another learning rate, or keep the pretrained model."
-        )
+        usual = "Train on more pairs or with another learning rate, or keep the pretrained model."
         said = (
-            f"The trained model is {verdict} than the pretrained one on the {split} split: nDCG@10"
+            f"The trained model is {name} than the pretrained one on the {split} split: nDCG@10"
             f" changes by {interval(self.saved.gain)}, and for {self.saved.changed:,} of"
             f" {self.queries:,} queries at all."
         )
-        return " ".join(
-            part for part in (said, self.caveat, "" if self.is_better else advice) if part
-        )
+        parts = (said, self.caveat, "" if self.is_better else advice or usual)
+        return " ".join(part for part in parts if part)
 
 
 def own_similarity(model: SentenceTransformer) -> Similarity:
@@ -134,14 +126,14 @@ def own_ndcg(
     return encoded.ndcg(encoded.top(similarity or own_similarity(model)))
 
 
-def compare(
+def judge_model(
     model: SentenceTransformer,
     data: RetrievalData,
     pretrained: NDArray[np.float64],
     keep_scoring: bool,
     seed: int,
     weight: float | None = None,
-) -> Comparison:
+) -> Verdict:
     """Measures a trained model next to the pretrained one and chooses how it is scored.
 
     The model is scored as it was trained unless another document exponent is better. Of two that
@@ -152,15 +144,12 @@ def compare(
         found = judge(per_query - pretrained, seed=seed)
         return Scored(exponent, float(per_query.mean()), found.gain, found.num_changed)
 
-    number, before, exponent = (
-        len(pretrained),
-        float(pretrained.mean()),
-        float(scoring_of(model).exponents[1]),
-    )
+    number, before = len(pretrained), float(pretrained.mean())
+    exponent = float(scoring_of(model).exponents[1])
     if normalizes_output(model):
         warn_if_few(data.query_ids, "a model")
         trained = scored(exponent, own_ndcg(model, data))
-        return Comparison(number, before, trained, None, trained, None, weight)
+        return Verdict(number, before, trained, None, trained, None, weight)
     curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()])
@@ -169,4 +158,4 @@ def compare(
     loads_anywhere = trained.exponent in (0.0, 1.0)
     keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)
     saved = trained if keep else best
-    return Comparison(number, before, trained, best, saved, curve.to_dict()["ndcg@10"], weight)
+    return Verdict(number, before, trained, best, saved, curve.to_dict()["ndcg@10"], weight)

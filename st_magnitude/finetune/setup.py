@@ -1,0 +1,231 @@
+"""The Trainer of a run: its rows, its loss and its arguments."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.base.modules import Router
+from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
+
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.kernel.terms import LearnedTemperature
+from st_magnitude.losses import (
+    CosineRankingLoss,
+    DNormRankingLoss,
+    DotRankingLoss,
+    LearnableNormLoss,
+    MagnitudeRankingLoss,
+    QNormRankingLoss,
+    TempAggLoss,
+    TempAggMRLLoss,
+    temp_agg,
+    temp_agg_mrl,
+)
+from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.saving.export import limit_length, load
+from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.raw import prompt_of
+from st_magnitude.training.run_folder import has_fast_bf16
+
+__all__ = ["LOSSES", "is_uneven", "make_trainer", "reading", "training_rows"]
+
+logger = logging.getLogger(__name__)
+
+LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
+    "cosine": CosineRankingLoss,
+    "dot": DotRankingLoss,
+    "qnorm": QNormRankingLoss,
+    "dnorm": DNormRankingLoss,
+    "learnable": LearnableNormLoss,
+    "tempagg": TempAggLoss,  # with dims TempAggMRLLoss
+}
+
+
+@contextmanager
+def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
+    """Within the block, a model reads this number of tokens; None leaves its own limit."""
+    if length is None:
+        yield
+        return
+    own = model.max_seq_length
+    limit_length(model, length)
+    try:
+        yield
+    finally:
+        model.max_seq_length = own
+
+
+def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
+    """Rows of `RetrievalData.triplets`; by default with one negative if some are judged."""
+    number = int(any(data.negatives.values())) if negatives is None else negatives
+    return data.triplets(number, seed)
+
+
+def is_uneven(positives: Iterable[str]) -> bool:
+    """Whether some documents are positives more often than others; else a prior is constant."""
+    return len(set(Counter(positives).values())) > 1
+
+
+def make_trainer(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    rows: Dataset,
+    config: TrainConfig,
+    output: Path,
+    loss_options: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> SentenceTransformerTrainer:
+    """The Trainer of a run, with a model fit for the loss.
+
+    ``loss_options`` and ``arguments`` override what the settings say.
+    """
+    card: Any = model.model_card_data
+    card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
+    card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
+    args = _arguments(config, rows, output, model, arguments)
+    prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))
+    options: dict[str, Any] = {
+        "gather_across_devices": args.world_size > 1,
+        "mini_batch_size": config.mini_batch_size,
+        "margin": config.margin,
+        "guide": None if config.guide is None else load(config.guide),
+    }
+    if config.prior and is_uneven(rows["positive"]):
+        options["prior"] = _prior(model, rows, config)
+    kind = LOSSES[config.loss]
+    if config.loss == "tempagg" and config.dims is not None:
+        kind = TempAggMRLLoss
+    loss = kind(model, **(options | (loss_options or {}) | _terms(config)))
+    return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+
+
+def _terms(config: TrainConfig) -> dict[str, Any]:
+    """The options of a loss that set its prefixes and temperatures."""
+    terms: dict[str, Any] = {"temperature": config.temperature}
+    if config.loss == "tempagg":
+        terms |= {"dims": config.dims, "temperatures": config.temperatures}
+        return {name: value for name, value in terms.items() if value is not None}
+    if config.dims is not None:
+        terms["terms"] = temp_agg_mrl(config.dims, config.temperatures or (0.05,))
+    elif config.temperatures is not None:
+        terms["terms"] = temp_agg(config.temperatures)
+    return terms
+
+
+def _prior(model: SentenceTransformer, rows: Dataset, config: TrainConfig) -> DocumentPrior:
+    """The prior of the rows, which knows a text by the tokens that training reads."""
+    negatives = [text for column in rows.column_names[2:] for text in rows[column]]
+    prompt = prompt_of(model, "document") if config.prompts else None
+    with reading(model, config.max_length):
+        return DocumentPrior.from_texts(
+            model, rows["positive"], negatives or None, prompt=prompt, task="document"
+        )
+
+
+class _Arguments(SentenceTransformerTrainingArguments):
+    """Leaves at least one step after the warm-up, whose first step has the rate 0: a run of one
+    step trains."""
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
+
+
+def _arguments(
+    config: TrainConfig,
+    rows: Dataset,
+    output: Path,
+    model: SentenceTransformer,
+    more: dict[str, Any],
+) -> SentenceTransformerTrainingArguments:
+    """Arguments of the Trainer for these settings; ``more`` overrides any of them."""
+    own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
+    if config.temperature == "learned":
+        own_rates |= LearnedTemperature.learning_rate_mapping()
+    roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
+    prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}
+    rate = config.learning_rate
+    settings: dict[str, Any] = {
+        "prompts": {name: prompt for name, prompt in prompts.items() if prompt} or None,
+        "router_mapping": roles if any(isinstance(module, Router) for module in model) else {},
+        "output_dir": str(output / "checkpoints"),
+        "num_train_epochs": config.epochs,
+        "max_steps": config.max_steps,
+        "per_device_train_batch_size": config.batch_size,
+        "learning_rate": _default_rate(model) if rate is None else rate,
+        "learning_rate_mapping": own_rates,
+        "warmup_steps": config.warmup_ratio,
+        "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
+        "use_cpu": model.device.type == "cpu",
+        "batch_sampler": _sampler(config, rows),
+        "dataloader_drop_last": True,
+        "logging_steps": 10,
+        "save_steps": config.save_steps,
+        "save_total_limit": 1,
+        "seed": config.seed,
+        "report_to": [],
+    }
+    arguments = _Arguments(**(settings | more))
+    _fit_batch(arguments, len(rows))
+    return arguments
+
+
+def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> None:
+    """Lowers the batch size to the number of pairs of each process."""
+    if arguments.n_gpu > 1:
+        logger.warning(
+            f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md)."
+        )
+    most, size = rows // arguments.world_size, arguments.per_device_train_batch_size
+    if most < 2:
+        raise ValueError(
+            f"{rows} training pairs are too few for {arguments.world_size} processes, of two each."
+        )
+    if size > most and arguments.process_index == 0:
+        logger.warning(
+            f"batch_size={size:,} is more than the {rows:,} training pairs fill: every step takes"
+            f" {most:,} pairs on each process, and an epoch is one step."
+        )
+    arguments.per_device_train_batch_size = min(size, most)
+
+
+def _default_rate(model: SentenceTransformer) -> float:
+    """The peak learning rate of AdamW for a kind of model, which the model card shows."""
+    if has_static_embedding_input(model):
+        return 0.03  # a row of a table gets a gradient only where its token occurs
+    return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
+
+
+def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
+    """Batches of different texts, if at least half of an epoch fits into them.
+
+    Where texts repeat, they hold more different negatives than batches at random. A prior asks for
+    the latter, as it corrects for how often a document is drawn.
+    """
+    if config.prior and is_uneven(rows["positive"]):
+        return BatchSamplers.BATCH_SAMPLER
+    size = min(config.batch_size, len(rows))
+    wanted = max(1, len(rows) // max(1, size) // 2)
+    sampler = NoDuplicatesBatchSampler(rows, size, drop_last=True, generator=torch.Generator())
+    found = sum(1 for _ in islice(sampler, wanted))
+    if found == wanted:
+        return BatchSamplers.NO_DUPLICATES
+    logger.warning(
+        f"Batches of {size:,} repeat texts, because {len(rows):,} rows fill only {found:,} batches"
+        " without. Smaller batches (--batch-size) give each text more different negatives."
+    )
+    return BatchSamplers.BATCH_SAMPLER

@@ -1,0 +1,371 @@
+"""``st-magnitude train`` on a small folder: what it saves, compares, refuses and resumes."""
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from _cli import figures, invoke, refusal
+from _tiny import load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from transformers import TrainingArguments
+
+import st_magnitude as stm
+from st_magnitude._files import locked_folder
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.finetune.run import LOSSES, TrainConfig, train
+from st_magnitude.result import interval
+from st_magnitude.training.run_folder import _finished_state as finished_state
+
+
+@pytest.fixture
+def place(data_folder, static_path, tmp_path):
+    """The options of every run here."""
+    return {
+        "data": data_folder,
+        "model": static_path,
+        "output": tmp_path / "out",
+        "batch_size": 4,
+    }
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A transformer in a folder."""
+    model = load_transformer(save_transformer(tmp_path / "plain"))
+    model.save_pretrained(str(tmp_path / "tiny"))
+    return tmp_path / "tiny"
+
+
+def fit(place, **options):
+    return figures("train", **place | options)
+
+
+def record_of(output):
+    return json.loads((output / "training.json").read_text())
+
+
+def ndcg(model, similarity):
+    """By sentence-transformers."""
+    evaluator = InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)
+    return evaluator(model)[f"{similarity}_ndcg@10"]
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_train_saves_a_model_that_ranks_as_trained(place, loss):
+    options = {"learning_rate": 0.05, "epochs": 3, "seed": 3, "keep_checkpoints": True}
+    fit(place, loss=loss, keep_scoring=True, **options)
+    assert len(list((place["output"] / "checkpoints").glob("checkpoint-*"))) == 1
+    record = record_of(place["output"])
+    assert record["loss"] == LOSSES[loss].__name__
+    assert np.isfinite(record["log"][-1]["train_loss"])
+    model = stm.load(place["output"])
+    expected = "cosine" if loss in ("cosine", "dnorm", "tempagg") else "dot"
+    assert model.similarity_fn_name == expected
+    before = SentenceTransformer(str(place["model"]), similarity_fn_name=expected)
+    assert ndcg(model, expected) > ndcg(before, expected)  # it has seen these pairs
+
+
+@pytest.mark.parametrize("keep_scoring", [None, True])
+def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(place, keep_scoring):
+    """With the rate 0 the trained model is the pretrained one, so every figure can be checked."""
+    found = fit(place, loss="qnorm", learning_rate=0, max_steps=1, keep_scoring=keep_scoring)
+    dev, names = found["dev"], ("cosine", "dot")
+    given = [SentenceTransformer(str(place["model"]), similarity_fn_name=name) for name in names]
+    cosine, dot = map(ndcg, given, names)
+    assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
+    assert dev["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
+    assert dev["as_trained"]["gain"][0] == pytest.approx(dot - cosine, abs=1e-6)
+    assert (dev["as_trained"]["exponent"], dev["best"]["exponent"]) == (0.0, 1.0)
+    assert dev["saved"] == dev["as_trained" if keep_scoring else "best"]
+    assert not dev["is_better"]
+    saved = SentenceTransformer(str(place["output"]))  # without the package
+    assert saved.similarity_fn_name == ("dot" if keep_scoring else "cosine")
+    assert found["load"] == f'SentenceTransformer("{place["output"]}")'
+    assert ndcg(saved, saved.similarity_fn_name) == pytest.approx(dev["saved"]["ndcg"], abs=1e-6)
+    card = (place["output"] / "README.md").read_text()
+    assert "### Retrieval (data, dev split)" in card
+    assert f"saved) | {dev['saved']['ndcg']:.4f} | {interval(dev['saved']['gain'])} |\n" in card
+    assert "data, train split" in card
+    assert "Unnamed Dataset" not in card
+    assert '"scale": "auto"' in card
+
+
+def test_train_without_a_dev_split_says_that_nothing_was_compared(place):
+    done = invoke("train", **place, max_steps=1, dev_split="validation")
+    assert done.exit_code == 0
+    assert "qrels/validation.tsv" in "".join(done.output.split())
+
+
+def test_max_length_limits_training_alone(place, tiny, monkeypatch):
+    """With the rate 0 the pretrained and the trained model are one, of the length it was given."""
+    widths, step = set(), SentenceTransformerTrainer.training_step
+
+    def watched(self, model, inputs, *rest):
+        widths.update(x.shape[1] for name, x in inputs.items() if name.endswith("input_ids"))
+        return step(self, model, inputs, *rest)
+
+    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", watched)
+    dev = fit(place, model=tiny, learning_rate=0, max_steps=1, max_length=4)["dev"]
+    assert widths == {4}
+    model = stm.load(tiny)
+    assert dev["pretrained"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
+    assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
+    assert stm.load(place["output"]).max_seq_length == model.max_seq_length == 64
+
+
+@pytest.mark.parametrize(("rate", "hardly"), [(1e-6, True), (None, False)])
+def test_a_run_that_hardly_moves_the_model_says_so(place, rate, hardly):
+    done = invoke("train", **place, max_steps=4, learning_rate=rate)
+    assert ("--learning-rate" in done.output) == hardly
+    card = (place["output"] / "README.md").read_text()
+    assert f"`learning_rate`: {rate or 0.03}" in card  # of a static table
+
+
+def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, data = stm.load(tiny), RetrievalData.from_beir(data_folder, "train")
+    rates = []
+    for kind in ("encoder", "lora"):
+        if kind == "lora":
+            model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))
+        trained = train(model, data, tmp_path / kind, TrainConfig(max_steps=1, batch_size=4))
+        rates.append(trained.trainer.args.learning_rate)
+    assert rates == [2e-5, 2e-4]
+
+
+@pytest.mark.parametrize(("batch_size", "sampler"), [(4, "no_duplicates"), (5, "batch_sampler")])
+def test_batches_repeat_no_text_where_that_is_possible(
+    static_path, tmp_path, caplog, batch_size, sampler
+):
+    """Four answers of 40 queries: a batch of four can have each once, and one of five cannot."""
+    queries = {f"q{i}": f"query {i}" for i in range(40)}
+    data = RetrievalData(queries, CORPUS, {f"q{i}": {f"d0{1 + i % 4}"} for i in range(40)})
+    config = TrainConfig(max_steps=1, batch_size=batch_size)
+    trained = train(str(static_path), data, tmp_path / "out", config)
+    assert trained.trainer.args.batch_sampler.value == sampler
+    assert ("--batch-size" in caplog.text) == (batch_size == 5)
+
+
+BAD = {"learning_rate": 100, "max_steps": 6, "loss": "dot"}
+
+
+def test_one_query_decides_nothing(place):
+    qrels = place["data"] / "qrels" / "dev.tsv"
+    qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
+    assert fit(place, **BAD)["dev"]["saved"]["gain"][0] < 0
+    assert (place["output"] / "modules.json").exists()
+
+
+def test_a_model_that_is_clearly_worse_is_not_saved(place):
+    queries = {f"{i}-{name}": text for i in range(10) for name, text in QUERIES.items()}
+    relevant = {f"{i}-{name}": ids for i in range(10) for name, ids in RELEVANT_DOCS.items()}
+    everything = RetrievalData.from_beir(place["data"], "train").queries | queries
+    RetrievalData(everything, CORPUS, relevant).save(place["data"], "dev")
+    worse = invoke("train", **place, **BAD, keep_scoring=True, json=True)
+    assert worse.exit_code == 3
+    assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0
+    assert "Next:" not in worse.stderr
+    assert not (place["output"] / "modules.json").exists()
+    fit(place, **BAD, keep_scoring=True, resume=True, keep_anyway=True)
+    assert (place["output"] / "modules.json").exists()
+
+
+def test_a_batch_of_more_than_all_pairs_is_said(place, caplog, monkeypatch, tmp_path):
+    fit(place, max_steps=1, batch_size=100000)
+    assert "batch_size=100,000 is more than the 12 training pairs" in caplog.text
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
+    place["output"] = tmp_path / "none"
+    assert "12 training pairs are too few for 7 processes" in refusal("train", **place)
+
+
+def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny):
+    """Below the letterhead they differ, so with more tokens they train."""
+    corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
+    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(place["data"], "headed")
+    place |= {"model": tiny, "split": "headed", "dev_split": "none", "max_steps": 1}
+    assert "100% of the rows have no negative" in refusal("train", **place, max_length=4)
+    fit(place, max_length=30)
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """A folder with data, a model, and a run with a checkpoint whose model was never saved."""
+    place = tmp_path_factory.mktemp("unfinished")
+    load_transformer(save_transformer(place / "plain")).save_pretrained(str(place / "model"))
+    negatives = {q: {"d19"} for q in QUERIES}
+    for split, more in (("train", {}), ("same", {}), ("other", {"q1": {"d20"}})):
+        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives | more).save(place / "data", split)
+    options = {name: place / name for name in ("data", "model")} | {"batch_size": 4}
+    fit(options, output=place / "out", max_steps=1, keep_checkpoints=True)
+    (place / "out" / "modules.json").unlink()
+    return options
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"loss": "dot"}, "loss ('cosine' there, 'dot' now)"),
+        ({"batch_size": 8, "seed": 1}, "batch_size (4 there, 8 now), seed (0 there, 1 now)"),
+        ({"split": "same"}, None),
+        ({"split": "other"}, "data ("),
+        ({"model": "another"}, "model ("),
+    ],
+)
+def test_resume_refuses_other_settings(unfinished, tmp_path, changed, difference):
+    shutil.copytree(unfinished["data"].parent / "out", tmp_path / "out")
+    options = unfinished | changed | {"output": tmp_path / "out", "max_steps": 2, "resume": True}
+    if difference is None:
+        fit(options)
+    else:
+        assert difference in refusal("train", **options)
+    assert (tmp_path / "out" / "modules.json").exists() == (difference is None)
+
+
+def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_margin(
+    static_path, tmp_path
+):
+    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
+    config = TrainConfig(max_steps=1, batch_size=4, guide=str(static_path), margin=0.05)
+    trainer = train(str(static_path), data, tmp_path / "out", config).trainer
+    assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
+    assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
+    record = record_of(tmp_path / "out")
+    assert (record["guide"], record["margin"]) == ("StaticEmbedding", 0.05)
+
+
+LEARNED = pytest.approx(0.05, rel=1.01e-3, abs=0)  # after a step of 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        (
+            {"dims": "64,256", "temperatures": ".03,.1"},
+            [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)],
+        ),
+        ({"dims": "64,256"}, [(64, 0.05), (256, 0.05)]),
+        ({"temperatures": "0.03,0.1"}, [(None, 0.03), (None, 0.1)]),
+        ({"temperature": 0.1}, [(None, 0.1)]),
+        ({"temperature": "learned"}, [(None, LEARNED)]),
+        ({"loss": "tempagg", "dims": "64,256", "temperatures": 0.1}, [(64, 0.1), (256, 0.1)]),
+        ({}, [(None, 0.05)]),
+    ],
+)
+def test_dims_and_temperatures_become_terms(place, options, terms):
+    fit(place, **{"loss": "qnorm", "max_steps": 1} | options)
+    record = record_of(place["output"])
+    assert [(t["dim"], t["temperature"]) for t in record["terms"]] == terms
+    moved = record["terms"][0]["temperature"] not in (0.03, 0.05, 0.1)
+    assert moved == ("learned" in options.values())
+    assert record["similarity"] == {"query": 1.0, "document": float("loss" in options)}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"dims": "64,x"}, "'--dims'"),
+        ({"temperature": "cold"}, "'--temperature'"),
+        ({"temperature": 0}, "temperature must be a positive number"),
+        ({"temperature": 0.1, "dims": "64,256"}, "temperatures=0.1"),
+        ({"temperature": 0.1, "loss": "tempagg"}, "temperatures=0.1"),
+        ({"dims": "64,512"}, "[512]"),
+        ({"max_length": 9}, "--max-length"),
+        ({"split": "nope"}, "['dev', 'train']"),
+        ({"loss": "cosin"}, "'cosine'?"),
+        ({"batch_size": 1}, "'--batch-size'"),
+    ],
+)
+def test_options_are_checked_before_the_work(place, options, named):
+    assert named in refusal("train", **place | options)
+    assert not place["output"].exists()
+
+
+def test_nothing_is_overwritten(place):
+    fit(place, max_steps=2, save_steps=1)
+    assert not (place["output"] / "checkpoints").exists()  # of a run that has finished
+    before = {path: path.read_bytes() for path in place["output"].rglob("*") if path.is_file()}
+    with locked_folder(place["output"]):
+        assert "Another process" in refusal("train", **place)
+    assert "already holds a trained model" in refusal("train", **place)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("fails", ["write_model", "add_section"])  # before and after modules.json
+def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "disk full")
+
+    with monkeypatch.context() as broken:
+        # trained to its end, and not saved
+        broken.setattr(f"st_magnitude.finetune.run.{fails}", full)
+        said = refusal("train", **place, max_steps=2, save_steps=1)
+    assert "No space left on device" in said
+    assert "--resume" in said
+    fit(place, max_steps=4, resume=True)
+    assert record_of(place["output"])["log"][-1]["step"] == 4
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
+    place, tmp_path, monkeypatch, number, code
+):
+    place |= {"max_steps": 5, "save_steps": 100, "learning_rate": 0.05}
+    fit(place, output=tmp_path / "straight")
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
+
+    def disturbed(*args, **kwargs):
+        if next(calls) == 2:
+            os.kill(os.getpid(), number)
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformerTrainer, "training_step", disturbed)
+        assert invoke("train", **place).exit_code == code
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    checkpoints = (place["output"] / "checkpoints").glob("checkpoint-*")
+    assert [path.name for path in checkpoints] == ["checkpoint-2"]
+    fit(place, resume=True)
+    straight, resumed = (stm.load(path) for path in (tmp_path / "straight", place["output"]))
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(place):
+    """A checkpoint that was not written to its end is left aside; the one before has all steps."""
+    output = place["output"]
+    place |= {"max_steps": 5, "learning_rate": 0.05, "keep_checkpoints": True}
+    fit(place)
+    weights = stm.load(output).state_dict()
+    torn = output / "checkpoints" / "checkpoint-9"
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"global_')
+    for file in output.glob("*.json"):
+        file.unlink()
+    assert fit(place, resume=True)["steps"] == 5
+    torch.testing.assert_close(stm.load(output).state_dict(), weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_finished"),
+    [
+        # 34 steps of 25 to the epoch: 1 + 9/25 is 1.3599999999999999
+        ({"num_train_epochs": 1.36}, True),
+        ({"num_train_epochs": 1.4}, False),
+        ({"max_steps": 34, "num_train_epochs": 9}, True),
+        ({"max_steps": 35, "num_train_epochs": 1}, False),
+    ],
+)
+def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
+    state = {"epoch": 1 + 9 / 25, "global_step": 34, "max_steps": 34}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    state = finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked))
+    assert (state is not None) == is_finished
