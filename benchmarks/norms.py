@@ -60,7 +60,7 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import PrinterCallback
 
 import st_magnitude as stm
-from st_magnitude.evaluation import ScoredPairsEvaluator
+from st_magnitude import geometry
 from st_magnitude.surgery.normalize import PROBE
 
 
@@ -473,8 +473,13 @@ def regression(
                     optimizer.zero_grad()
                     loss(columns, torch.tensor(scores[rows])).backward()
                     optimizer.step()
-                sides = ([side[i] for i in test] for side in (a, b))
-                metrics = ScoredPairsEvaluator(*sides, scores[test].tolist(), name, write_csv=False)(model)
+                x, y = (model.encode([side[i] for i in test]) for side in (a, b))
+                similarity = stm.Similarity.named(name)
+                predicted = similarity.pairwise(x, y)
+                metrics = {
+                    "matched_spearman": geometry.spearman(predicted, scores[test]),
+                    "symmetry_gap": geometry.symmetry_gap(predicted, similarity.pairwise(y, x)),
+                }
                 runs.append({**metrics, **also(model)})
             found[f"{name} {scale}"] = runs
             mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}

@@ -12,11 +12,10 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import whole_number
 from st_magnitude.data.retrieval import Judgments
-from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.geometry import norm_figures
-from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.geometry import mean_cosine
+from st_magnitude.evaluation.metrics import are_unit, scoring_of
+from st_magnitude.geometry import mean_cosine, norms
 from st_magnitude.similarity import COSINE, DOT
 
 if TYPE_CHECKING:
@@ -26,14 +25,12 @@ __all__ = ["MagnitudeEvaluator"]
 
 logger = logging.getLogger(__name__)
 
-METRICS = ("ndcg@10", "mrr@10", "recall@100", "map@100")
 # cosine nDCG over dot nDCG: 0.97 to 1 in arXiv 2602.09229, Table 18; 0.24 in the collapsed E5
 COLLAPSED_BELOW = 0.75
 
 
 class MagnitudeEvaluator(SearchEvaluator):
-    """Retrieval metrics of the same embeddings under the matched similarity, cosine and dot, and
-    their geometry.
+    """Retrieval metrics of the same embeddings by their own similarity, cosine and dot; norms.
 
     Metrics are defined as in sentence-transformers' InformationRetrievalEvaluator; nDCG also counts
     grades. Their keys:
@@ -78,12 +75,11 @@ class MagnitudeEvaluator(SearchEvaluator):
         truncate_dim: int | None = None,
         **options: Unpack[SearchOptions],
     ) -> None:
-        self.truncate_dim = (
-            None if truncate_dim is None else whole_number("truncate_dim", truncate_dim)
-        )
-        options["name"] = "_".join(
-            str(part) for part in (options.get("name"), truncate_dim) if part
-        )
+        self.truncate_dim = truncate_dim
+        if truncate_dim is not None:
+            self.truncate_dim = whole_number("truncate_dim", truncate_dim)
+        parts = (options.get("name"), truncate_dim)
+        options["name"] = "_".join(str(part) for part in parts if part)
         super().__init__(queries, corpus, relevant_docs, **options)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
@@ -93,55 +89,44 @@ class MagnitudeEvaluator(SearchEvaluator):
         if self.truncate_dim is not None:
             encoded = encoded.prefix(self.truncate_dim)
         metrics: dict[str, float] = {}
-        for name, top in zip(
-            similarities, encoded.tops(list(similarities.values()), k=100), strict=True
-        ):
+        tops = encoded.tops(list(similarities.values()), k=100)
+        for name, top in zip(similarities, tops, strict=True):
             self.per_query[name] = encoded.ndcg(top)
-            values = [
-                self.per_query[name].mean(),
-                *_mrr_recall_map(encoded.hits(top), encoded.columns),
-            ]
-            metrics |= {
-                f"{name}_{key}": float(value) for key, value in zip(METRICS, values, strict=True)
-            }
-        cosine, dot = metrics["cosine_ndcg@10"], metrics["dot_ndcg@10"]
-        if cosine < COLLAPSED_BELOW * dot:
-            logger.warning(
-                f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but"
-                f" {cosine:.4f} by cosine: the norm does the ranking and the directions no longer"
-                ' do (arXiv 2602.09229, App. N). Use the loss\'s scale="auto" and a lower learning'
-                " rate, or train this model with CosineRankingLoss."
+            metrics[f"{name}_ndcg@10"] = float(self.per_query[name].mean())
+            others = _mrr_recall_map(encoded.hits(top), encoded.columns)
+            metrics |= {f"{name}_{key}": float(value.mean()) for key, value in others.items()}
+        _warn_of_collapse(metrics)
+        sides = {"query": encoded.queries, "document": encoded.documents}
+        metrics |= norm_figures(sides, encoded.degrees > 0)
+        metrics |= {f"{r}_mean_cosine": mean_cosine(x) for r, x in sides.items() if len(x) > 1}
+        if are_unit(norms(encoded.documents)):
+            logger.info(
+                "All document norms are 1: the model normalises, and cosine and dot rank alike. "
+                'stm.prepare(model, "dot") strips the normalisation.'
             )
-        return metrics | _geometry(encoded)
+        return metrics
 
 
-def _mrr_recall_map(hits: NDArray[np.bool_], relevant: Any) -> list[float]:
-    """MRR@10, recall@100 and MAP@100 of the best 100 documents: (n, <= 100) and n collections ->
-    means."""
-    number, ranks = np.array([len(row) for row in relevant]), np.arange(1, hits.shape[1] + 1)
+def _mrr_recall_map(hits: NDArray[np.bool_], relevant: Any) -> dict[str, NDArray[np.float64]]:
+    """Metrics of the best 100 documents of every query: (n, <= 100) and n collections -> (n,)."""
+    number = np.array([len(row) for row in relevant])
+    ranks = np.arange(1, hits.shape[1] + 1)
     precision = hits.cumsum(axis=1) / ranks
-    return [
-        (hits / ranks)[:, :10].max(axis=1).mean(),
-        (hits.sum(axis=1) / number).mean(),
-        ((hits * precision).sum(axis=1) / number.clip(max=100)).mean(),
-    ]
-
-
-def _geometry(encoded: EncodedTask) -> dict[str, float]:
-    """Norms and directions of both sides."""
-    sides, is_relevant = (
-        {
-            "query": encoded.queries,
-            "document": encoded.documents,
-        },
-        encoded.degrees > 0,
-    )
-    figures = norm_figures(sides, is_relevant)
-    if abs(figures["document_norm_mean"] - 1) < 1e-3 and figures["document_norm_cv"] < 1e-3:
-        logger.info(
-            "All document norms are 1: the model normalises, and cosine and dot rank alike. "
-            'stm.prepare(model, "dot") strips the normalisation.'
-        )
-    return figures | {
-        f"{role}_mean_cosine": mean_cosine(side) for role, side in sides.items() if len(side) > 1
+    return {
+        "mrr@10": (hits / ranks)[:, :10].max(axis=1),
+        "recall@100": hits.sum(axis=1) / number,
+        "map@100": (hits * precision).sum(axis=1) / number.clip(max=100),
     }
+
+
+def _warn_of_collapse(metrics: Mapping[str, float]) -> None:
+    """Warns of a model whose directions do not rank."""
+    cosine = metrics["cosine_ndcg@10"]
+    dot = metrics["dot_ndcg@10"]
+    if cosine < COLLAPSED_BELOW * dot:
+        logger.warning(
+            f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but "
+            f"{cosine:.4f} by cosine: the norm does the ranking and the directions no longer do "
+            '(arXiv 2602.09229, App. N). Use the loss\'s scale="auto" and a lower learning rate, '
+            "or train this model with CosineRankingLoss."
+        )

@@ -30,7 +30,6 @@ from st_magnitude.evaluation import (
     GeometryEvaluator,
     HybridEvaluator,
     MagnitudeEvaluator,
-    ScoredPairsEvaluator,
     bm25_run,
     dense_run,
 )
@@ -244,13 +243,9 @@ def test_every_scorer_names_the_text_whose_embedding_is_not_finite(
         scorer(overflowing, *task.values())
 
 
-def test_scorers_of_lists_name_the_row(overflowing):
+def test_an_evaluator_of_a_list_names_the_row(overflowing):
     texts = ["tea", "tea overflow", "tea tea"]
     with pytest.raises(
         ValueError, match="1 of 3 document embeddings are not finite, such as that of row 1"
     ):
         GeometryEvaluator(texts)(overflowing)
-    with pytest.raises(
-        ValueError, match="1 of 3 sentences2 embeddings are not finite, such as that of row 1"
-    ):
-        ScoredPairsEvaluator(["tea"] * 3, texts, [1.0, 2.0, 3.0])(overflowing)
