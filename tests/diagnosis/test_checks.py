@@ -40,11 +40,7 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
     assert found.cells == evaluator.cells
     advice = found["storage"]
     assert advice.verdict == "do"
-    best = next(
-        cell
-        for cell in found.cells
-        if advice.choice == f"{cell.dim} dimensions in {cell.precision}"
-    )
+    best = next(cell for cell in found.cells if advice.choice == str(cell))
     assert best.retention > 0.95
     assert advice.gain[0] == pytest.approx(best.ndcg - 0.95 * found.cells[0].ndcg)
     assert advice.num_queries == 160
