@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from st_magnitude._config import whole_numbers
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
 
 @command
@@ -30,23 +30,21 @@ def compress(
             min=1, help="Number of documents that the binary search passes on to rescoring."
         ),
     ] = 100,
-    output: Annotated[
-        Path | None, folder("Folder for compression.csv and compression.png, which are replaced.")
-    ] = None,
+    output: Annotated[Path | None, folder("Folder for compression.csv, which is replaced.")] = None,
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings,
-    with their storage. Nothing is trained. Queries and corpus are encoded once. The picture needs
-    the extra "plot". For a MultiVectorEncoder, the table has the token vectors that norms, pooling
-    and simpler rules keep, and --dims and --top-k do not apply.
+    with their storage. Nothing is trained. Queries and corpus are encoded once. For a
+    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep,
+    and --dims and --top-k do not apply.
     """
     from st_magnitude.surgery.export import class_of
 
     if class_of(model, {}) == "MultiVectorEncoder":
         return _compress_tokens(model, judged, output)
     from st_magnitude.evaluation import CompressionEvaluator
-    from st_magnitude.evaluation.compression import plot_compression, table
+    from st_magnitude.evaluation.compression import table
 
     encoder, data = judged.load(model)
     options = {
@@ -62,11 +60,6 @@ def compress(
     rows = [cell.row for cell in evaluator.cells]
     if output is not None:
         _save_rows(rows, output)
-        try:
-            plot_compression(evaluator.cells, output / "compression.png")
-            typer.echo(f"Saved {output / 'compression.png'}.")
-        except ImportError as error:
-            warn(f"compression.png was not written: {error}")
     return {"split": judged.split, "cells": rows}
 
 

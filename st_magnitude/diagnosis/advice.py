@@ -17,7 +17,7 @@ from st_magnitude.diagnosis.findings import (
     Recommendation,
 )
 from st_magnitude.diagnosis.measure import Bench, centred, pruned
-from st_magnitude.evaluation.calibration import PriorCurve
+from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.evaluation.metrics import Judgment
 from st_magnitude.similarity import Similarity
@@ -153,8 +153,10 @@ def centring(bench: Bench, shape: Geometry) -> Recommendation:
     return _recommend(bench, "centring", action, judged, gain_of, uses, reasons)
 
 
-def prior(bench: Bench, curve: PriorCurve) -> Recommendation:
-    """Whether to add log p(d) to the scores."""
+def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
+    """Whether to add log p(d), (m,), to the scores."""
+    options = (bench.scoring, bench.num_samples, bench.seed)
+    curve = prior_curve(bench.task, query_ids, log_p, *options)
     reasons = {
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",

@@ -14,7 +14,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
 from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.diagnosis.measure import Bench
-from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
+from st_magnitude.evaluation.calibration import aligned_prior
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
 from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
 from st_magnitude.similarity import Similarity
@@ -83,7 +83,7 @@ def diagnose(
         >>> corpus = {f"d{i}": "bee " * (2 if i < 80 else 1) for i in range(160)}
         >>> relevant = {f"q{i}": {f"d{i}"} for i in range(80)}
         >>> found = diagnose(model, RetrievalData(queries, corpus, relevant), similarity="dot")
-        >>> found.effects["corpus"].d, found["centring"].verdict
+        >>> found.cohens_d, found["centring"].verdict
         (inf, 'no benefit expected')
     """
     _check(data, min_gain, tolerance)
@@ -93,55 +93,48 @@ def diagnose(
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
     asked = measure.norm_statistics(task.queries, [data.queries[i] for i in data.query_ids])
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
-    bench = Bench(
-        task=task,
-        is_relevant=(task.degrees > 0) | np.isin(data.document_ids, list(also_relevant)),
-        choice=measure.exponent_choice(task, today.exponents[1], num_samples, seed),
-        scoring=today,
-        has_magnitude=not are_unit(answers.values),
-        min_gain=min_gain,
-        tolerance=tolerance,
-        num_samples=num_samples,
-        seed=seed,
-    )
+    is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
+    choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
+    has_magnitude = not are_unit(answers.values)
+    options = (min_gain, tolerance, num_samples, seed)
+    bench = Bench(task, is_relevant, choice, today, has_magnitude, *options)
     shape = measure.directions(task)
+    effect, adjusted = measure.effect_sizes(answers, is_relevant)
     unjudged = measure.own_text_unjudged(data)
     normalizes = normalizes_output(model)
 
     # On a symmetric task both sides get the exponent, so s(a, b) = s(b, a).
-    gamma = bench.choice.candidate
-    new = Similarity(gamma if symmetric else 1.0, gamma)
+    new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
     first = advice.exponent(bench, unjudged, new, normalizes)
     bench = replace(bench, scoring=new if first.verdict == DO else today)
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
-    recommendations = [
-        first,
+    others = [
         advice.pruning(bench, answers),
         advice.storage(bench, cells, formats),
         advice.centring(bench, shape),
     ]
     if log_p is not None:
-        curve = prior_curve(task, data.query_ids, log_p, bench.scoring, num_samples, seed)
-        recommendations.append(advice.prior(bench, curve))
+        others.append(advice.prior(bench, data.query_ids, log_p))
     arguments = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
         recommended=bench.scoring.name,
         normalizes=normalizes,
-        has_magnitude=bench.has_magnitude,
+        has_magnitude=has_magnitude,
         query_ids=data.query_ids,
         document_ids=data.document_ids,
-        is_relevant=bench.is_relevant,
+        is_relevant=is_relevant,
         queries=asked,
         documents=answers,
-        effects=measure.effect_sizes(task, bench.is_relevant, answers),
-        exponent=bench.choice,
+        cohens_d=effect,
+        adjusted_cohens_d=adjusted,
+        exponent=choice,
         geometry=shape,
         cells=cells,
         own_text_unjudged=unjudged,
-        recommendations=recommendations,
+        recommendations=[first, *others],
         settings=arguments | {"min_gain": min_gain, "tolerance": tolerance} | _versions(),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,15 +29,6 @@ class NormStatistics:
     cv: float  # coefficient of variation: below about 0.05 it is noise (arXiv 2602.09229, App. M)
     quantiles: tuple[float, ...]  # norms at 5, 25, 50, 75 and 95 %
     length_spearman: float  # rank correlation with the number of words; nan if one is constant
-
-
-@dataclass(frozen=True)
-class EffectSize:
-    """Cohen's d of document norms, pooled by degrees of freedom."""
-
-    d: float = math.nan
-    without_length: float = math.nan  # with the logarithm of the number of words regressed out
-    undefined: str = ""  # why both are nan; empty where they are defined
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,10 @@ class Diagnosis(Result):
     is_relevant: Mask  # whether a document is relevant to any query, also outside the data, (m,)
     queries: NormStatistics
     documents: NormStatistics
-    effects: dict[str, EffectSize]  # Cohen's d of document norms under "corpus" and "hard"
+    # Cohen's d of the norms of documents, relevant to a query against relevant to none: plain, and
+    # with the logarithm of the number of words regressed out; nan of fewer than two on a side
+    cohens_d: float
+    adjusted_cohens_d: float
     exponent: ExponentChoice
     geometry: Geometry
     cells: list[CompressionCell]  # the formats of CompressionEvaluator

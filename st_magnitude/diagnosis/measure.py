@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
@@ -18,7 +17,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
     Array,
-    EffectSize,
     ExponentChoice,
     Geometry,
     Mask,
@@ -49,40 +47,13 @@ def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
     )
 
 
-def effect_sizes(
-    task: EncodedTask, is_relevant: Mask, documents: NormStatistics
-) -> dict[str, EffectSize]:
-    """Cohen's d of document norms by ``is_relevant`` (m,), ``"corpus"``, and ``"hard"``."""
-    corpus = "{} documents are relevant to at least one query, {} to no query"
-    hard = "{} relevant and {} irrelevant documents are near the queries"
-    return {
-        "corpus": _effect(documents, np.arange(len(is_relevant)), is_relevant, corpus),
-        "hard": _effect(documents, *_near_queries(task), hard),
-    }
-
-
-def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
-    """Columns of relevant documents and of the ten best others by cosine; whether relevant."""
-    rows: list[int] = []
-    flags: list[bool] = []
-    deep = task.top(COSINE, k=10 + max(map(len, task.columns)))
-    for row, relevant, own in zip(deep.tolist(), task.columns, task.own.tolist(), strict=True):
-        negatives = [c for c in row if c not in relevant and c != own][:10]
-        rows += [*relevant, *negatives]
-        flags += [True] * len(relevant) + [False] * len(negatives)
-    return np.array(rows), np.array(flags)
-
-
-def _effect(
-    documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mask, why_undefined: str
-) -> EffectSize:
-    """Cohen's d between the documents of some rows that are relevant and those that are not."""
-    counts = (int(is_relevant.sum()), int((~is_relevant).sum()))
-    if min(counts) < 2:
-        return EffectSize(undefined=why_undefined.format(*counts))
-    norms = documents.values[rows]
-    log_words = np.log(np.maximum(documents.words[rows], 1))
-    return EffectSize(
+def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> tuple[float, float]:
+    """Cohen's d of document norms by ``is_relevant`` (m,), plain and without the words' share."""
+    if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
+        return math.nan, math.nan
+    norms = documents.values
+    log_words = np.log(np.maximum(documents.words, 1))
+    return (
         geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
         geometry.adjusted_cohens_d(norms, log_words, is_relevant),
     )

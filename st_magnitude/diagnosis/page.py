@@ -22,16 +22,11 @@ from st_magnitude.diagnosis.findings import (
     Interval,
     Recommendation,
 )
-from st_magnitude.evaluation.compression import paint_compression, table
+from st_magnitude.evaluation.compression import table
 from st_magnitude.evaluation.metrics import judge
 from st_magnitude.result import Table, cell, wrap
 
 __all__ = ["measurements", "write_page"]
-
-EFFECTS = {
-    "corpus": "documents relevant to a query against documents relevant to none",
-    "hard": "relevant documents against each query's 10 best irrelevant ones",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,6 @@ class Figure:
 
     caption: str
     paint: Callable[[Any], None]
-    size: tuple[float, float] = (5.0, 3.7)
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
     )
     environment.filters |= {
         "cell": cell,
-        "base64": lambda figure: base64.b64encode(draw(figure.paint, figure.size)).decode(),
+        "base64": lambda figure: base64.b64encode(draw(figure.paint, (5.0, 3.7))).decode(),
         "id": lambda title: re.sub(r"\W+", "-", title.lower()),
     }
     page = environment.get_template("report.html").render(
@@ -115,34 +109,26 @@ def _norms(d: Diagnosis) -> Section:
     notes = [] if d.has_magnitude else [NO_MAGNITUDE]
     if d.has_magnitude and d.normalizes:
         notes = ["The model ends in Normalize: these norms come from before it and are not used."]
-    columns = ["measure", "queries", "documents"]
     sides = (d.queries, d.documents)
     rows = [
         ["mean", *(x.mean for x in sides)],
         ["coefficient of variation (CV)", *(x.cv for x in sides)],
         *([f"{q:.0%} quantile", *(x.quantiles[i] for x in sides)] for i, q in enumerate(QUANTILES)),
         ["rank correlation with the number of words", *(x.length_spearman for x in sides)],
+        ["Cohen's d, relevant to a query or to none", None, d.cohens_d],
+        ["the same, with the words regressed out", None, d.adjusted_cohens_d],
     ]
     title = (
         "Norms of raw embeddings. With a CV below about 0.05 the norm is noise, from 0.1 it may "
         "carry information (arXiv 2602.09229, App. M)."
     )
-    norms = Table(columns, rows, title)
-    rows = [
-        [EFFECTS[name] + (f" ({e.undefined})" if e.undefined else ""), e.d, e.without_length]
-        for name, e in d.effects.items()
-    ]
-    title = (
-        "Cohen's d of document norms, and the same with the logarithm of the number of words "
-        "regressed out, as a control for documents that merely have more words."
-    )
-    effects = Table(["compared", "d", "words regressed out"], rows, title)
+    norms = Table(["measure", "queries", "documents"], rows, title)
     names = {"relevant to a query": d.is_relevant, "relevant to no query": ~d.is_relevant}
     groups = {name: d.documents.values[mask] for name, mask in names.items() if mask.any()}
     means = "; ".join(f"{len(x):,} {name}: mean {x.mean():.3g}" for name, x in groups.items())
     caption = f"Norms of documents ({means}). Dashed lines are means."
     drawn = Figure(caption, lambda axis: paint_norms(axis, groups))
-    return Section("Norms", notes, [drawn] if d.has_magnitude else [], tables=[norms, effects])
+    return Section("Norms", notes, [drawn] if d.has_magnitude else [], tables=[norms])
 
 
 def paint_norms(axis: Any, groups: Mapping[str, Array]) -> None:
@@ -197,10 +183,7 @@ def paint_exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Inter
 
 def _storage(d: Diagnosis) -> Section:
     title = f"nDCG@10 by dimensions and precision, measured with {d.recommended}. Stars mark the "
-    shown = replace(table(d.cells), title=title + "best at their size.")
-    caption = "nDCG@10 by bytes per document. The numbers above points are dimensions."
-    figure = Figure(caption, lambda axis: paint_compression(axis, d.cells), (5.0, 4.4))
-    return Section("Storage", figures=[figure], tables=[shown])
+    return Section("Storage", tables=[replace(table(d.cells), title=title + "best at their size.")])
 
 
 def _directions(d: Diagnosis) -> Section:

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude._checks import one_of, whole_number
-from st_magnitude._plot import INK, draw, key_above
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -29,22 +27,13 @@ from st_magnitude.surgery.projection import principal_axes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "plot_compression", "table"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
 
 logger = logging.getLogger(__name__)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
 RABITQ_BYTES = 8  # two float32, as FAISS stores them
-# (precision, rescoring) -> label, marker, color
-SERIES = {
-    ("float32", "none"): ("float32", "o", "C0"),
-    ("int8", "none"): ("int8", "s", "C2"),
-    ("rabitq", "none"): ("RaBitQ", "P", "C5"),
-    ("binary", "none"): ("binary", "v", "C4"),
-    ("binary", "query"): ("binary, rescored", "^", "C1"),
-    ("binary", "norm"): ("binary, rescored with the norm", "D", "C3"),
-}
 _SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 
@@ -374,46 +363,3 @@ def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
     return EncodedTask(
         torch.cat([queries, ones], dim=1), torch.cat([decoded, lost[:, None]], dim=1)
     )
-
-
-def paint_compression(axis: Any, cells: Sequence[CompressionCell]) -> None:
-    """nDCG@10 by bytes per document: a point per cell, a line over `pareto` with its dimensions."""
-    from matplotlib.ticker import LogLocator
-
-    def points(chosen: Sequence[CompressionCell]) -> tuple[list[int], list[float]]:
-        return [cell.bytes_per_document for cell in chosen], [cell.ndcg for cell in chosen]
-
-    full, front = largest(cells), pareto(cells)
-    name = f"{full.dim} x {full.precision}"
-    axis.axhline(full.ndcg, color=INK, linestyle="--", linewidth=1, label=name)
-    line = {"drawstyle": "steps-post", "color": INK, "linewidth": 1, "alpha": 0.6}
-    sizes, values = points([*front, full])
-    axis.plot(sizes, [*values[:-1], values[-2]], **line, label="best at that size")
-    for kind, (label, marker, color) in SERIES.items():
-        chosen = [c for c in cells if (c.precision, c.rescoring) == kind and c.axes == "prefix"]
-        if chosen:
-            axis.plot(*points(chosen), marker, color=color, markersize=6, label=label, zorder=3)
-    if turned := [cell for cell in cells if cell.axes == "pca"]:
-        label = "principal axes (PCA)"
-        axis.plot(*points(turned), "x", color=INK, markersize=6, label=label, zorder=3)
-    # Bits with a norm next to bits get one label.
-    for cell in {(cell.dim, cell.precision): cell for cell in front}.values():
-        place = (cell.bytes_per_document, cell.ndcg)
-        axis.annotate(str(cell.dim), place, (0, 6), textcoords="offset points", ha="center")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=32))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.margins(x=0.1, y=0.12)
-    axis.set_xlabel("bytes per document")
-    axis.set_ylabel("nDCG@10")
-    key_above(axis)
-
-
-def plot_compression(cells: Sequence[CompressionCell], path: str | Path) -> None:
-    """Writes nDCG@10 by bytes per document of the cells of a CompressionEvaluator to a PNG file.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If there are no cells.
-    """
-    Path(path).write_bytes(draw(lambda axis: paint_compression(axis, cells), (6.4, 4.4), "png"))

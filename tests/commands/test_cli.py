@@ -597,7 +597,6 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
     assert rows == [
         {key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells
     ]
-    assert (tmp_path / "new" / "out" / "compression.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_compress_of_a_late_interaction_model_prints_its_table(folder, tmp_path):

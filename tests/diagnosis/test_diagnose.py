@@ -28,8 +28,7 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
     advice = found["exponent"]
     assert advice.verdict == "do"
     assert advice.gain[1] > 0
-    effects = found.effects
-    assert min(effects["corpus"].d, effects["corpus"].without_length, effects["hard"].d) > 1.5
+    assert min(found.cohens_d, found.adjusted_cohens_d) > 1.5
     assert found.normalizes is normalize
     chosen = found.exponent.candidate
     assert advice.choice == f"stm.prepare(model, stm.Similarity(1, {chosen:.2g}))"
@@ -80,7 +79,7 @@ def test_planted_relevance_lets_half_the_index_go(seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_noise_is_called_noise(seed, similarity):
     found = found_in(seed, "noise", num_queries=600, similarity=similarity)
-    assert abs(found.effects["corpus"].d) < 0.35
+    assert abs(found.cohens_d) < 0.35
     assert found["pruning"].verdict != "do"
     if similarity == "cosine":
         assert found["exponent"].verdict == "no benefit expected"
@@ -170,9 +169,9 @@ def test_answers_to_other_queries_are_not_called_never_relevant():
         for given in ((), {*others, "unknown"})
     )
     assert told.is_relevant.tolist() == found_in(0, "relevance").is_relevant.tolist()
-    assert told.effects["corpus"] == found_in(0, "relevance").effects["corpus"]
+    assert told.cohens_d == found_in(0, "relevance").cohens_d
     # large norms of answers are not boilerplate's
-    assert told.effects["corpus"].d > alone.effects["corpus"].d + 0.5
+    assert told.cohens_d > alone.cohens_d + 0.5
     assert (alone.is_relevant.mean(), told.is_relevant.mean()) == (0.1, 0.2)
     assert told["exponent"] == alone["exponent"]
 

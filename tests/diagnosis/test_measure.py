@@ -1,7 +1,6 @@
 """The numbers that describe a model and a task, against the evaluators, geometry and their
 definitions."""
 
-import math
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     assert curve.ndcg(1.0).mean() == pytest.approx(metrics["cosine_ndcg@10"], abs=1e-12)
     calibrated = calibrate_exponent(model, RetrievalData(*task), num_samples=10)
     assert curve.per_query == pytest.approx(calibrated.per_query, abs=1e-12)
-    assert found.effects["corpus"].d == pytest.approx(metrics["cohens_d"])
+    assert found.cohens_d == pytest.approx(metrics["cohens_d"])
     assert found.documents.cv == pytest.approx(metrics["document_norm_cv"])
     assert found.queries.mean == pytest.approx(metrics["query_norm_mean"])
 
@@ -42,6 +41,8 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     assert found.documents.length_spearman == pytest.approx(geometry.spearman(norms, words))
     quantiles = np.quantile(norms, [0.05, 0.25, 0.5, 0.75, 0.95])
     assert found.documents.quantiles == pytest.approx(quantiles)
+    adjusted = geometry.adjusted_cohens_d(norms, np.log(words), found.is_relevant)
+    assert found.adjusted_cohens_d == pytest.approx(adjusted)
     assert found.is_relevant.tolist() == [key.endswith("-0") for key in sorted(corpus)]
     assert found.geometry.isoscore == pytest.approx(geometry.isoscore(unit(d)))
     assert found.geometry.isoscore_ceiling == geometry.isoscore_ceiling(300, 16)
@@ -68,37 +69,6 @@ def test_an_exponent_between_is_on_the_curve():
     expected = MagnitudeEvaluator(*task, similarity=Similarity(1.0, 0.33))(model)["matched_ndcg@10"]
     assert found.ndcg(0.33).mean() == pytest.approx(expected, abs=1e-12)
     assert found.candidate != 0.33
-
-
-def test_hard_effect_against_its_definition():
-    model, queries, corpus, relevant = planted(3, "noise", num_queries=30)
-    found = quick(model, queries, corpus, relevant).effects["hard"]
-    ids = sorted(corpus)
-    d = model.encode([corpus[i] for i in ids])
-    positives, negatives = [], []
-    for query, text in queries.items():
-        order = np.argsort(-(unit(d) @ unit(model.encode(text))), kind="stable")
-        negatives += [i for i in order if ids[i] not in relevant[query]][:10]
-        positives += [ids.index(document) for document in relevant[query]]
-    rows = np.array(positives + negatives)
-    flags = np.arange(len(rows)) < len(positives)
-    lengths = geometry.norms(d)[rows]
-    covariate = np.log([len(corpus[ids[i]].split()) for i in rows])
-    assert found.d == pytest.approx(geometry.cohens_d(lengths[flags], lengths[~flags]))
-    assert found.without_length == pytest.approx(
-        geometry.adjusted_cohens_d(lengths, covariate, flags)
-    )
-    assert found.d != pytest.approx(found.without_length, abs=1e-4)
-
-
-def test_undefined_effects_say_why():
-    model, queries, corpus, relevant = planted(0, "noise", num_queries=30)
-    answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
-    effects = quick(model, queries, answers, relevant).effects
-    assert math.isnan(effects["corpus"].d)
-    assert "30 documents" in effects["corpus"].undefined
-    assert math.isfinite(effects["hard"].d)
-    assert effects["hard"].undefined == ""
 
 
 def test_halves_share_no_relevant_document():
