@@ -91,21 +91,16 @@ def diagnose(
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
-    asked = measure.norm_statistics(task.queries, [data.queries[i] for i in data.query_ids])
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
     choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    has_magnitude = not are_unit(answers.values)
-    options = (min_gain, tolerance, num_samples, seed)
-    bench = Bench(task, is_relevant, choice, today, has_magnitude, *options)
+    limits = (min_gain, tolerance, num_samples, seed)
+    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), *limits)
     shape = measure.directions(task)
-    effect, adjusted = measure.effect_sizes(answers, is_relevant)
     unjudged = measure.own_text_unjudged(data)
-    normalizes = normalizes_output(model)
 
-    # On a symmetric task both sides get the exponent, so s(a, b) = s(b, a).
     new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
-    first = advice.exponent(bench, unjudged, new, normalizes)
+    first = advice.exponent(bench, unjudged, new, normalizes_output(model))
     bench = replace(bench, scoring=new if first.verdict == DO else today)
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
@@ -121,15 +116,14 @@ def diagnose(
         model=model_name(model),
         similarity=today.name,
         recommended=bench.scoring.name,
-        normalizes=normalizes,
-        has_magnitude=has_magnitude,
+        normalizes=normalizes_output(model),
+        has_magnitude=bench.has_magnitude,
         query_ids=data.query_ids,
         document_ids=data.document_ids,
         is_relevant=is_relevant,
-        queries=asked,
+        queries=measure.norm_statistics(task.queries, list(data.asked.values())),
         documents=answers,
-        cohens_d=effect,
-        adjusted_cohens_d=adjusted,
+        **measure.effect_sizes(answers, is_relevant),
         exponent=choice,
         geometry=shape,
         cells=cells,

@@ -47,16 +47,16 @@ def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
     )
 
 
-def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> tuple[float, float]:
-    """Cohen's d of document norms by ``is_relevant`` (m,), plain and without the words' share."""
+def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> dict[str, float]:
+    """Cohen's d of document norms by ``is_relevant`` (m,), as fields of a diagnosis."""
     if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
-        return math.nan, math.nan
+        return {"cohens_d": math.nan, "adjusted_cohens_d": math.nan}
     norms = documents.values
     log_words = np.log(np.maximum(documents.words, 1))
-    return (
-        geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
-        geometry.adjusted_cohens_d(norms, log_words, is_relevant),
-    )
+    return {
+        "cohens_d": geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
+        "adjusted_cohens_d": geometry.adjusted_cohens_d(norms, log_words, is_relevant),
+    }
 
 
 def halves(task: EncodedTask, seed: int) -> Mask:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from st_magnitude.data.task import TILE, EncodedTask, encode_texts, hide_own
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
 
-__all__ = ["OutputFormat", "mine_negatives", "with_negatives"]
+__all__ = ["mine_negatives", "with_negatives"]
 
-OutputFormat = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
+OUTPUT_FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 HIGH = 10  # ranks at which a never-relevant document counts as high
 
 
@@ -37,9 +37,6 @@ def mine_negatives(
     never_relevant: bool = False,
     also_relevant: Collection[str] = (),
     min_queries: int = 3,
-    num_negatives: int = 3,
-    output_format: OutputFormat = "triplet",
-    output_scores: bool = False,
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
     **options: Any,
@@ -67,16 +64,12 @@ def mine_negatives(
             those of other splits (`st_magnitude.data.beir.relevant_documents`), and so are not
             never-relevant.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
-        num_negatives: Number of negatives for each query.
-        output_format: ``"triplet"`` (a row for each negative), ``"n-tuple"`` (all in one row;
-            queries with fewer are left out), ``"labeled-pair"`` or ``"labeled-list"``.
-        output_scores: Whether the rows contain scores.
         seed: Seed for ``sampling_strategy="random"``.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see
             `st_magnitude.data.task.encode_texts`.
-        **options: Arguments of ``mine_hard_negatives``: ``range_min``, ``range_max``,
-            ``max_score``, ``min_score``, ``absolute_margin``, ``relative_margin``,
-            ``sampling_strategy`` and ``cross_encoder``.
+        **options: Arguments of ``mine_hard_negatives``: ``num_negatives``, ``output_format``,
+            ``output_scores``, ``range_min``, ``range_max``, ``max_score``, ``min_score``,
+            ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
 
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
@@ -92,7 +85,7 @@ def mine_negatives(
         >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
-    one_of("output_format", output_format, get_args(OutputFormat))
+    one_of("output_format", options.get("output_format", "triplet"), OUTPUT_FORMATS)
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
     pairs = _pairs(data)
     queries = dict.fromkeys(pairs["anchor"])
@@ -118,13 +111,7 @@ def mine_negatives(
             )
         # mine_hard_negatives puts the positives behind the corpus
         scorer.searched = len(candidates)
-    options |= {
-        "num_negatives": num_negatives,
-        "output_format": output_format,
-        "output_scores": output_scores,
-        "faiss_batch_size": max(1, TILE // len(documents)),
-        "verbose": False,
-    }
+    options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
