@@ -69,8 +69,7 @@ class ExponentCurve(Result):
 
     @property
     def highest(self) -> float:
-        """The exponent with the highest mean nDCG@10; of several, the largest, which is the nearest
-        to cosine."""
+        """The exponent with the highest mean nDCG@10; of several, the largest."""
         return float(self.exponents[highest_rows(self.per_query)[-1]])
 
     @property

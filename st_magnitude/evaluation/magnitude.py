@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import whole_number
-from st_magnitude.data.retrieval import Judgments
-from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
+from st_magnitude.evaluation.base import SearchEvaluator
 from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.evaluation.metrics import are_unit, scoring_of
 from st_magnitude.geometry import mean_cosine, norms
 from st_magnitude.similarity import COSINE, DOT
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["MagnitudeEvaluator"]
 
@@ -45,12 +40,8 @@ class MagnitudeEvaluator(SearchEvaluator):
     below three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv
     2602.09229, App. N).
 
-    Args:
-        truncate_dim: Number of dimensions of the prefix to evaluate, which is appended to the name.
-            A prefix is cut before it is divided by a power of its norm.
-
-    `SearchEvaluator` documents the other arguments, attributes and errors. ``similarity`` is that
-    of the ``matched`` metrics.
+    `SearchEvaluator` documents the arguments, attributes and errors. ``similarity`` is that of the
+    ``matched`` metrics.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -65,29 +56,11 @@ class MagnitudeEvaluator(SearchEvaluator):
 
     kind = "Magnitude"
     primary = "matched_ndcg@10"
-    settings = ("truncate_dim",)
-
-    def __init__(
-        self,
-        queries: Mapping[str, str],
-        corpus: Mapping[str, str],
-        relevant_docs: Judgments,
-        truncate_dim: int | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> None:
-        self.truncate_dim = truncate_dim
-        if truncate_dim is not None:
-            self.truncate_dim = whole_number("truncate_dim", truncate_dim)
-        parts = (options.get("name"), truncate_dim)
-        options["name"] = "_".join(str(part) for part in parts if part)
-        super().__init__(queries, corpus, relevant_docs, **options)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes, ranks by each similarity, and measures."""
         similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
         encoded = self.encode(model)
-        if self.truncate_dim is not None:
-            encoded = encoded.prefix(self.truncate_dim)
         metrics: dict[str, float] = {}
         tops = encoded.tops(list(similarities.values()), k=100)
         for name, top in zip(similarities, tops, strict=True):

@@ -1,6 +1,4 @@
-"""The numbers that describe a model and a task, against the evaluators, geometry and their
-definitions."""
-
+"""The numbers that describe a model and a task, against the evaluators and geometry."""
 
 import numpy as np
 import pytest
@@ -52,7 +50,8 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
 def test_one_half_chooses_and_the_other_measures_the_gain():
     diagnosis = quick(*planted(2, "relevance", num_queries=60))
     found = diagnosis.exponent
-    per_query, gammas = found.per_query, found.exponents
+    per_query = found.per_query
+    gammas = found.exponents
     assert found.chose.sum() == 30
     assert found.present == 1.0
     curve = exponent_curve(gammas, per_query[:, found.chose], [], num_samples=1000)

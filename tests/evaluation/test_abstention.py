@@ -1,5 +1,4 @@
-"""Abstention: the guarantee over repeated samples, the bookkeeping against a loop, and the saved
-rule."""
+"""Abstention: the guarantee over repeated samples, and the bookkeeping against a loop."""
 
 import math
 from dataclasses import replace
@@ -22,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw(rng, n):
-    """Signals and wrong answers; above the threshold t, the share of wrong answers is 0.3 (1 -
-    t)."""
+    """Signals and wrong answers, of which a share 0.3 (1 - t) lies above the threshold t."""
     signal = rng.random(n)
     return signal, rng.random(n) < 0.6 * (1 - signal)
 

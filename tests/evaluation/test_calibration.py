@@ -1,5 +1,4 @@
-"""calibrate_exponent against the evaluator at every exponent, and on embeddings with a known best
-exponent."""
+"""calibrate_exponent against the evaluator, and where the best exponent is known."""
 
 import logging
 

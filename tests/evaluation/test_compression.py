@@ -1,5 +1,4 @@
-"""CompressionEvaluator against plain loops in float64, faiss and its neighbours, in training and at
-its edges."""
+"""CompressionEvaluator against plain loops in float64 and faiss."""
 
 import csv
 import logging
@@ -31,8 +30,7 @@ ALL_CELLS += [("binary", "none"), ("binary", "query"), ("binary", "norm")]
 
 
 def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
-    """Random embeddings of unequal length, with zero entries, a zero query, a zero document,
-    doubles and twins."""
+    """Random embeddings with zero entries, a zero query, a zero document, doubles and twins."""
     rng = np.random.default_rng(seed)
     d = rng.normal(size=(num_documents, dim)) * np.exp(0.7 * rng.normal(size=(num_documents, 1)))
     d[rng.random(d.shape) < 0.15] = 0.0
@@ -50,8 +48,7 @@ def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
 
 
 def reference(q, d, relevant, dim, precision, rescoring, similarity, top_k) -> list[float]:
-    """nDCG@10 of every query, from the definition. A query's own length changes no ranking: it is
-    left as it is."""
+    """nDCG@10 of every query, from the definition; the norm of a query changes no ranking."""
     q, d = ([[float(x) for x in row[:dim]] for row in matrix] for matrix in (q, d))
     gamma = similarity.gamma_document
     lengths = [math.sqrt(math.fsum(x * x for x in row)) for row in d]

@@ -1,5 +1,4 @@
-"""Behaviour that all search evaluators share: encoding, similarity, CSV files, cards, and choosing
-checkpoints."""
+"""Behaviour that all search evaluators share."""
 
 import csv
 from functools import partial
@@ -93,18 +92,18 @@ def test_arguments_are_checked(kind, task):
 
 
 def test_csv_files(task, static_model, tmp_path):
-    evaluator = MagnitudeEvaluator(**task, name="dev", truncate_dim=64)
-    assert evaluator.primary_metric == "dev_64_matched_ndcg@10"
+    evaluator = MagnitudeEvaluator(**task, name="dev")
+    assert evaluator.primary_metric == "dev_matched_ndcg@10"
     folder = tmp_path / "new"
     first = evaluator(static_model, output_path=str(folder), epoch=1, steps=10)
     evaluator(static_model, output_path=str(folder), epoch=2, steps=20)
     MagnitudeEvaluator(**task, write_csv=False)(static_model, output_path=str(folder))
     [path] = folder.iterdir()
-    assert path.name == "Magnitude_evaluation_dev_64_results.csv"
+    assert path.name == "Magnitude_evaluation_dev_results.csv"
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert [(row.pop("epoch"), row.pop("steps")) for row in rows] == [("1", "10"), ("2", "20")]
-    assert {f"dev_64_{key}": float(value) for key, value in rows[0].items()} == first
+    assert {f"dev_{key}": float(value) for key, value in rows[0].items()} == first
 
 
 def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):

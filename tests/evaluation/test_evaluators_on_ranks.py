@@ -1,5 +1,4 @@
-"""Evaluators in a Trainer on two processes, which share the texts among them, against one
-process."""
+"""Evaluators in a Trainer on two processes, which share the texts, against one process."""
 
 import os
 import sys
@@ -43,7 +42,7 @@ def evaluators(dim):
     passages = [row[1] for row in ROWS]
     bm25 = {query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}
     return [
-        MagnitudeEvaluator(*task, name="search", truncate_dim=dim),
+        MagnitudeEvaluator(*task, name="search"),
         CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
         HybridEvaluator(*task, bm25=bm25, name="hybrid"),
         GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
@@ -51,8 +50,7 @@ def evaluators(dim):
 
 
 def evaluate(folder, output):
-    """The report of the Trainer after a step, for models with every end, whole and cut to a
-    prefix."""
+    """The report of the Trainer, for models with every end, whole and cut to a prefix."""
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     args = SentenceTransformerTrainingArguments(

@@ -1,5 +1,4 @@
-"""Fusion and BM25 against literal loops, dense runs and metrics against sentence-transformers, in
-training, on disk."""
+"""Fusion and BM25 against literal loops, the others against sentence-transformers."""
 
 import math
 import re

@@ -55,8 +55,7 @@ def rows(words):
 
 
 def reference(documents, gamma, sign=1):
-    """nDCG@10 of every query from the token vectors of all documents, by loops; -1 ranks the last
-    of equals first."""
+    """nDCG@10 of every query from token vectors, by loops; -1 ranks the last of equals first."""
     values = []
     for query, text in QUERIES.items():
         asked = [q / np.linalg.norm(q) for q in rows(text.split())]
@@ -72,8 +71,7 @@ def reference(documents, gamma, sign=1):
 
 
 def kept_by(value, share):
-    """Token vectors by document: the best of each, then the best of all others, the earlier
-    first."""
+    """Token vectors by document: the best of each, then the best of all others."""
     tokens = [(j, i) for j, words in enumerate(TEXTS) for i in range(len(words))]
     ranked = sorted(tokens, key=lambda place: -value(*place))
     best = {}

@@ -1,5 +1,4 @@
-"""mine_negatives against sentence-transformers' mine_hard_negatives, and by hand where that would
-normalise."""
+"""mine_negatives against mine_hard_negatives, and by hand where that would normalise."""
 
 import random
 from functools import partial
@@ -146,8 +145,7 @@ def test_never_relevant_documents(static_model, judged, output_format):
 
 
 def test_never_relevant_documents_rank_high_for_many_queries():
-    """n1 is among the ten best of both queries; n2, which scores higher, of one only, as ten others
-    outrank it."""
+    """n1 is among the ten best of both queries; n2, which scores higher, of one only."""
     fillers = {f"f{i}": "b b b " * (i + 1) for i in range(10)}
     corpus = {"d1": "a", "d2": "b", "n1": "a " * 40 + "b " * 40, "n2": "a " * 50, **fillers}
     relevant = {"q1": {"d1"}, "q2": {"d2"}, **{f"r{i}": {f"f{i}"} for i in range(10)}}

@@ -1,5 +1,4 @@
-"""calibrate_prior against a ranking in float64, on data with and without popularity, and over
-vectors of an index."""
+"""calibrate_prior against a ranking in float64, and against vectors of an index."""
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ IDS = [f"d{j:03}" for j in range(M)]
 
 @pytest.fixture(scope="module")
 def world():
-    """Embeddings (N, D), (M, D), log p (M,), answers (N,): j is asked for with probability p(j), by
-    a noisy copy."""
+    """Queries (N, D), documents (M, D), log p (M,), answers (N,) that are drawn by p."""
     rng = np.random.default_rng(0)
     log_p = -1.5 * np.log1p(rng.permutation(M))
     log_p -= np.log(np.exp(log_p).sum())

@@ -1,5 +1,4 @@
-"""The blocks of docs/recipes.md and the recipes of docs/serving.md that need other packages, where
-these are installed.
+"""The recipes of docs/recipes.md and docs/serving.md that need other packages.
 
 The frameworks are in no extra: install them next to the package, as docs/recipes.md names them.
 """

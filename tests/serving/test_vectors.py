@@ -1,5 +1,4 @@
-"""Stored vectors rank as the similarity does, and with a prior as the formula: in numpy, torch and
-vector databases."""
+"""Stored vectors rank as the similarity does, and with a prior as the formula."""
 
 import numpy as np
 import pytest
