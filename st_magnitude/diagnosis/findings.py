@@ -138,7 +138,8 @@ class Diagnosis(Result):
     @property
     def legend(self) -> str:
         """The meaning of the verdicts and of the intervals."""
-        worth, kept = self.settings["min_gain"], 1 - self.settings["tolerance"]
+        worth = self.settings["min_gain"]
+        kept = 1 - self.settings["tolerance"]
         return (
             f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
             f"interval lies above 0 and reaches {worth:g} nDCG@10. No benefit expected: it "

@@ -110,7 +110,7 @@ def _norms(d: Diagnosis) -> Section:
     if d.has_magnitude and d.normalizes:
         notes = ["The model ends in Normalize: these norms come from before it and are not used."]
     sides = (d.queries, d.documents)
-    rows = [
+    rows: list[list[Any]] = [
         ["mean", *(x.mean for x in sides)],
         ["coefficient of variation (CV)", *(x.cv for x in sides)],
         *([f"{q:.0%} quantile", *(x.quantiles[i] for x in sides)] for i, q in enumerate(QUANTILES)),

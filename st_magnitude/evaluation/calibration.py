@@ -74,8 +74,7 @@ class ExponentCurve(Result):
 
     @property
     def best_similarity(self) -> Similarity:
-        """The recommended similarity. Its query exponent does not change a ranking; 1 keeps scores
-        on one scale."""
+        """The recommended similarity. Query exponent 1 puts the scores on one scale."""
         return Similarity(query=1.0, document=self.best)
 
     def tables(self) -> Iterable[Table | str]:

@@ -158,7 +158,8 @@ class LateInteractionEvaluator(SearchEvaluator):
         self.cells = []
         self.per_query = {}
         for method, share in ways:
-            kept, kept_sizes = tokens, sizes
+            kept = tokens
+            kept_sizes = sizes
             if method in importance:
                 by_importance = math.sqrt(share) if method == "norm+pooling" else share
                 kept, kept_sizes = keep(tokens, sizes, importance[method], by_importance)

@@ -91,7 +91,7 @@ def mine_negatives(
     queries = dict.fromkeys(pairs["anchor"])
     positives = dict.fromkeys(pairs["positive"])
     documents = dict.fromkeys([*data.corpus.values(), *positives])
-    by_text = ({text: text for text in texts} for texts in (queries, documents))
+    by_text = ({text: text for text in queries}, {text: text for text in documents})
     scorer = _Scorer(
         partial(encode_texts, model, *by_text, **(encode or {})),
         scoring_of(model, similarity),

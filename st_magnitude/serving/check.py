@@ -94,11 +94,11 @@ class ServingCheck(Result):
         server = f" ({self.server})" if self.server else ""
         parts = [f"{self.target}{server} against {self.model or 'the model'}\n{verdict}"]
         parts += [f"[{found.name}] {found.text}\n     -> {found.fix}" for found in self.findings]
-        (low, high), (least, most) = self.local_norms, self.served_norms
-        came = "" if math.isnan(least) else f", of the target {least:.3f} to {most:.3f}"
-        figures = (
-            f"Norms: of the model {low:.3f} to {high:.3f}{came}.\n"
-            f"Rankings: {self.changed_rankings} of {self.num_queries} queries rank the "
+        figures = "Norms: of the model {:.3f} to {:.3f}".format(*self.local_norms)
+        if not math.isnan(self.served_norms[0]):
+            figures += ", of the target {:.3f} to {:.3f}".format(*self.served_norms)
+        figures += (
+            f".\nRankings: {self.changed_rankings} of {self.num_queries} queries rank the "
             f"{self.num_documents} documents differently.\n{self.remark}"
         )
         return [*parts, figures.rstrip()]

@@ -148,10 +148,13 @@ def _without_end(model: SentenceTransformer, text: str) -> Array:
 
 
 def relative_errors(served: Array, local: Array, by_direction: bool) -> Array:
-    """|s - l| / |l| on the dimensions that are served, of directions if so: (n,)."""
+    """|s - l| / |l| on the dimensions that are served, or of directions; 2 without them: (n,)."""
+    if local.shape[1] < served.shape[1]:
+        return np.full(len(served), 2.0)
     local = local[:, : served.shape[1]]
     if by_direction:
-        served, local = unit_rows(served), unit_rows(local)
+        served = unit_rows(served)
+        local = unit_rows(local)
     return norms(served - local) / np.maximum(norms(local), 1e-30)
 
 
@@ -173,25 +176,17 @@ def explain(
 def _explain_side(local: LocalModel, side: Side, server: str) -> tuple[list[Finding], Array]:
     """The findings about one role, and the relative errors that they leave of the other texts."""
     change, by_direction, least = _nearest_change(local, side)
-    vectors = embed(change, side.texts, side.role)
-    if vectors.shape[1] < side.served.shape[1]:
-        dims = f"they have {side.served.shape[1]} dimensions, the model has {vectors.shape[1]}."
-        nothing = np.zeros(len(side.texts), dtype=bool)
-        return [_unknown(side, nothing, dims, server)], np.full(len(nothing), 2.0)
-    errors = relative_errors(side.served, vectors, by_direction)
+    errors = relative_errors(side.served, embed(change, side.texts, side.role), by_direction)
     # More than the precision of the others: cut elsewhere, or read in another way.
     allowed = max(6 * float(np.quantile(errors[side.tokens <= SHORT], 0.25)), EQUAL)
     equal = errors <= min(allowed, UNLIKE)
     if least >= UNLIKE or not equal.any():
         how = f"the relative error is {np.median(errors):.3f} (median of all)."
         return [_unknown(side, equal, how, server)], errors
-    norms_lost = by_direction and _norms_count(local, side)
+    # The norm of a query changes no ranking, and cosine sees none.
+    count = side.role == "document" and local.model.similarity_fn_name != "cosine"
+    norms_lost = by_direction and count
     return _findings(local, side, change, norms_lost, equal, server), errors[equal]
-
-
-def _norms_count(local: LocalModel, side: Side) -> bool:
-    """Whether a ranking depends on the norms: those of documents, unless it is by cosine."""
-    return side.role == "document" and local.model.similarity_fn_name != "cosine"
 
 
 def _nearest_change(local: LocalModel, side: Side) -> tuple[Change, bool, float]:
@@ -204,19 +199,17 @@ def _nearest_change(local: LocalModel, side: Side) -> tuple[Change, bool, float]
     if side.role == "document" and are_unit:
         ways.append(True)
     own = Change(local.model, prompt_of(local.model, side.role))
-    found, least = (own, ways[0]), 4.0
+    nearest = (own, ways[0], 4.0)
     for change in local.changes(side.role):
         vectors = embed(change, texts, side.role)
-        if vectors.shape[1] < served.shape[1]:
-            continue
         for by_direction in ways:
             errors = relative_errors(served, vectors, by_direction)
             error = float(np.quantile(errors, NEARLY_ALL))
-            if error < least / 2:
-                found, least = (change, by_direction), error
-        if least < EQUAL / 2:
+            if error < nearest[2] / 2:
+                nearest = (change, by_direction, error)
+        if nearest[2] < EQUAL / 2:
             break
-    return (*found, least) if least < UNLIKE else (own, ways[0], least)
+    return nearest if nearest[2] < UNLIKE else (own, ways[0], nearest[2])
 
 
 def _unknown(side: Side, equal: Mask, how: str, server: str) -> Finding:

@@ -204,7 +204,8 @@ def test_a_model_that_cuts_after_normalize(transformer, dim, options, names):
 @pytest.mark.parametrize(("noise", "finding"), [(0.0, "precision"), (0.02, "cause unknown")])
 def test_another_checkpoint_is_not_precision(model, noise, finding):
     """Weights in int8 turn directions a little; another checkpoint turns them more."""
-    other, generator = deepcopy(model), torch.manual_seed(0)
+    other = deepcopy(model)
+    generator = torch.manual_seed(0)
     with torch.no_grad():
         for weight in (p for p in other.parameters() if p.ndim == 2):
             step = weight.abs().amax(1, keepdim=True) / 127
