@@ -208,7 +208,8 @@ def measure_formats(
         for kind in kinds:
             searched = search_compressed(q, d, kind, top_k, similarity, task.own)
             for rescoring, best in searched.items():
-                found[(dim, kind, rescoring, *axes)] = encoded.ndcg(best)
+                key = (dim, kind, rescoring, *axes)
+                found[key] = encoded.ndcg(best)
 
     for dim in sorted({full, *sizes}, reverse=True):
         chosen = [p for p in PRECISIONS if p in precisions or (dim, p) == (full, "float32")]
