@@ -113,14 +113,10 @@ class EmbeddingServer:
             return self.faults["told"] if path == "/v1/models" else None
         models = {"object": "list", "data": [{"id": name, "owned_by": owner} for name in names]}
         routes: dict[str, dict[str, object]] = {
-            "vllm": {"/v1/models": models, "/version": {"version": "0.32.0"}},
             "tei": {"/info": {"model_id": NAME, "version": "1.9.3"}},
             "infinity": {"/models": models},
-            "openai": {"/v1/models": models},
-            "llamacpp": {"/v1/models": models},
-            "ollama": {"/v1/models": models, "/api/version": {"version": "0.33.0"}},
         }
-        return routes.get(self.kind, {}).get(path)
+        return routes.get(self.kind, {"/v1/models": models}).get(path)
 
 
 @contextmanager

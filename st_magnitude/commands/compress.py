@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from st_magnitude._config import Ints, whole_numbers
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
 
 @command
@@ -20,23 +20,21 @@ def compress(
     judged: Judged,
     dims: Annotated[Ints, whole_numbers("Prefixes; default: all, 1/2, 1/4 and 1/8.")] = None,
     top_k: Annotated[int, Option(min=1, help="Documents of a binary search to rescore.")] = 100,
-    output: Annotated[
-        Path | None, folder("Folder for compression.csv and compression.png, which are replaced.")
-    ] = None,
+    output: Annotated[Path | None, folder("Folder for compression.csv, which is replaced.")] = None,
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings,
-    with their storage. Nothing is trained. Queries and corpus are encoded once. The picture needs
-    the extra "plot". For a MultiVectorEncoder, the table has the token vectors that norms, pooling
-    and simpler rules keep, and --dims and --top-k do not apply.
+    with their storage. Nothing is trained. Queries and corpus are encoded once. For a
+    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep,
+    and --dims and --top-k do not apply.
     """
     from st_magnitude.saving.export import class_of
 
     if class_of(model, {}) == "MultiVectorEncoder":
         return _compress_tokens(model, judged, output)
     from st_magnitude.evaluation import CompressionEvaluator
-    from st_magnitude.evaluation.compression import plot_compression, table
+    from st_magnitude.evaluation.compression import table
 
     encoder, data = judged.load(model)
     options = {"similarity": judged.similarity, **judged.encode}
@@ -48,11 +46,6 @@ def compress(
     rows = [cell.row for cell in evaluator.cells]
     if output is not None:
         _save_rows(rows, output)
-        try:
-            plot_compression(evaluator.cells, output / "compression.png")
-            typer.echo(f"Saved {output / 'compression.png'}.")
-        except ImportError as error:
-            warn(f"compression.png was not written: {error}")
     return {"split": judged.split, "cells": rows}
 
 

@@ -17,7 +17,7 @@ from st_magnitude.diagnosis.findings import (
     Recommendation,
 )
 from st_magnitude.diagnosis.measure import Bench, centred, pruned
-from st_magnitude.evaluation.calibration import PriorCurve
+from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.evaluation.metrics import Judgment
 from st_magnitude.similarity import Similarity
@@ -39,8 +39,10 @@ def exponent(
     A tie prefers stock scoring, as in `calibrate_exponent`: dot or cosine replaces an exponent
     between them unless it is worse.
     """
-    choice, who = bench.choice, bench.measuring
-    today, gamma = choice.present, choice.candidate
+    choice = bench.choice
+    who = bench.measuring
+    today = choice.present
+    gamma = choice.candidate
     judged = None
     if bench.has_magnitude:
         judged = bench.gain(choice.ndcg(gamma)[who], choice.ndcg(today)[who])
@@ -70,8 +72,7 @@ def exponent(
     if own_text_unjudged > 0.1:
         reason = (
             f"{own_text_unjudged:.0%} of the queries are also documents that are not judged "
-            "relevant to them. Cosine ranks such documents first, so the comparison is not fair: "
-            "judge these documents or remove them."
+            "relevant to them, which cosine ranks first: judge or remove these documents."
         )
     if found.verdict == DO and reason:
         return replace(found, verdict=NOT_ENOUGH, choice=keep, reason=reason)
@@ -83,15 +84,16 @@ def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
     uses = ("", "keep all documents")
     if not bench.has_magnitude:
         return _recommend(bench, "pruning", "Drop part of the index by norm", None, "", uses, {})
-    chose, who, full = bench.choice.chose, bench.measuring, bench.full
+    chose = bench.choice.chose
+    who = bench.measuring
+    full = bench.full
     found = {share: pruned(bench, documents.values, share) for share in DROPPED_SHARES}
     floor = (1 - bench.tolerance) * full[chose].mean()
     fitting = [share for share in found if found[share][0][chose].mean() >= floor]
     share = max(fitting, default=DROPPED_SHARES[0])
     values, kept = found[share]
-    by_words, _ = pruned(
-        bench, documents.words * (-1 if documents.length_spearman < 0 else 1), share
-    )
+    sign = -1 if documents.length_spearman < 0 else 1
+    by_words, _ = pruned(bench, sign * documents.words, share)
     evidence = {
         "share_dropped": share,
         "share_of_answers_kept": float(kept[bench.is_relevant].mean()),
@@ -104,11 +106,7 @@ def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
         "from {ndcg_full:.3f} to {ndcg_pruned:.3f}, and to {ndcg_pruned_by_words:.3f} if the "
         "number of words decides instead of the norm."
     ).format(**evidence)
-    reasons = {
-        DO: f"{start} This holds for queries like these: other queries may need other documents.",
-        NO_BENEFIT: start,
-        NOT_ENOUGH: f"{start} {UNDECIDED}",
-    }
+    reasons = {DO: start, NO_BENEFIT: start, NOT_ENOUGH: f"{start} {UNDECIDED}"}
     action = f"Drop the {share:.0%} of the documents with the smallest norms"
     uses = (f"keep the {1 - share:.0%} with the largest norms", "keep all documents")
     judged = bench.margin(values[who], full[who])
@@ -128,43 +126,26 @@ def storage(
     else:
         best = max(range(len(others)), key=lambda i: judged[i].gain[1])
     cell = cells[best + 1]
-    axes = "principal axes" if cell.axes == "pca" else "dimensions"
-    rescored = {"none": "", "query": ", rescored", "norm": " and one norm, rescored"}[
-        cell.rescoring
-    ]
-    what = f"{cell.dim} {axes} in {cell.precision}{rescored}"
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
     kept = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
     if math.isnan(cell.retention):
         kept = "nDCG@10 is 0 already with the full index"
     reasons = {
-        DO: (
-            f"{kept}. It is the smallest of {len(fitting)} formats that fit; confirm it with "
-            "compress on another split."
-        ),
+        DO: f"{kept}. Of {len(fitting)} formats that fit it is the smallest.",
         NO_BENEFIT: f"{kept}, which costs more than {bench.tolerance:.0%}; no format costs less.",
         NOT_ENOUGH: f"{kept}. {UNDECIDED}",
     }
-    action = f"Store {what} ({cell.bytes_per_document:,} bytes a document)"
+    action = f"Store {cell} ({cell.bytes_per_document:,} bytes a document)"
     gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
-    evidence = {
-        "ndcg_full": cells[0].ndcg,
-        "ndcg": cell.ndcg,
-        "share_of_ndcg_kept": cell.retention,
-        "bytes_per_document": cell.bytes_per_document,
-    }
-    uses = (what, f"keep all {cells[0].dim} dimensions in float32")
+    evidence = {"ndcg": cell.ndcg, "bytes_per_document": cell.bytes_per_document}
+    uses = (str(cell), f"keep all {cells[0].dim} dimensions in float32")
     return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, evidence)
 
 
 def centring(bench: Bench, shape: Geometry) -> Recommendation:
     """Whether to remove the mean direction."""
     start = f"The mean cosine of two documents is {shape.mean_cosine:.3f}."
-    reasons = {
-        DO: f"{start} All directions share a part that tells no documents apart.",
-        NO_BENEFIT: f"{start} Without the mean direction the ranking is no better.",
-        NOT_ENOUGH: f"{start} {UNDECIDED}",
-    }
+    reasons = {DO: start, NO_BENEFIT: start, NOT_ENOUGH: f"{start} {UNDECIDED}"}
     action = "Subtract the mean direction of the documents from queries and documents"
     uses = ("subtract the mean of the unit vectors of the documents", "keep the mean direction")
     gain_of = "nDCG@10 centred minus nDCG@10 as it is"
@@ -172,8 +153,10 @@ def centring(bench: Bench, shape: Geometry) -> Recommendation:
     return _recommend(bench, "centring", action, judged, gain_of, uses, reasons)
 
 
-def prior(bench: Bench, curve: PriorCurve) -> Recommendation:
-    """Whether to add log p(d) to the scores."""
+def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
+    """Whether to add log p(d), (m,), to the scores."""
+    options = (bench.scoring, bench.num_samples, bench.seed)
+    curve = prior_curve(bench.task, query_ids, log_p, *options)
     reasons = {
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",

@@ -8,15 +8,13 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude import __version__
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
-from st_magnitude.diagnosis.findings import DO, Diagnosis, Recommendation
+from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.diagnosis.measure import Bench
-from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
+from st_magnitude.evaluation.calibration import aligned_prior
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
 from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
 from st_magnitude.similarity import Similarity
@@ -85,7 +83,7 @@ def diagnose(
         >>> corpus = {f"d{i}": "bee " * (2 if i < 80 else 1) for i in range(160)}
         >>> relevant = {f"q{i}": {f"d{i}"} for i in range(80)}
         >>> found = diagnose(model, RetrievalData(queries, corpus, relevant), similarity="dot")
-        >>> found.effects["corpus"].d, found["centring"].verdict
+        >>> found.cohens_d, found["centring"].verdict
         (inf, 'no benefit expected')
     """
     _check(data, min_gain, tolerance)
@@ -93,54 +91,45 @@ def diagnose(
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
-    choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    asked = measure.norm_statistics(task.queries, [data.queries[i] for i in data.query_ids])
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
-    has_magnitude = not are_unit(answers.values)
-    normalizes = normalizes_output(model)
-    unjudged = measure.own_text_unjudged(data)
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
-    options = (has_magnitude, min_gain, tolerance, num_samples, seed)
+    choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
+    limits = (min_gain, tolerance, num_samples, seed)
+    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), *limits)
+    shape = measure.directions(task)
+    unjudged = measure.own_text_unjudged(data)
 
-    # On a symmetric task both sides get the exponent, so s(a, b) = s(b, a).
     new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
-    bench = Bench(task, is_relevant, choice, today, *options)
-    first = advice.exponent(bench, unjudged, new, normalizes)
+    first = advice.exponent(bench, unjudged, new, normalizes_output(model))
     bench = replace(bench, scoring=new if first.verdict == DO else today)
-    shape = measure.directions(task, seed)
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
+    others = [
+        advice.pruning(bench, answers),
+        advice.storage(bench, cells, formats),
+        advice.centring(bench, shape),
+    ]
+    if log_p is not None:
+        others.append(advice.prior(bench, data.query_ids, log_p))
+    arguments = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
         recommended=bench.scoring.name,
-        normalizes=normalizes,
-        has_magnitude=has_magnitude,
+        normalizes=normalizes_output(model),
+        has_magnitude=bench.has_magnitude,
         query_ids=data.query_ids,
         document_ids=data.document_ids,
         is_relevant=is_relevant,
-        queries=asked,
+        queries=measure.norm_statistics(task.queries, list(data.asked.values())),
         documents=answers,
-        effects=measure.effect_sizes(task, is_relevant, answers),
+        **measure.effect_sizes(answers, is_relevant),
         exponent=choice,
         geometry=shape,
         cells=cells,
         own_text_unjudged=unjudged,
-        recommendations=[
-            first,
-            advice.pruning(bench, answers),
-            advice.storage(bench, cells, formats),
-            advice.centring(bench, shape),
-            *_about_prior(bench, data, log_p),
-        ],
-        settings=_settings(
-            title=title,
-            symmetric=symmetric,
-            seed=seed,
-            num_samples=num_samples,
-            min_gain=min_gain,
-            tolerance=tolerance,
-        ),
+        recommendations=[first, *others],
+        settings=arguments | {"min_gain": min_gain, "tolerance": tolerance} | _versions(),
     )
 
 
@@ -158,18 +147,7 @@ def _check(data: RetrievalData, min_gain: float, tolerance: float) -> None:
         )
 
 
-def _about_prior(
-    bench: Bench, data: RetrievalData, log_p: NDArray[np.float64] | None
-) -> list[Recommendation]:
-    """The recommendation about log p(d) of the documents, (m,), if it is known."""
-    if log_p is None:
-        return []
-    options = (bench.scoring, bench.num_samples, bench.seed)
-    return [advice.prior(bench, prior_curve(bench.task, data.query_ids, log_p, *options))]
-
-
-def _settings(**arguments: Any) -> dict[str, Any]:
-    """The arguments and the versions of the packages that compute."""
-    packages = ("sentence-transformers", "transformers", "torch", "numpy")
-    versions = {name: version(name) for name in packages}
-    return arguments | {"st-magnitude": __version__} | versions
+def _versions() -> dict[str, str]:
+    """The versions of the packages that compute."""
+    packages = ("st-magnitude", "sentence-transformers", "transformers", "torch", "numpy")
+    return {name: version(name) for name in packages}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,15 +32,6 @@ class NormStatistics:
 
 
 @dataclass(frozen=True)
-class EffectSize:
-    """Cohen's d of document norms, pooled by degrees of freedom."""
-
-    d: float = math.nan
-    without_length: float = math.nan  # with the logarithm of the number of words regressed out
-    undefined: str = ""  # why both are nan; empty where they are defined
-
-
-@dataclass(frozen=True)
 class ExponentChoice:
     """nDCG@10 by document exponent. One half of the queries chooses, the other half measures."""
 
@@ -59,16 +49,12 @@ class ExponentChoice:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Directions of the documents (all embeddings normalized) and of the relevant pairs."""
+    """Directions of the documents."""
 
     dim: int
-    intrinsic_dimension: int  # number of principal components that hold 95 % of the variance
-    is_sample_limited: bool  # fewer than 4 documents per dimension: the sample limits the above
     isoscore: float
     isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
     mean_cosine: float  # over all pairs of documents; 0 for random directions
-    uniformity: float  # of at most 5,000 documents
-    alignment: float  # of the relevant pairs
 
 
 @dataclass(frozen=True)
@@ -105,8 +91,7 @@ class Diagnosis(Result):
     """The result of `diagnose`.
 
     ``print(diagnosis)`` shows the recommendations, and ``diagnosis["exponent"]`` is one of them.
-    `st_magnitude.diagnosis.page` has ``measurements``, all figures as text, and ``write_page``, an
-    HTML page with pictures.
+    `st_magnitude.diagnosis.page` shows all figures.
     """
 
     model: str  # hub id or the end of the path of the model
@@ -119,7 +104,10 @@ class Diagnosis(Result):
     is_relevant: Mask  # whether a document is relevant to any query, also outside the data, (m,)
     queries: NormStatistics
     documents: NormStatistics
-    effects: dict[str, EffectSize]  # Cohen's d of document norms under "corpus" and "hard"
+    # Cohen's d of the norms of documents, relevant to a query against relevant to none: plain, and
+    # with the logarithm of the number of words regressed out; nan of fewer than two on a side
+    cohens_d: float
+    adjusted_cohens_d: float
     exponent: ExponentChoice
     geometry: Geometry
     cells: list[CompressionCell]  # the formats of CompressionEvaluator
@@ -142,35 +130,23 @@ class Diagnosis(Result):
         )
 
     @property
-    def by_verdict(self) -> dict[str, list[Recommendation]]:
-        """The recommendations under each verdict, ``"do"`` first."""
+    def ordered(self) -> list[Recommendation]:
+        """The recommendations, those with the verdict ``"do"`` first."""
         verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
-        return {v: [r for r in self.recommendations if r.verdict == v] for v in verdicts}
-
-    @property
-    def summary(self) -> list[str]:
-        """One line for each change to make, and one line with the names under each verdict."""
-        found = self.by_verdict
-        lines = [f"Do: {r.choice} ({r.name})" for r in found.pop(DO)]
-        lines = lines or ["These measurements support no change."]
-        others = {v: ", ".join(r.name for r in some) for v, some in found.items() if some}
-        return lines + [f"{v.capitalize()}: {names}" for v, names in others.items()]
+        return sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
 
     @property
     def legend(self) -> str:
         """The meaning of the verdicts and of the intervals."""
-        worth, kept = self.settings["min_gain"], 1 - self.settings["tolerance"]
+        worth = self.settings["min_gain"]
+        kept = 1 - self.settings["tolerance"]
         return (
-            f"All changes but the exponent are measured with {self.recommended}. Intervals hold at "
-            "95% for few queries and few changes, too (`judge`). Do: the interval lies above 0 and "
-            f"reaches a gain worth having ({worth:g} nDCG@10). No benefit expected: it excludes "
-            "such a gain. Not enough data: it does neither. Smaller storage is compared with "
-            f"{kept:.0%} of the full nDCG@10, and anything above that is enough. Every verdict "
-            "rests on its own interval: of forty useless changes, one would pass."
+            f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
+            f"interval lies above 0 and reaches {worth:g} nDCG@10. No benefit expected: it "
+            "excludes such a gain. Not enough data: it does neither. Smaller storage is compared "
+            f"with {kept:.0%} of the full nDCG@10."
         )
 
     def tables(self) -> list[str]:
-        """The facts, the summary, all recommendations and the legend; the page has the tables."""
-        ordered = (str(r) for some in self.by_verdict.values() for r in some)
-        summary = "\n".join(f"- {line}" for line in self.summary)
-        return [self.facts, summary, *ordered, self.legend]
+        """The facts, all recommendations and the legend; the page has the tables."""
+        return [self.facts, *map(str, self.ordered), self.legend]

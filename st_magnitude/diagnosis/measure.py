@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
@@ -19,7 +17,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
     Array,
-    EffectSize,
     ExponentChoice,
     Geometry,
     Mask,
@@ -33,8 +30,6 @@ from st_magnitude.evaluation.calibration import (
 )
 from st_magnitude.evaluation.metrics import Judgment, are_unit, judge, word_counts
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
-
-SAMPLE = 5000  # documents behind the uniformity and the principal components
 
 
 def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
@@ -52,51 +47,28 @@ def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
     )
 
 
-def effect_sizes(
-    task: EncodedTask, is_relevant: Mask, documents: NormStatistics
-) -> dict[str, EffectSize]:
-    """Cohen's d of document norms by ``is_relevant`` (m,), ``"corpus"``, and ``"hard"``."""
-    rows, flags = _near_queries(task)
-    corpus = "{} documents are relevant to at least one query, {} to no query"
-    hard = "{} relevant and {} irrelevant documents are near the queries"
+def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> dict[str, float]:
+    """Cohen's d of document norms by ``is_relevant`` (m,), as fields of a diagnosis."""
+    if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
+        return {"cohens_d": math.nan, "adjusted_cohens_d": math.nan}
+    norms = documents.values
+    log_words = np.log(np.maximum(documents.words, 1))
     return {
-        "corpus": _effect(documents, np.arange(len(is_relevant)), is_relevant, corpus),
-        "hard": _effect(documents, rows, flags, hard),
+        "cohens_d": geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
+        "adjusted_cohens_d": geometry.adjusted_cohens_d(norms, log_words, is_relevant),
     }
-
-
-def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
-    """Columns of relevant documents and of the ten best others by cosine; whether relevant."""
-    rows: list[int] = []
-    flags: list[bool] = []
-    deep = task.top(COSINE, k=10 + max(map(len, task.columns)))
-    for row, relevant, own in zip(deep.tolist(), task.columns, task.own.tolist(), strict=True):
-        negatives = [c for c in row if c not in relevant and c != own][:10]
-        rows += [*relevant, *negatives]
-        flags += [True] * len(relevant) + [False] * len(negatives)
-    return np.array(rows), np.array(flags)
-
-
-def _effect(
-    documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mask, why_undefined: str
-) -> EffectSize:
-    if min(counts := (int(is_relevant.sum()), int((~is_relevant).sum()))) < 2:
-        return EffectSize(undefined=why_undefined.format(*counts))
-    norms, log_words = documents.values[rows], np.log(np.maximum(documents.words[rows], 1))
-    return EffectSize(
-        geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
-        geometry.adjusted_cohens_d(norms, log_words, is_relevant),
-    )
 
 
 def halves(task: EncodedTask, seed: int) -> Mask:
     """Which queries choose: about half, at random, (n,). A shared document keeps them together."""
-    n, rng = len(task.columns), np.random.default_rng(seed)
+    n = len(task.columns)
+    rng = np.random.default_rng(seed)
     rows = np.repeat(np.arange(n), [len(c) for c in task.columns])
     columns = n + np.concatenate([list(c) for c in task.columns])
     edges = coo_array((np.ones(len(rows)), (rows, columns)), shape=(n + len(task.documents),) * 2)
     group = connected_components(edges, directed=False)[1][:n]
-    chose, sizes = np.zeros(n, dtype=bool), np.bincount(group)
+    sizes = np.bincount(group)
+    chose = np.zeros(n, dtype=bool)
     for g in rng.permutation(np.unique(group)):
         if chose.sum() + sizes[g] <= n / 2:
             chose |= group == g
@@ -126,46 +98,32 @@ def exponent_choice(
     return ExponentChoice(gammas, per_query, present, chose, calibrated, candidate)
 
 
-def directions(task: EncodedTask, seed: int) -> Geometry:
-    """Geometry of the directions of the documents, and alignment of the relevant pairs."""
+def directions(task: EncodedTask) -> Geometry:
+    """Geometry of the directions of the documents."""
     unit = COSINE.document(task.documents)
     m, dim = unit.shape
-    sample = np.random.default_rng(seed).permutation(m)[:SAMPLE]
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # about a small sample, which is_sample_limited reports
-        components = geometry.intrinsic_dimension(unit, seed=seed)
-    pairs = [(i, c) for i, row in enumerate(task.columns) for c in row]
     return Geometry(
         dim=dim,
-        intrinsic_dimension=components,
-        is_sample_limited=min(m, SAMPLE) < 4 * dim,
         isoscore=geometry.isoscore(unit) if dim > 1 else math.nan,
         isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
         mean_cosine=geometry.mean_cosine(unit),
-        uniformity=geometry.uniformity(unit[sample]),
-        alignment=geometry.alignment(
-            task.queries[[i for i, _ in pairs]], unit[[c for _, c in pairs]]
-        ),
     )
 
 
 def own_text_unjudged(data: RetrievalData) -> float:
-    """Share of the queries whose lower-cased words are also another document that is not judged
-    relevant to them."""
-
-    def words(text: str) -> tuple[str, ...]:
-        return tuple(text.lower().split())
-
-    documents: dict[tuple[str, ...], set[str]] = {}
+    """Share of the queries whose lower-cased words are another document that is not judged."""
+    documents: dict[str, set[str]] = {}
     for document, text in data.corpus.items():
-        documents.setdefault(words(text), set()).add(document)
+        documents.setdefault(_words(text), set()).add(document)
     unjudged = 0
     for query, text in data.asked.items():
-        same = documents.get(words(text), set()) - ({query} & data.own)
+        same = documents.get(_words(text), set()) - ({query} & data.own)
         unjudged += bool(same) and not same & data.relevant[query].keys()
     return unjudged / len(data.asked)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 @dataclass(frozen=True)
@@ -212,12 +170,11 @@ def pruned(bench: Bench, order: Array, share: float) -> tuple[Array, Mask]:
 
 def centred(bench: Bench) -> Array:
     """nDCG@10 without the mean direction of the documents, and with norms as they are."""
-    queries, documents = (
-        COSINE.document(x.double()) for x in (bench.task.queries, bench.task.documents)
-    )
-    mean = documents.mean(dim=0)
-    d = COSINE.document(documents - mean) * safe_norm(bench.task.documents) ** (
-        1 - bench.scoring.exponents[1]
-    )
-    changed = replace(bench.task, queries=COSINE.query(queries - mean).float(), documents=d.float())
+    task = bench.task
+    directions = COSINE.document(task.documents.double())
+    mean = directions.mean(dim=0)
+    sizes = safe_norm(task.documents) ** (1 - bench.scoring.exponents[1])
+    d = COSINE.document(directions - mean) * sizes
+    q = COSINE.query(COSINE.query(task.queries.double()) - mean)
+    changed = replace(task, queries=q.float(), documents=d.float())
     return changed.ndcg(changed.top(DOT))

@@ -22,16 +22,11 @@ from st_magnitude.diagnosis.findings import (
     Interval,
     Recommendation,
 )
-from st_magnitude.evaluation.compression import paint_compression, table
+from st_magnitude.evaluation.compression import table
 from st_magnitude.evaluation.metrics import judge
 from st_magnitude.result import Table, cell, wrap
 
 __all__ = ["measurements", "write_page"]
-
-EFFECTS = {
-    "corpus": "documents relevant to a query against documents relevant to none",
-    "hard": "relevant documents against each query's 10 best irrelevant ones",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,6 @@ class Figure:
 
     caption: str
     paint: Callable[[Any], None]
-    size: tuple[float, float] = (5.0, 3.7)
 
 
 @dataclass(frozen=True)
@@ -73,15 +67,6 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
     """
     with needs("A report", "plot"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup, escape
-    link = Markup('<a href="https://arxiv.org/abs/{0}">arXiv {0}</a>')
-
-    def citing(text: str) -> Markup:
-        """Text in which papers on arXiv are links."""
-        parts = re.split(r"arXiv (\d{4}\.\d{4,5})", text)
-        linked = (link.format(part) if i % 2 else escape(part) for i, part in enumerate(parts))
-        return Markup("").join(linked)
-
     environment = Environment(
         loader=PackageLoader("st_magnitude.diagnosis"),
         autoescape=True,
@@ -89,18 +74,15 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
         trim_blocks=True,
     )
     environment.filters |= {
-        "citing": citing,
         "cell": cell,
-        "base64": lambda figure: base64.b64encode(draw(figure.paint, figure.size)).decode(),
+        "base64": lambda figure: base64.b64encode(draw(figure.paint, (5.0, 3.7))).decode(),
         "id": lambda title: re.sub(r"\W+", "-", title.lower()),
     }
-    ordered = [r for some in diagnosis.by_verdict.values() for r in some]
-    notes = [*diagnosis.summary, diagnosis.legend]
     page = environment.get_template("report.html").render(
         title=diagnosis.settings["title"] or f"Diagnosis of {diagnosis.model}",
         facts=diagnosis.facts,
         sections=[
-            Section("Recommendations", notes, recommendations=ordered),
+            Section("Recommendations", [diagnosis.legend], recommendations=diagnosis.ordered),
             *_measurements(diagnosis),
         ],
     )
@@ -111,10 +93,9 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
 
 
 def measurements(diagnosis: Diagnosis) -> str:
-    """All figures of a diagnosis as text for a terminal."""
+    """All tables of a diagnosis as text for a terminal."""
     parts = []
     for section in _measurements(diagnosis):
-        parts.append(f"{section.title}\n{'=' * len(section.title)}")
         parts += [wrap(note) for note in section.notes]
         parts += [shown.to_text() for shown in section.tables]
     return "\n\n".join(parts)
@@ -128,34 +109,26 @@ def _norms(d: Diagnosis) -> Section:
     notes = [] if d.has_magnitude else [NO_MAGNITUDE]
     if d.has_magnitude and d.normalizes:
         notes = ["The model ends in Normalize: these norms come from before it and are not used."]
-    q, m = d.queries, d.documents
-    rows = [["mean", q.mean, m.mean], ["coefficient of variation (CV)", q.cv, m.cv]]
-    quantiles = zip(QUANTILES, q.quantiles, m.quantiles, strict=True)
-    rows += [[f"{share:.0%} quantile", *values] for share, *values in quantiles]
-    rows.append(["rank correlation with the number of words", q.length_spearman, m.length_spearman])
+    sides = (d.queries, d.documents)
+    rows: list[list[Any]] = [
+        ["mean", *(x.mean for x in sides)],
+        ["coefficient of variation (CV)", *(x.cv for x in sides)],
+        *([f"{q:.0%} quantile", *(x.quantiles[i] for x in sides)] for i, q in enumerate(QUANTILES)),
+        ["rank correlation with the number of words", *(x.length_spearman for x in sides)],
+        ["Cohen's d, relevant to a query or to none", None, d.cohens_d],
+        ["the same, with the words regressed out", None, d.adjusted_cohens_d],
+    ]
     title = (
         "Norms of raw embeddings. With a CV below about 0.05 the norm is noise, from 0.1 it may "
         "carry information (arXiv 2602.09229, App. M)."
     )
     norms = Table(["measure", "queries", "documents"], rows, title)
-    rows = [
-        [EFFECTS[name] + (f" ({e.undefined})" if e.undefined else ""), e.d, e.without_length]
-        for name, e in d.effects.items()
-    ]
-    title = (
-        "Cohen's d of document norms, and the same with the logarithm of the number of words "
-        "regressed out, as a control for documents that merely have more words."
-    )
-    effects = Table(["compared", "d", "words regressed out"], rows, title)
     names = {"relevant to a query": d.is_relevant, "relevant to no query": ~d.is_relevant}
     groups = {name: d.documents.values[mask] for name, mask in names.items() if mask.any()}
     means = "; ".join(f"{len(x):,} {name}: mean {x.mean():.3g}" for name, x in groups.items())
-    caption = (
-        f"Norms of documents ({means}). Dashed lines are means. The first and the last bar "
-        "include the outermost 0.1%."
-    )
+    caption = f"Norms of documents ({means}). Dashed lines are means."
     drawn = Figure(caption, lambda axis: paint_norms(axis, groups))
-    return Section("Norms", notes, [drawn] if d.has_magnitude else [], tables=[norms, effects])
+    return Section("Norms", notes, [drawn] if d.has_magnitude else [], tables=[norms])
 
 
 def paint_norms(axis: Any, groups: Mapping[str, Array]) -> None:
@@ -179,24 +152,15 @@ def paint_norms(axis: Any, groups: Mapping[str, Array]) -> None:
 
 
 def _exponent(d: Diagnosis) -> Section:
-    found = d.exponent
-    today = found.ndcg(found.present)
-    intervals = [judge(x - today, num_samples=2000).gain for x in found.per_query]
-    gammas = found.exponents
-    names = [f"{gamma:.2f}{' (today)' if gamma == found.present else ''}" for gamma in gammas]
-    rows = list(zip(names, found.per_query.mean(axis=1), intervals, strict=True))
-    title = (
-        "nDCG@10 of all queries by document exponent (0 is dot, 1 is cosine), with the 95% "
-        "interval of the difference."
-    )
-    every = Table(["exponent", "nDCG@10", "difference from today"], rows, title)
+    today = d.exponent.ndcg(d.exponent.present)
+    intervals = [judge(x - today, num_samples=2000).gain for x in d.exponent.per_query]
     caption = (
         f"nDCG@10 of all {len(d.query_ids):,} queries if documents are divided by this power of "
         "their norm. The band is the 95% interval of the difference from today, drawn around the "
         "curve. Where it leaves the dotted line, the difference is more than noise."
     )
-    curve = Figure(caption, lambda axis: paint_exponents(axis, found, intervals))
-    return Section("Document exponent", figures=[curve], tables=[every])
+    curve = Figure(caption, lambda axis: paint_exponents(axis, d.exponent, intervals))
+    return Section("Document exponent", figures=[curve])
 
 
 def paint_exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) -> None:
@@ -219,23 +183,15 @@ def paint_exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Inter
 
 def _storage(d: Diagnosis) -> Section:
     title = f"nDCG@10 by dimensions and precision, measured with {d.recommended}. Stars mark the "
-    shown = replace(table(d.cells), title=title + "best at their size.")
-    caption = "nDCG@10 by bytes per document. The numbers above points are dimensions."
-    figure = Figure(caption, lambda axis: paint_compression(axis, d.cells), (5.0, 4.4))
-    return Section("Storage", figures=[figure], tables=[shown])
+    return Section("Storage", tables=[replace(table(d.cells), title=title + "best at their size.")])
 
 
 def _directions(d: Diagnosis) -> Section:
     g = d.geometry
-    limited = ", limited by a sample of fewer than 4 documents per dimension"
-    components = f"components that hold 95% of the variance{limited if g.is_sample_limited else ''}"
     rows = [
-        ["intrinsic dimension", str(g.intrinsic_dimension), components],
-        ["IsoScore", cell(g.isoscore), "1: variance is even over all dimensions, 0: one line"],
-        ["highest IsoScore", cell(g.isoscore_ceiling), "of an isotropic sample of this size"],
-        ["mean cosine", cell(g.mean_cosine), "over all pairs; 0 for random directions"],
-        ["uniformity", cell(g.uniformity), "log mean Gaussian potential; lower is more even"],
-        ["alignment", cell(g.alignment), "mean squared distance of relevant pairs, 0 to 4"],
+        ["IsoScore", g.isoscore, "1: variance is even over all dimensions, 0: one line"],
+        ["highest IsoScore", g.isoscore_ceiling, "of an isotropic sample of this size"],
+        ["mean cosine", g.mean_cosine, "over all pairs; 0 for random directions"],
     ]
     title = f"Directions of {len(d.document_ids):,} documents in {g.dim} dimensions."
     return Section("Directions", tables=[Table(["measure", "value", "meaning"], rows, title)])

@@ -8,7 +8,7 @@ from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
     from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
-    from st_magnitude.evaluation.geometry import GeometryEvaluator, ScoredPairsEvaluator
+    from st_magnitude.evaluation.geometry import GeometryEvaluator
     from st_magnitude.evaluation.hybrid import (
         HybridEvaluator,
         bm25_run,
@@ -25,7 +25,6 @@ __all__ = [
     "HybridEvaluator",
     "LateInteractionEvaluator",
     "MagnitudeEvaluator",
-    "ScoredPairsEvaluator",
     "TokenCell",
     "bm25_run",
     "dense_run",

@@ -94,16 +94,17 @@ class Abstention(Result):
         """The rule, its guarantee, and shares with exact 95 % intervals."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
-            rule = (
-                "Answer no query: no threshold gives the guarantee. Use more queries, or a larger"
-                " risk:"
-            )
-        guarantee = f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, "
-        guarantee += f"if {self.unanswerable:.0%} of the queries have no answer"
-        shares = [(self.answered, self.queries), (self.wrong, self.answered)]
-        coverage, risk = ("{:.3f} [{:.3f}, {:.3f}] of ".format(*share_interval(*x)) for x in shares)
-        rows = [rule, guarantee, f"coverage {coverage}{self.queries} queries"]
-        return ["\n".join([*rows, f"risk     {risk}{self.answered} answers"])]
+            rule = "Answer no query: for the guarantee, use more queries or a larger risk:"
+        shown = "{:.3f} [{:.3f}, {:.3f}]"
+        coverage = shown.format(*share_interval(self.answered, self.queries))
+        risk = shown.format(*share_interval(self.wrong, self.answered))
+        return [
+            f"{rule}\n"
+            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
+            f"{self.unanswerable:.0%} of the queries have no answer\n"
+            f"coverage {coverage} of {self.queries} queries\n"
+            f"risk     {risk} of {self.answered} answers"
+        ]
 
 
 def calibrate_abstention(
@@ -150,9 +151,9 @@ def calibrate_abstention(
     unanswerable = 1 - len(data.relevant) / len(data.queries)
     if not unanswerable:
         logger.warning(
-            "Every query has a relevant document, so the guarantee is for such queries only. Add"
-            " real queries that no document answers: qrels lines with an empty corpus-id and"
-            " score 0."
+            "Every query has a relevant document, so the guarantee is for such queries only. Add "
+            "real queries that no document answers: qrels lines with an empty corpus-id and "
+            "score 0."
         )
     exponent = raw_scoring_of(model, similarity).exponents[1]
     rule = Abstention(signal, math.inf, exponent, risk, delta, unanswerable)
@@ -162,14 +163,15 @@ def calibrate_abstention(
 def calibrated(rule: Abstention, scores: Array, is_wrong: Any, seed: int = 0) -> Abstention:
     """A rule with the signal and the threshold that the result of `first_documents` gives."""
     chooses = np.random.default_rng(seed).permutation(len(scores)) < CHOOSING * len(scores)
-    right, names = ~is_wrong[chooses], [*SIGNALS] if rule.signal == "auto" else [rule.signal]
+    tests = ~chooses
+    right = ~is_wrong[chooses]
+    names = [*SIGNALS] if rule.signal == "auto" else [rule.signal]
     signal = min(names, key=lambda name: risk_coverage(SIGNALS[name](scores[chooses]), right)[2])
     values = SIGNALS[signal](scores)
-    _, coverage, tails = _tests(values[chooses], is_wrong[chooses], rule.max_risk)
-    start, tests = coverage[tails.argmin()], ~chooses
-    threshold = controlled_threshold(
-        values[tests], is_wrong[tests], start, rule.max_risk, rule.delta
-    )
+    _, coverage, tails = _tests(values[chooses], ~right, rule.max_risk)
+    start = coverage[tails.argmin()]
+    limits = (start, rule.max_risk, rule.delta)
+    threshold = controlled_threshold(values[tests], is_wrong[tests], *limits)
     return replace(rule, signal=signal, threshold=threshold).tested(scores[tests], is_wrong[tests])
 
 
@@ -187,11 +189,11 @@ def controlled_threshold(
 
 
 def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Array]:
-    """All thresholds from the highest down, their coverage, and the tails of their wrong
-    answers."""
+    """All thresholds from the highest down, their coverage, and the tails of wrong answers."""
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equals
-    wrong, distinct = np.cumsum(np.asarray(is_wrong)[order])[last], values[order][last]
+    wrong = np.cumsum(np.asarray(is_wrong)[order])[last]
+    distinct = values[order][last]
     thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])  # safe from rounding
     return thresholds, (last + 1) / len(values), bdtr(wrong, last + 1, risk)
 
@@ -200,15 +202,13 @@ def first_documents(
     model: SentenceTransformer, data: RetrievalData, similarity: Similarity, encode: Any = None
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    if len(data.corpus) < (needed := 2 + bool(data.own)):
-        raise ValueError(
-            f"The corpus has {len(data.corpus)} documents but needs {needed}; enlarge it."
-        )
+    needed = 2 + bool(data.own)
+    if len(data.corpus) < needed:
+        raise ValueError(f"The corpus needs {needed} documents and has {len(data.corpus)}.")
     judged = (data.relevant.get(query, {}) for query in data.queries)
     columns = [{data.position[document]: 1 for document in grades} for grades in judged]
-    encoded = encode_texts(
-        model, data.queries, data.corpus, before_normalize=True, **(encode or {})
-    )
+    options = dict(encode or {}) | {"before_normalize": True}
+    encoded = encode_texts(model, data.queries, data.corpus, **options)
     encoded = replace(encoded, columns=columns, own=data.own_columns(data.queries))
     top = encoded.top(similarity, 2)
     return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]

@@ -1,5 +1,4 @@
-"""The common part of all evaluators: a name, a CSV file, metrics in the model card, and the data of
-a search."""
+"""The common part of all evaluators: a name, a CSV file, the model card, the data of a search."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class CsvEvaluator(SentenceEvaluator):
-    """An evaluator with a name, whose calls may append rows to
-    ``{kind}_evaluation_{name}_results.csv``.
+    """An evaluator with a name, whose calls may append rows to a CSV file.
 
     A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, perhaps
     ``settings``, the attributes that the model card shows, and implements `measure`.
@@ -85,22 +83,22 @@ class CsvEvaluator(SentenceEvaluator):
             f"{self.kind} evaluation of the model on the {self.name or 'given'} data:\n{text}"
         )
         if output_path is not None and self.write_csv:
-            for row in rows:
-                _append(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **row})
+            place = {"epoch": epoch, "steps": steps}
+            _append(Path(output_path) / self.csv_file, [place | dict(row) for row in rows])
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
 
-def _append(path: Path, row: Mapping[str, Any]) -> None:
-    """Appends a row to a CSV file. A new file gets the keys of the row as its header."""
+def _append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Appends rows to a CSV file. A new file gets the keys of the first as its header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.is_file()
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         if is_new:
             writer.writeheader()
-        writer.writerow(row)
+        writer.writerows(rows)
 
 
 class SearchOptions(TypedDict, total=False):
@@ -176,8 +174,7 @@ class SearchEvaluator(CsvEvaluator):
         self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
-        """The embeddings of the task. A model that ends in Normalize keeps it, because it serves
-        unit embeddings."""
+        """The embeddings of the task, as the model serves them: a closing Normalize is kept."""
         if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
             warn_of_unused_prompt(model)
         self._has_encoded = True

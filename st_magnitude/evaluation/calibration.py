@@ -1,5 +1,4 @@
-"""How to score a trained model: calibrate_exponent the document exponent, calibrate_prior the
-weight of log p(d)."""
+"""How to score a trained model: its document exponent, and the weight of log p(d)."""
 
 from __future__ import annotations
 
@@ -70,52 +69,46 @@ class ExponentCurve(Result):
 
     @property
     def highest(self) -> float:
-        """The exponent with the highest mean nDCG@10; of several, the largest, which is the nearest
-        to cosine."""
+        """The exponent with the highest mean nDCG@10; of several, the largest."""
         return float(self.exponents[highest_rows(self.per_query)[-1]])
 
     @property
     def best_similarity(self) -> Similarity:
-        """The recommended similarity. Its query exponent does not change a ranking; 1 keeps scores
-        on one scale."""
+        """The recommended similarity. Query exponent 1 puts the scores on one scale."""
         return Similarity(query=1.0, document=self.best)
 
     def tables(self) -> Iterable[Table | str]:
         """nDCG@10 by exponent, and the highest against cosine and dot."""
         marks = {self.highest: "highest"} | {self.best: "best"}
-        rows = [
-            [gamma, value, marks.get(gamma, "")]
-            for gamma, value in zip(self.exponents, self.ndcg, strict=True)
-        ]
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
-        yield Table(["exponent", "nDCG@10", ""], rows, title)
-        gains = {"cosine": self.versus_cosine, "dot": self.versus_dot}
-        ties = {
-            name: "a tie" if low <= 0 <= high else "a difference"
-            for name, (_, low, high) in gains.items()
-        }
-        verdicts = [[name, gain, ties[name]] for name, gain in gains.items()]
-        yield Table([f"{self.highest:g} minus", "nDCG@10 with 95% interval", ""], verdicts)
+        yield _curve_table("exponent", self.exponents, self.ndcg, marks, title)
+        gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
+        yield Table([f"{self.highest:g} minus", "nDCG@10 with 95% interval"], gains)
         if self.best != self.highest:
             yield (
-                f"Exponent {self.highest:g} is tied with {'cosine' if self.best == 1 else 'dot'},"
-                f" so the best exponent is {self.best:g}: that model loads anywhere, without"
-                " st_magnitude."
+                f"Exponent {self.highest:g} is tied with {'cosine' if self.best == 1 else 'dot'}, "
+                f"so the best exponent is {self.best:g}: that model loads anywhere, without "
+                "st_magnitude."
             )
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
-        means = {
-            f"{gamma:g}": float(value)
-            for gamma, value in zip(self.exponents, self.ndcg, strict=True)
-        }
-        versus = {"versus_cosine": self.versus_cosine, "versus_dot": self.versus_dot}
         return {
             "exponent": self.best,
             "highest": self.highest,
             "queries": len(self.queries),
-            "ndcg@10": means,
-        } | versus
+            "ndcg@10": {f"{x:g}": float(y) for x, y in zip(self.exponents, self.ndcg, strict=True)},
+            "versus_cosine": self.versus_cosine,
+            "versus_dot": self.versus_dot,
+        }
+
+
+def _curve_table(
+    name: str, values: Any, ndcg: Any, marks: Mapping[float, str], title: str
+) -> Table:
+    """A row for each value of a sweep, with the mark of some."""
+    rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, ndcg, strict=True)]
+    return Table([name, "nDCG@10", ""], rows, title)
 
 
 def check_keeps_norm(model: SentenceTransformer) -> None:
@@ -162,13 +155,13 @@ def calibrate_exponent(
         >>> print(curve)
         nDCG@10 by document exponent, 1 queries (0 is dot, 1 is cosine)
         exponent  nDCG@10
-          0.0000   1.0000
-          0.5000   1.0000  highest
-          1.0000   0.6309  best
+        0          1.0000
+        0.5        1.0000  highest
+        1          0.6309  best
         <BLANKLINE>
         0.5 minus   nDCG@10 with 95% interval
-        cosine     +0.3691 [-0.9626, +0.9828]  a tie
-        dot        +0.0000 [-0.9727, +0.9727]  a tie
+        cosine     +0.3691 [-0.9626, +0.9828]
+        dot        +0.0000 [-0.9727, +0.9727]
         <BLANKLINE>
         Exponent 0.5 is tied with cosine, so the best exponent is 1: that model loads
         anywhere, without st_magnitude.
@@ -177,8 +170,8 @@ def calibrate_exponent(
     gammas = EXPONENTS if exponents is None else np.unique(np.append(exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(
-            "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got"
-            f" {gammas.tolist()}."
+            "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
+            f"{gammas.tolist()}."
         )
     warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **(encode or {}))
@@ -195,13 +188,11 @@ def exponent_curve(
     num_samples: int = 10_000,
     seed: int = 0,
 ) -> ExponentCurve:
-    """The choice of `calibrate_exponent` from nDCG@10 of n queries at E rising exponents, (E,
-    n)."""
+    """The choice of `calibrate_exponent` from nDCG@10 of queries at rising exponents, (E, n)."""
     highest = highest_rows(per_query)[-1]
-    versus_cosine, versus_dot = (
-        judge(per_query[highest] - per_query[end], num_samples=num_samples, seed=seed).gain
-        for end in (-1, 0)
-    )
+    options = {"num_samples": num_samples, "seed": seed}
+    versus_cosine = judge(per_query[highest] - per_query[-1], **options).gain
+    versus_dot = judge(per_query[highest] - per_query[0], **options).gain
     best = float(exponents[highest])
     for end, (_, low, high) in ((0.0, versus_dot), (1.0, versus_cosine)):
         if low <= 0.0 <= high:
@@ -225,15 +216,14 @@ def warn_if_few(queries: Sequence[str], choice: str) -> None:
     """Warns of a choice by too few queries."""
     if len(queries) < FEW_QUERIES:
         logger.warning(
-            f"{len(queries)} queries are few to choose {choice} by: differences of several"
-            f" hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
+            f"{len(queries)} queries are few to choose {choice} by: differences of several "
+            f"hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
 
 
 @dataclass(frozen=True, repr=False)
 class PriorCurve(Result):
-    """nDCG@10 over the weight of the document prior, the recommended weight, and the evidence for
-    it.
+    """nDCG@10 over the weight of the document prior, and the recommended weight.
 
     Attributes:
         weights: Weights in rising order, from 0, (W,).
@@ -267,32 +257,25 @@ class PriorCurve(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
-        means = {
-            f"{weight:.6g}": float(value)
-            for weight, value in zip(self.weights, self.ndcg, strict=True)
-        }
-        found = {
+        return {
             "weight": self.weight,
             "highest": self.highest,
             "gain": list(self.gain),
             "queries": len(self.queries),
+            "similarity": self.similarity.exponents,
+            "ndcg@10": {f"{x:.6g}": float(y) for x, y in zip(self.weights, self.ndcg, strict=True)},
         }
-        return found | {"similarity": self.similarity.exponents, "ndcg@10": means}
 
     def tables(self) -> list[Table | str]:
         """nDCG@10 by weight, and the gain."""
         marks = {self.highest: "highest"} | {self.weight: "best"}
-        rows = [
-            [f"{w:.4g}", value, marks.get(w, "")]
-            for w, value in zip(self.weights, self.ndcg, strict=True)
-        ]
         title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
         verdict = "" if self.weight or not self.highest else ", a tie: the best weight is 0"
         sentence = (
-            "With the prior, on queries that did not choose its weight:"
-            f" {interval(self.gain)}{verdict}."
+            "With the prior, on queries that did not choose its weight: "
+            f"{interval(self.gain)}{verdict}."
         )
-        return [Table(["weight", "nDCG@10", ""], rows, title), sentence]
+        return [_curve_table("weight", self.weights, self.ndcg, marks, title), sentence]
 
 
 def calibrate_prior(
@@ -304,8 +287,7 @@ def calibrate_prior(
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
 ) -> PriorCurve:
-    """Encodes once and ranks by s(q, d) + weight · log p(d) for a sweep of weights, of which 0 is
-    the first.
+    """Encodes once and ranks by s(q, d) + weight · log p(d) for a sweep of weights from 0.
 
     A softmax over the documents of a batch divides by how often each is drawn, so a model trained
     with it does not score documents by their popularity. Adding log p(d) at scoring restores it,
@@ -346,14 +328,13 @@ def calibrate_prior(
     products.
 
     Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
-        Recommendations, RecSys 2019.
+    Recommendations, RecSys 2019.
     """
     similarity = scoring_of(model, similarity)
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
-    return prior_curve(
-        data.encode(model, **(encode or {})), data.query_ids, prior, similarity, num_samples, seed
-    )
+    encoded = data.encode(model, **(encode or {}))
+    return prior_curve(encoded, data.query_ids, prior, similarity, num_samples, seed)
 
 
 def prior_curve(
@@ -364,9 +345,9 @@ def prior_curve(
     num_samples: int = 10_000,
     seed: int = 0,
 ) -> PriorCurve:
-    """`calibrate_prior` with embeddings that exist; ``prior`` is log p(d) in the order of the
-    documents, (m,)."""
-    q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
+    """`calibrate_prior` with embeddings that exist; ``prior`` is log p of each document, (m,)."""
+    q = similarity.query(encoded.queries)
+    d = similarity.document(encoded.documents)
     # of the scores of each query, (n,)
     variances = ((q.double() @ torch.cov(d.double().T)) * q.double()).sum(dim=1)
     unit = float(variances.clamp(min=0).sqrt().mean()) / (float(prior.std()) or np.inf)
@@ -390,24 +371,23 @@ def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
     missing = [document for document in data.document_ids if document not in log_p]
     if missing:
         raise ValueError(
-            f"log_p has no value for {len(missing)} of {len(data.corpus)} documents, such as"
-            f" {missing[0]!r}: use RetrievalData.log_prior of judgments over this corpus, whose"
-            " smoothing gives every document a value."
+            f"log_p has no value for {len(missing)} of {len(data.corpus)} documents, such as "
+            f"{missing[0]!r}: use RetrievalData.log_prior of judgments over this corpus."
         )
-    broken = [document for document in data.document_ids if not np.isfinite(log_p[document])]
-    if broken:
+    values = np.array([log_p[document] for document in data.document_ids], dtype=np.float64)
+    if not np.isfinite(values).all():
+        broken = data.document_ids[int(np.isfinite(values).argmin())]
         raise ValueError(
-            f"log_p of {broken[0]!r} is {log_p[broken[0]]}: smooth the counts, because log 0 is not"
-            " finite."
+            f"log_p of {broken!r} is {log_p[broken]}: smooth the counts, because log 0 is not "
+            "finite."
         )
-    return np.array([log_p[document] for document in data.document_ids], dtype=np.float64)
+    return values
 
 
 def _with_prior(
     encoded: EncodedTask, q: torch.Tensor, d: torch.Tensor, bias: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """nDCG@10 of every query by q · d + bias: (n, D), (m, D), (m,) -> (n,). The bias is one more
-    dimension."""
-    ones, last = torch.ones_like(q[:, :1]), torch.as_tensor(bias[:, None]).to(d)
-    queries, documents = torch.cat([q, ones], dim=1), torch.cat([d, last], dim=1)
+    """nDCG@10 of every query by q · d + bias, one more dimension: (n, D), (m, D), (m,) -> (n,)."""
+    queries = torch.cat([q, torch.ones_like(q[:, :1])], dim=1)
+    documents = torch.cat([d, torch.as_tensor(bias[:, None]).to(d)], dim=1)
     return encoded.ndcg(replace(encoded, queries=queries, documents=documents).top(DOT))

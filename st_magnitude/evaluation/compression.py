@@ -1,5 +1,4 @@
-"""CompressionEvaluator stores one encoding at several prefixes and precisions and measures nDCG@10
-of each."""
+"""nDCG@10 of one encoding that is stored at several prefixes and precisions."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude._checks import one_of, whole_number
-from st_magnitude._plot import INK, draw, key_above
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -30,22 +27,13 @@ from st_magnitude.surgery.projection import principal_axes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "plot_compression", "table"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
 
 logger = logging.getLogger(__name__)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
 RABITQ_BYTES = 8  # two float32, as FAISS stores them
-# (precision, rescoring) -> label, marker, color
-SERIES = {
-    ("float32", "none"): ("float32", "o", "C0"),
-    ("int8", "none"): ("int8", "s", "C2"),
-    ("rabitq", "none"): ("RaBitQ", "P", "C5"),
-    ("binary", "none"): ("binary", "v", "C4"),
-    ("binary", "query"): ("binary, rescored", "^", "C1"),
-    ("binary", "norm"): ("binary, rescored with the norm", "D", "C3"),
-}
 _SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 
@@ -64,6 +52,11 @@ class CompressionCell:
     # of the dimensions: "prefix", the first ones, or "pca", the principal axes of the corpus
     axes: str = "prefix"
 
+    def __str__(self) -> str:
+        axes = "principal axes" if self.axes == "pca" else "dimensions"
+        rescored = {"none": "", "query": ", rescored", "norm": " and one norm, rescored"}
+        return f"{self.dim} {axes} in {self.precision}{rescored[self.rescoring]}"
+
     @property
     def row(self) -> dict[str, Any]:
         """A row of the CSV files."""
@@ -71,8 +64,7 @@ class CompressionCell:
 
 
 class CompressionEvaluator(SearchEvaluator):
-    """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the size of
-    each.
+    """nDCG@10 and size of the same embeddings over a grid of prefix x precision x rescoring.
 
     A prefix of k dimensions is cut first and then divided by a power of its own norm: a document is
     stored as d = x[:k] / |x[:k]|^gamma_document, and q is the prefix of a query. The search
@@ -134,10 +126,9 @@ class CompressionEvaluator(SearchEvaluator):
         (0.6309297535714575, 1.0)
 
     Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
-        Contrastive Training,
-    section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497). The rescoring follows
-    Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain Question Answering,
-    2021, and sentence-transformers' ``quantize_embeddings`` computes the codes of int8 and bits.
+    Contrastive Training, section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497);
+    for the rescoring Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain
+    Question Answering, 2021.
     """
 
     kind = "Compression"
@@ -156,17 +147,14 @@ class CompressionEvaluator(SearchEvaluator):
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
-        self.pca = pca
-        chosen = tuple(precisions)
-        for precision in chosen:
+        self.precisions = tuple(precisions)
+        for precision in self.precisions:
             one_of("precisions", precision, PRECISIONS)
-        self.precisions = chosen
-        self.dims = (
-            None
-            if dims is None
-            else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
-        )
+        self.dims: list[int] | None = None
+        if dims is not None:
+            self.dims = sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
         self.top_k = whole_number("top_k", top_k)
+        self.pca = pca
         self.cells: list[CompressionCell] = []
         self.per_query: dict[tuple[Any, ...], NDArray[np.float64]] = {}
 
@@ -176,8 +164,7 @@ class CompressionEvaluator(SearchEvaluator):
         known = model.get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
             raise ValueError(
-                f"A prefix in dims has {self.dims[0]} dimensions and the model's embeddings"
-                f" {known}: drop it from dims."
+                f"A prefix in dims has {self.dims[0]} dimensions, and the embeddings have {known}."
             )
         encoded = self.encode(model)
         options = (self.dims, self.precisions, self.top_k, self.pca)
@@ -215,14 +202,12 @@ def measure_formats(
     found: dict[tuple[Any, ...], NDArray[np.float64]] = {}
 
     def measure(task: EncodedTask, dim: int, kinds: Sequence[str], *axes: str) -> None:
-        # Powers in float64: in float32, powers of equal norms can differ by their place in the
-        # array.
+        # In float32, powers of equal norms can differ by their place in the array.
         q = similarity.query(task.queries[:, :dim].double()).float()
         d = similarity.document(task.documents[:, :dim].double()).float()
         for kind in kinds:
-            for rescoring, best in search_compressed(
-                q, d, kind, top_k, similarity, task.own
-            ).items():
+            searched = search_compressed(q, d, kind, top_k, similarity, task.own)
+            for rescoring, best in searched.items():
                 key = (dim, kind, rescoring, *axes)
                 found[key] = encoded.ndcg(best)
 
@@ -231,14 +216,13 @@ def measure_formats(
         measure(encoded, dim, chosen)
     if pca and (count := len(encoded.documents)) < full:
         logger.warning(
-            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions,"
-            " they would fit exactly these documents. Measure them on more."
+            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions, "
+            "they would fit exactly these documents. Measure them on more."
         )
     elif pca:
         axes = principal_axes(similarity.document(encoded.documents), full)
-        turned = replace(
-            encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes
-        )
+        queries = encoded.queries @ axes
+        turned = replace(encoded, queries=queries, documents=encoded.documents @ axes)
         for dim in sorted({*sizes} - {full}, reverse=True):
             measure(turned, dim, ["float32", "int8"], "pca")
     return found
@@ -247,40 +231,33 @@ def measure_formats(
 def compression_cells(
     per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int
 ) -> list[CompressionCell]:
-    """Cells from nDCG@10 of every query under (dim, precision, rescoring); the reference is
-    ``full`` in float32."""
+    """Cells from the result of `measure_formats`; the reference is ``full`` in float32."""
     means = {key: float(values.mean()) for key, values in per_query.items()}
     reference = means[full, "float32", "none"] or math.nan
     cells = []
     for (dim, precision, rescoring, *axes), mean in means.items():
         bits = math.ceil(dim / 8)
-        size = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}[
-            precision
-        ]
-        size += NORM_BYTES if rescoring == "norm" else 0
-        cells.append(
-            CompressionCell(dim, precision, rescoring, size, mean, mean / reference, *axes)
-        )
+        sizes = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}
+        size = sizes[precision] + (NORM_BYTES if rescoring == "norm" else 0)
+        retention = mean / reference
+        cells.append(CompressionCell(dim, precision, rescoring, size, mean, retention, *axes))
     return cells
 
 
 def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
-    """The cells that no other cell beats in bytes or in nDCG@10 without losing in the other, the
-    smallest first."""
-    points = {(cell.bytes_per_document, cell.ndcg) for cell in cells}
+    """The cells that no other beats in bytes or nDCG@10 without losing in the other, by size."""
 
     def is_dominated(cell: CompressionCell) -> bool:
-        own = (cell.bytes_per_document, cell.ndcg)
-        return any(point != own and point[0] <= own[0] and point[1] >= own[1] for point in points)
+        own = (-cell.bytes_per_document, cell.ndcg)
+        points = ((-other.bytes_per_document, other.ndcg) for other in cells)
+        return any(p != own and p[0] >= own[0] and p[1] >= own[1] for p in points)
 
-    return sorted(
-        (cell for cell in cells if not is_dominated(cell)), key=lambda cell: cell.bytes_per_document
-    )
+    kept = [cell for cell in cells if not is_dominated(cell)]
+    return sorted(kept, key=lambda cell: cell.bytes_per_document)
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
-    """A row for each cell, with a star at those of `pareto`, and the vectors of 100 million
-    documents in 10^9 bytes.
+    """A row for each cell, with a star at those of `pareto`.
 
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
@@ -288,41 +265,24 @@ def table(cells: Sequence[CompressionCell]) -> Table:
            dim  precision  rescoring  bytes  ratio  nDCG@10  retention  100M docs
         *  384  float32    none       1,536  1.0x    0.5000     1.0000  153.6 GB
         *  384  binary     query         48  32.0x   0.4500     0.9000  4.8 GB
-        Within one point of all dimensions: 384 in float32, 1,536 bytes a document.
+        Within one point of all dimensions: 384 dimensions in float32, 1,536 bytes a
+        document.
     """
-    full, best = largest(cells), pareto(cells)
-    columns = [
-        "",
-        "dim",
-        "precision",
-        "rescoring",
-        "bytes",
-        "ratio",
-        "nDCG@10",
-        "retention",
-        "100M docs",
-    ]
+    full = largest(cells)
+    best = pareto(cells)
+    columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]
     rows = []
     for cell in cells:
-        size, ratio = (
-            cell.bytes_per_document,
-            f"{full.bytes_per_document / cell.bytes_per_document:.1f}x",
-        )
+        size = cell.bytes_per_document
+        star = "*" if cell in best else ""
         dim = f"{cell.dim} PCA" if cell.axes == "pca" else cell.dim
-        place = ["*" if cell in best else "", dim, cell.precision, cell.rescoring]
-        rows.append([*place, size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"])
-    small = min(
-        (cell for cell in cells if cell.ndcg >= full.ndcg - 0.01),
-        key=lambda cell: cell.bytes_per_document,
-    )
-    axes = " principal axes" if small.axes == "pca" else ""
-    rescored = "" if small.rescoring == "none" else " with rescoring"
-    what = (
-        f"{small.dim}{axes} in {small.precision}{rescored}, {small.bytes_per_document:,} bytes a"
-        " document"
-    )
-    note = f"Within one point of all dimensions: {what}."
-    return Table(columns, rows, note=note)
+        ratio = f"{full.bytes_per_document / size:.1f}x"
+        figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
+        rows.append([star, dim, cell.precision, cell.rescoring, *figures])
+    near = [cell for cell in cells if cell.ndcg >= full.ndcg - 0.01]
+    small = min(near, key=lambda cell: cell.bytes_per_document)
+    what = f"{small}, {small.bytes_per_document:,} bytes a document"
+    return Table([*columns, "100M docs"], rows, note=f"Within one point of all dimensions: {what}.")
 
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
@@ -338,10 +298,10 @@ def search_compressed(
     similarity: Similarity,
     own: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <=
-    10).
+    """Columns of the ten best documents, best first, by kind of rescoring.
 
-    ``own`` is that of `EncodedTask`, whose documents are left out.
+    Queries are (n, k), documents (m, k) and columns (n, <= 10). ``own`` is that of `EncodedTask`,
+    whose documents are left out.
     """
     task = EncodedTask(queries, documents)
     if own is not None:
@@ -349,13 +309,12 @@ def search_compressed(
     if precision == "rabitq":
         estimates = rabitq(queries, documents)
         return {"none": replace(estimates, own=task.own).top(DOT)}
+    if precision == "int8":
+        task = replace(task, documents=_through_int8(documents))
     if precision != "binary":
-        if precision == "int8":
-            task = replace(task, documents=_through_int8(documents))
         return {"none": task.top(DOT)}
     bits = _signs(documents)
-    # The product of signs is the number of equal bits minus the number of unequal bits, which ranks
-    # alike.
+    # The product of signs, equal bits minus unequal bits, ranks as the number of equal bits.
     found = replace(task, queries=_signs(queries), documents=bits).top(DOT, max(top_k, 10))
     best = {"none": found[:, :10]}
     found = found[:, :top_k].sort(dim=1).values
@@ -365,8 +324,9 @@ def search_compressed(
         # |x|^(1 - gamma_document)
         norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()
         norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
+        weighted = scores * norms[found]
         # -inf, of the query itself, times a norm of 0 is nan
-        best["norm"] = found.gather(1, rank((scores * norms[found]).nan_to_num(nan=-torch.inf), 10))
+        best["norm"] = found.gather(1, rank(weighted.nan_to_num(nan=-torch.inf), 10))
     return best
 
 
@@ -377,81 +337,30 @@ def _signs(embeddings: Tensor) -> Tensor:
 
 def _through_int8(documents: Tensor) -> Tensor:
     """Documents from their int8 codes: (m, k) -> (m, k) float64."""
-    low, high = documents.amin(dim=0), documents.amax(dim=0)
-    codes = quantize_embeddings(
-        documents, precision="int8", ranges=torch.stack([low, high]).cpu().numpy()
-    )
-    return (torch.from_numpy(codes).to(low.device).double() + 128) * ((high - low) / 255) + low
+    low = documents.amin(dim=0)
+    high = documents.amax(dim=0)
+    ranges = torch.stack([low, high]).cpu().numpy()
+    codes = torch.from_numpy(quantize_embeddings(documents, precision="int8", ranges=ranges))
+    return (codes.to(low.device).double() + 128) * ((high - low) / 255) + low
 
 
 def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
-    """Embeddings whose inner products are RaBitQ's estimates from one bit: (n, k), (m, k) -> (n, k
-    + 1), (m, k + 1).
+    """Embeddings whose inner products are RaBitQ's estimates from one bit.
 
-    The last dimension adds the part of the inner product with the mean of the documents that the
-    bits lose.
+    (n, k), (m, k) -> (n, k + 1), (m, k + 1): the last dimension adds the part of the inner product
+    with the mean of the documents that the bits lose.
     """
     x = documents.double()
-    rotation, center = rotation_of(x.shape[1]).to(x), x.mean(dim=0)
+    center = x.mean(dim=0)
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(x.shape[1], x.shape[1], generator=generator, dtype=torch.float64)
+    rotation = torch.linalg.qr(normal)[0].to(x)
     rotated = (x - center) @ rotation
     sizes = rotated.abs().sum(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     lengths = rotated.square().sum(dim=1, keepdim=True) / sizes
     decoded = center + (_signs(rotated).double() * lengths) @ rotation.T
-    ones, lost = torch.ones_like(queries[:, :1]), (x - decoded) @ center
+    ones = torch.ones_like(queries[:, :1])
+    lost = (x - decoded) @ center
     return EncodedTask(
         torch.cat([queries, ones], dim=1), torch.cat([decoded, lost[:, None]], dim=1)
     )
-
-
-def rotation_of(dim: int) -> Tensor:
-    """A random rotation, (dim, dim), always the same."""
-    return torch.linalg.qr(
-        torch.randn(dim, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    )[0]
-
-
-def paint_compression(axis: Any, cells: Sequence[CompressionCell]) -> None:
-    """nDCG@10 by bytes per document: a point per cell, a line over `pareto` with its dimensions."""
-    from matplotlib.ticker import LogLocator
-
-    def points(chosen: Sequence[CompressionCell]) -> tuple[list[int], list[float]]:
-        return [cell.bytes_per_document for cell in chosen], [cell.ndcg for cell in chosen]
-
-    full, front = largest(cells), pareto(cells)
-    name = f"{full.dim} x {full.precision}"
-    axis.axhline(full.ndcg, color=INK, linestyle="--", linewidth=1, label=name)
-    line = {"drawstyle": "steps-post", "color": INK, "linewidth": 1, "alpha": 0.6}
-    sizes, values = points([*front, full])
-    axis.plot(sizes, [*values[:-1], values[-2]], **line, label="best at that size")
-    for kind, (label, marker, color) in SERIES.items():
-        chosen = [c for c in cells if (c.precision, c.rescoring) == kind and c.axes == "prefix"]
-        if chosen:
-            axis.plot(*points(chosen), marker, color=color, markersize=6, label=label, zorder=3)
-    if turned := [cell for cell in cells if cell.axes == "pca"]:
-        label = "principal axes (PCA)"
-        axis.plot(*points(turned), "x", color=INK, markersize=6, label=label, zorder=3)
-    # Bits with a norm next to bits get one label.
-    for cell in {(cell.dim, cell.precision): cell for cell in front}.values():
-        place = (cell.bytes_per_document, cell.ndcg)
-        axis.annotate(str(cell.dim), place, (0, 6), textcoords="offset points", ha="center")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=32))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.margins(x=0.1, y=0.12)
-    axis.set_xlabel("bytes per document")
-    axis.set_ylabel("nDCG@10")
-    key_above(axis)
-
-
-def plot_compression(cells: Sequence[CompressionCell], path: str | Path) -> None:
-    """Writes nDCG@10 by bytes per document of the cells of a CompressionEvaluator to a PNG file.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If there are no cells.
-
-    Example:
-        >>> cells = [CompressionCell(4, "float32", "none", 16, 0.5, 1.0)]
-        >>> plot_compression(cells, "compression.png")  # doctest: +SKIP
-    """
-    Path(path).write_bytes(draw(lambda axis: paint_compression(axis, cells), (6.4, 4.4), "png"))

@@ -52,9 +52,7 @@ def reciprocal_rank_fusion(
         {'q': {'d2': 0.8333333333333333, 'd1': 0.5, 'd3': 0.3333333333333333}}
 
     Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and
-        Individual Rank Learning
-    Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5, where the best 200 are
-    kept.
+    Individual Rank Learning Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5.
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
@@ -107,9 +105,8 @@ def bm25_run(
         >>> {query: list(found) for query, found in bm25_run(data).items()}
         {'q1': ['d2', 'd1'], 'q2': []}
 
-    Source: Lù, BM25S: Orders of Magnitude Faster Lexical Search via Eager Sparse Scoring, arXiv
-        2407.03618; the formula
-    is "Lucene (accurate)" of Kamphuis et al., Which BM25 Do You Mean?, 2020.
+    Source: Lù, BM25S, arXiv 2407.03618; the formula is "Lucene (accurate)" of Kamphuis et al.,
+    Which BM25 Do You Mean?, 2020.
     """
     with needs("BM25", "eval"):
         import bm25s as _bm25s
@@ -144,16 +141,13 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
         {'q': {'d2': 2.0, 'd1': 1.0}}
     """
     top = encoded.top(similarity, top_k)
-    rows = zip(
-        encoded.query_ids or [], top.tolist(), encoded.scores(similarity, top).tolist(), strict=True
-    )
+    scores = encoded.scores(similarity, top)
     ids = encoded.document_ids or []
-    return {
-        query: {
-            ids[c]: score for c, score in zip(columns, scores, strict=True) if score > -math.inf
-        }
-        for query, columns, scores in rows
-    }
+    run: Run = {}
+    for i, query in enumerate(encoded.query_ids or []):
+        pairs = zip(top[i].tolist(), scores[i].tolist(), strict=True)
+        run[query] = {ids[c]: score for c, score in pairs if score > -math.inf}
+    return run
 
 
 class HybridEvaluator(SearchEvaluator):
@@ -189,8 +183,7 @@ class HybridEvaluator(SearchEvaluator):
         >>> metrics["dev_dense_mrr@10"], metrics["dev_bm25_mrr@10"], metrics["dev_hybrid_mrr@10"]
         (0.5, 1.0, 1.0)
 
-    Source: Cai et al., Revela: Dense Retriever Learning via Language Modeling, section 4.2 and App.
-        A.5.
+    Source: Cai et al., Revela, section 4.2 and App. A.5.
     """
 
     kind = "Hybrid"
@@ -218,9 +211,8 @@ class HybridEvaluator(SearchEvaluator):
         lexical = {query: dict(run.get(query, {})) for query in self.queries_ids}
         for query in self.task.own & lexical.keys():
             lexical[query].pop(query, None)
-        self.runs = {
-            "bm25": {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}
-        }
+        ranked = {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}
+        self.runs = {"bm25": ranked}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""
@@ -228,12 +220,10 @@ class HybridEvaluator(SearchEvaluator):
         dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
         hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
-        measured = {key: self._measure(key, run) for key, run in self.runs.items()}
-        return {
-            f"{key}_{metric}": value
-            for key, means in measured.items()
-            for metric, value in means.items()
-        }
+        metrics: dict[str, float] = {}
+        for key, run in self.runs.items():
+            metrics |= self._measure(key, run)
+        return metrics
 
     def _measure(self, key: str, run: Run) -> dict[str, float]:
         """The metrics of a run."""
@@ -241,13 +231,13 @@ class HybridEvaluator(SearchEvaluator):
         gains = np.zeros((len(relevant), self.top_k))
         for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
             row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
-        hits, number = gains > 0, np.array([len(grades) for grades in relevant])
+        hits = gains > 0
+        number = np.array([len(grades) for grades in relevant])
         self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
         values = {
             "ndcg@10": self.per_query[key],
             "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1),
+            "recall@10": hits[:, :10].sum(axis=1) / number,
+            f"recall@{self.top_k}": hits.sum(axis=1) / number,
         }
-        values |= {
-            f"recall@{k}": hits[:, :k].sum(axis=1) / number for k in sorted({10, self.top_k})
-        }
-        return {metric: float(of_query.mean()) for metric, of_query in values.items()}
+        return {f"{key}_{metric}": float(of_query.mean()) for metric, of_query in values.items()}

@@ -1,5 +1,4 @@
-"""LateInteractionEvaluator stores a share of a corpus's token vectors and measures nDCG@10 of a
-search in them."""
+"""nDCG@10 of a MultiVectorEncoder by the share of its document token vectors that is stored."""
 
 from __future__ import annotations
 
@@ -104,9 +103,8 @@ class LateInteractionEvaluator(SearchEvaluator):
         >>> metrics["norm_25_ndcg@10"], round(metrics["first_25_ndcg@10"], 2)
         (1.0, 0.63)
 
-    Source: Khattab and Zaharia, ColBERT, SIGIR 2020, for MaxSim; Clavié et al., Reducing the
-        Footprint of Multi-Vector
-    Retrieval with Minimal Performance Impact via Token Pooling, arXiv 2409.14683, for pooling.
+    Source: Khattab and Zaharia, ColBERT, SIGIR 2020, for MaxSim; Clavié et al., arXiv 2409.14683,
+    for pooling.
     """
 
     kind = "Late-Interaction"
@@ -128,12 +126,9 @@ class LateInteractionEvaluator(SearchEvaluator):
             one_of("methods", method, METHODS)
         self.shares = sorted(set(shares), reverse=True)
         self.methods = [method for method in METHODS if method in methods]
-        # The first chooses the exponents.
-        self.measured = (
-            [self.task]
-            if dev is None
-            else [RetrievalData(dev.queries, corpus, dev.relevant), self.task]
-        )
+        self.measured = [self.task]  # the first chooses the exponents
+        if dev is not None:
+            self.measured.insert(0, RetrievalData(dev.queries, corpus, dev.relevant))
         gammas = EXPONENTS if self.similarity is None else [self.similarity.exponents[1]]
         self.document_sides = [Similarity(document=gamma) for gamma in gammas]
         self.cells: list[TokenCell] = []
@@ -141,64 +136,54 @@ class LateInteractionEvaluator(SearchEvaluator):
     @property
     def table(self) -> Table:
         """A row for each cell."""
-        rows = [
-            [
-                f"{100 * c.share:g}%",
-                c.method,
-                round(c.bytes_per_document),
-                f"{c.exponent:g}",
-                c.ndcg,
-                c.versus_pooling,
-            ]
-            for c in self.cells
-        ]
-        return Table(
-            ["kept", "method", "bytes/doc", "exponent", "nDCG@10", "minus pooling [95%]"], rows
-        )
+        columns = ["kept", "method", "bytes/doc", "exponent", "nDCG@10", "minus pooling [95%]"]
+        rows = []
+        for c in self.cells:
+            stored = [f"{100 * c.share:g}%", c.method, round(c.bytes_per_document)]
+            rows.append([*stored, f"{c.exponent:g}", c.ndcg, c.versus_pooling])
+        return Table(columns, rows)
 
     def measure(self, model: MultiVectorEncoder) -> dict[str, float]:  # type: ignore[override]
         """Encodes, and measures every cell."""
         if not isinstance(model, MultiVectorEncoder):
             raise TypeError(
-                "LateInteractionEvaluator needs a MultiVectorEncoder, got a"
-                f" {type(model).__name__}."
+                "LateInteractionEvaluator needs a MultiVectorEncoder, got a "
+                f"{type(model).__name__}."
             )
         asked = [(data, self._encode_queries(model, data)) for data in self.measured]
         tokens, sizes, ids = self._encode_documents(model)
         importance = _importances(tokens, sizes, ids)
-        possible = [
-            method for method in self.methods if method in importance or method == "pooling"
-        ]
-        self.cells, self.per_query = [], {}
-        for method, share in [
-            ("full", 1.0),
-            *((method, share) for share in self.shares for method in possible),
-        ]:
-            kept, kept_sizes = tokens, sizes
+        possible = [m for m in self.methods if m in importance or m == "pooling"]
+        ways = [("full", 1.0), *((method, s) for s in self.shares for method in possible)]
+        self.cells = []
+        self.per_query = {}
+        for method, share in ways:
+            kept = tokens
+            kept_sizes = sizes
             if method in importance:
                 by_importance = math.sqrt(share) if method == "norm+pooling" else share
                 kept, kept_sizes = keep(tokens, sizes, importance[method], by_importance)
-            if is_pooled := "pooling" in method:
+            is_pooled = "pooling" in method
+            if is_pooled:
                 kept, kept_sizes = pool(kept, kept_sizes, round(share * len(tokens)))
             sides = [COSINE] if is_pooled or "norm" not in importance else self.document_sides
-            found = [
-                _search(model, *asked[0], side.document(kept).split(kept_sizes)) for side in sides
-            ]
+            stored = [side.document(kept).split(kept_sizes) for side in sides]
+            found = [_search(model, *asked[0], vectors) for vectors in stored]
             best = highest_rows(np.stack(found))[-1]
             values = found[best]
             if len(asked) > 1:
-                values = _search(model, *asked[1], sides[best].document(kept).split(kept_sizes))
+                values = _search(model, *asked[1], stored[best])
             pooled = self.per_query.get(("pooling", share))
             versus = None if pooled is None else paired_bootstrap(values, pooled)
             self.per_query[method, share] = values
-            size, exponent = 4 * kept.numel() / len(sizes), sides[best].exponents[1]
+            size = 4 * kept.numel() / len(sizes)
+            exponent = sides[best].exponents[1]
             self.cells.append(
                 TokenCell(method, share, size, exponent, float(values.mean()), versus)
             )
         full, *others = self.cells
-        return {self.primary: full.ndcg} | {
-            f"{c.method}_{100 * c.share:g}_ndcg@10": c.ndcg for c in others
-        }
+        metrics = {f"{c.method}_{100 * c.share:g}_ndcg@10": c.ndcg for c in others}
+        return {self.primary: full.ndcg} | metrics
 
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The table for the log, and a row of all metrics."""
@@ -206,41 +191,32 @@ class LateInteractionEvaluator(SearchEvaluator):
 
     def _side(self, role: str) -> dict[str, Any]:
         """Options of ``encode_query`` or ``encode_document``."""
-        prompts = {
-            key.removeprefix(role): prompt
-            for key, prompt in self.prompts.items()
-            if key.startswith(role)
-        }
-        return self.encoding | prompts
+        given = {k.removeprefix(role): p for k, p in self.prompts.items() if k.startswith(role)}
+        return self.encoding | given
 
     def _encode_queries(self, model: MultiVectorEncoder, data: RetrievalData) -> list[Tensor]:
         """The token vectors of every query that counts, (t, D) each."""
-        queries = model.encode_query(
-            [data.queries[query] for query in data.query_ids], **self._side("query_")
-        )
-        check_finite(
-            torch.stack([query.float().sum() for query in queries])[:, None],
-            "query",
-            data.query_ids,
-        )
+        texts = [data.queries[query] for query in data.query_ids]
+        queries = model.encode_query(texts, **self._side("query_"))
+        sums = torch.stack([query.float().sum() for query in queries])
+        check_finite(sums[:, None], "query", data.query_ids)
         return [(self.similarity or DOT).query(query.float()) for query in queries]
 
     def _encode_documents(
         self, model: MultiVectorEncoder
     ) -> tuple[Tensor, list[int], NDArray[np.int64] | None]:
-        """The token vectors of all documents, (T, D), their number in each, and the ids of the
-        tokens, (T,)."""
+        """Token vectors of all documents, (T, D), their number in each, and token ids, (T,)."""
         ids = self.task.document_ids
-        vectors, tokens = [], []
+        vectors = []
+        tokens = []
         texts = [self.task.corpus[document] for document in ids]
         for features in model.encode_document(texts, output_value=None, **self._side("corpus_")):
             mask = features["attention_mask"].bool()
             vectors.append(features["token_embeddings"][mask].float())
             if features["input_ids"].shape == mask.shape:  # else the model has pooled them
                 tokens.append(features["input_ids"][mask].cpu())
-        check_finite(
-            torch.stack([document.sum() for document in vectors])[:, None], "document", ids
-        )
+        sums = torch.stack([document.sum() for document in vectors])
+        check_finite(sums[:, None], "document", ids)
         known = torch.cat(tokens).numpy() if len(tokens) == len(ids) else None
         return torch.cat(vectors), [len(document) for document in vectors], known
 
@@ -252,10 +228,11 @@ def _search(
     documents: Sequence[Tensor],
 ) -> NDArray[np.float64]:
     """nDCG@10 of every query, (n,), by the model's MaxSim."""
-    stored, rows = list(documents), max(1, TILE // len(documents))
-    own, top = data.own_columns(data.query_ids), []
+    rows = max(1, TILE // len(documents))
+    own = data.own_columns(data.query_ids)
+    top: list[list[int]] = []
     for i in range(0, len(queries), rows):
-        scores = model.similarity(queries[i : i + rows], stored)
+        scores = model.similarity(queries[i : i + rows], list(documents))
         hide_own(scores, own[i : i + rows])
         top += rank(scores, 10).tolist()
     gains = [[grades.get(c, 0) for c in row] for grades, row in zip(data.columns, top, strict=True)]
@@ -265,12 +242,11 @@ def _search(
 def _importances(
     tokens: Tensor, sizes: list[int], ids: NDArray[np.int64] | None
 ) -> dict[str, NDArray[Any]]:
-    """The values by which methods keep the largest, (T,) each, of the methods that the model
-    allows."""
+    """Values by which methods keep the largest, (T,), of the methods that the model allows."""
     norms = torch.linalg.vector_norm(tokens, dim=1).cpu().numpy()
-    found: dict[str, NDArray[Any]] = (
-        {} if are_unit(norms) else {"norm": norms, "norm+pooling": norms}
-    )
+    found: dict[str, NDArray[Any]] = {}
+    if not are_unit(norms):
+        found = {"norm": norms, "norm+pooling": norms}
     found["random"] = np.random.default_rng(0).random(len(norms))
     found["first"] = np.concatenate([-np.arange(size) / max(size, 1) for size in sizes])
     if ids is not None:
@@ -283,8 +259,7 @@ def _importances(
 def keep(
     tokens: Tensor, sizes: list[int], importance: NDArray[Any], share: float
 ) -> tuple[Tensor, list[int]]:
-    """The most important token of each document, then of all others, the earlier of equals: ->
-    (share · T, D)."""
+    """The most important token of each document, then of all others: -> (share · T, D)."""
     document = np.repeat(np.arange(len(sizes)), sizes)
     order = np.argsort(-importance, kind="stable")
     _, first = np.unique(document[order], return_index=True)  # of every document
@@ -297,16 +272,16 @@ def keep(
 
 
 def pool(tokens: Tensor, sizes: list[int], number: int) -> tuple[Tensor, list[int]]:
-    """Unit vectors pooled to at most a number of them, or one for each document: (T, D) -> (<=
-    number, D)."""
+    """Unit vectors pooled to at most a number of them, or one for each document."""
     counts = np.array([size for size in sizes if size])
-    # between these factors pooling keeps too much and no more than the number
-    low, high = 1.0, float(counts.max())
+    low = 1.0  # this factor keeps too much
+    high = float(counts.max())  # this one keeps no more than the number
     for _ in range(40):
         factor = (low + high) / 2
-        low, high = (
-            (factor, high) if np.maximum(counts // factor, 1).sum() > number else (low, factor)
-        )
+        if np.maximum(counts // factor, 1).sum() > number:
+            low = factor
+        else:
+            high = factor
     pooling = HierarchicalTokenPooling(high, num_protected_tokens=0)
     pooled = [pooling.pool_one(document) for document in COSINE.document(tokens).split(sizes)]
     return torch.cat(pooled), [len(document) for document in pooled]

@@ -84,9 +84,8 @@ def judge(
     x = np.asarray(differences, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not (np.abs(x) <= 1 + 1e-9).all():
         raise ValueError(
-            "differences must be one number in [-1, 1] for each query, such as differences of"
-            f" nDCG@10; got an array of shape {x.shape} with values from {x.min(initial=0)} to"
-            f" {x.max(initial=0)}."
+            "differences must be one number in [-1, 1] for each query, such as differences of "
+            f"nDCG@10; got an array of shape {x.shape}."
         )
     changed = x[x != 0]
     unchanged = len(x) - len(changed)
@@ -123,8 +122,7 @@ def are_unit(norms: NDArray[np.float64]) -> bool:
 def scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """The given similarity, or the one that a model says it is for, with plain numbers as
-    exponents.
+    """The given similarity, or the one that a model says it is for.
 
     The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must
     not be a distance.
@@ -144,16 +142,15 @@ def scoring_of(
 def raw_scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit
-    model is cosine."""
+    """`scoring_of` for embeddings from before a closing Normalize, which makes it cosine."""
     own = scoring_of(model, similarity)
     if similarity is not None or not normalizes_output(model):
         return own
     if own != COSINE and is_cut(model):
         raise ValueError(
-            f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize and"
-            " scores by dot, which no similarity of its raw embeddings does. Pass"
-            " similarity='cosine'."
+            f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize "
+            "and scores by dot, which no similarity of its raw embeddings does. Pass "
+            "similarity='cosine'."
         )
     return COSINE
 
@@ -171,8 +168,7 @@ def model_name(model: SentenceTransformer) -> str:
 
 
 def share_interval(count: float, total: int) -> tuple[float, float, float]:
-    """A share with its exact 95 % interval (Clopper and Pearson, 1934): (share, low, high); nan for
-    a total of 0.
+    """A share with its exact 95 % interval (Clopper and Pearson): (share, low, high); nan of 0.
 
     Example:
         >>> [round(x, 3) for x in share_interval(2, 50)]

@@ -1,5 +1,4 @@
-"""Hard negatives by the scores of any similarity, where ``mine_hard_negatives`` normalises all
-embeddings."""
+"""Hard negatives by the scores of any similarity."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +23,9 @@ from st_magnitude.data.task import TILE, EncodedTask, encode_texts, hide_own
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
 
-__all__ = ["OutputFormat", "mine_negatives", "with_negatives"]
+__all__ = ["mine_negatives", "with_negatives"]
 
-OutputFormat = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
+OUTPUT_FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 HIGH = 10  # ranks at which a never-relevant document counts as high
 
 
@@ -38,15 +37,11 @@ def mine_negatives(
     never_relevant: bool = False,
     also_relevant: Collection[str] = (),
     min_queries: int = 3,
-    num_negatives: int = 3,
-    output_format: OutputFormat = "triplet",
-    output_scores: bool = False,
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Dataset:
-    """Mines hard negatives for training: documents that the model scores high and that do not
-    answer the query.
+    """Mines hard negatives for training: documents that score high and do not answer the query.
 
     This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a
     model that is scored by cosine the results are equal. A document with the text of one of the
@@ -69,16 +64,12 @@ def mine_negatives(
             those of other splits (`st_magnitude.data.beir.relevant_documents`), and so are not
             never-relevant.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
-        num_negatives: Number of negatives for each query.
-        output_format: ``"triplet"`` (a row for each negative), ``"n-tuple"`` (all in one row;
-            queries with fewer are left out), ``"labeled-pair"`` or ``"labeled-list"``.
-        output_scores: Whether the rows contain scores.
         seed: Seed for ``sampling_strategy="random"``.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see
             `st_magnitude.data.task.encode_texts`.
-        **options: Arguments of ``mine_hard_negatives``: ``range_min``, ``range_max``,
-            ``max_score``, ``min_score``, ``absolute_margin``, ``relative_margin``,
-            ``sampling_strategy`` and ``cross_encoder``.
+        **options: Arguments of ``mine_hard_negatives``: ``num_negatives``, ``output_format``,
+            ``output_scores``, ``range_min``, ``range_max``, ``max_score``, ``min_score``,
+            ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
 
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
@@ -94,12 +85,13 @@ def mine_negatives(
         >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
-    one_of("output_format", output_format, get_args(OutputFormat))
+    one_of("output_format", options.get("output_format", "triplet"), OUTPUT_FORMATS)
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
     pairs = _pairs(data)
-    queries, positives = (dict.fromkeys(pairs[name]) for name in pairs.column_names)
+    queries = dict.fromkeys(pairs["anchor"])
+    positives = dict.fromkeys(pairs["positive"])
     documents = dict.fromkeys([*data.corpus.values(), *positives])
-    by_text = {text: text for text in queries}, {text: text for text in documents}
+    by_text = ({text: text for text in queries}, {text: text for text in documents})
     scorer = _Scorer(
         partial(encode_texts, model, *by_text, **(encode or {})),
         scoring_of(model, similarity),
@@ -108,25 +100,18 @@ def mine_negatives(
     )
     candidates = list(documents)
     if never_relevant:
-        answers = {
-            *positives,
-            *(data.corpus[document] for document in data.corpus.keys() & also_relevant),
-        }
+        others = (data.corpus[document] for document in data.corpus.keys() & also_relevant)
+        answers = {*positives, *others}
         candidates = [text for text in scorer.hubs(min_queries) if text not in answers]
         if not candidates:
             raise ValueError(
-                f"Each document that is relevant to none of the queries is among the {HIGH} best of"
-                f" fewer than {min_queries} of them. Lower min_queries, or add such documents to"
-                " the corpus."
+                f"Each document that is relevant to none of the queries is among the {HIGH} best "
+                f"of fewer than {min_queries} of them. Lower min_queries, or add such documents "
+                "to the corpus."
             )
         # mine_hard_negatives puts the positives behind the corpus
         scorer.searched = len(candidates)
     options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
-    options |= {
-        "num_negatives": num_negatives,
-        "output_format": output_format,
-        "output_scores": output_scores,
-    }
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
@@ -137,36 +122,28 @@ def mine_negatives(
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
-    """The data with the triplets of `mine_negatives` as judged negatives, which
-    `RetrievalData.triplets` draws from."""
+    """The data with the triplets of `mine_negatives` as judged negatives."""
     document = {text: key for key, text in data.corpus.items()}
     found: dict[str, set[str]] = {}
     for anchor, negative in zip(mined["anchor"], mined["negative"], strict=True):
         found.setdefault(anchor, set()).add(document[negative])
-    negatives = {
-        query: data.negatives.get(query, set()) | found.get(text, set())
-        for query, text in data.queries.items()
-    }
-    return replace(
-        data, negatives={query: documents for query, documents in negatives.items() if documents}
-    )
+    negatives = {}
+    for query, text in data.queries.items():
+        if documents := data.negatives.get(query, set()) | found.get(text, set()):
+            negatives[query] = documents
+    return replace(data, negatives=negatives)
 
 
 def _pairs(data: RetrievalData) -> Dataset:
     """The texts of every pair of a query and a relevant document."""
-    rows = [
-        (query, document) for query in data.query_ids for document in sorted(data.relevant[query])
-    ]
-    anchors, positives = (
-        [data.queries[query] for query, _ in rows],
-        [data.corpus[document] for _, document in rows],
-    )
+    rows = [(query, key) for query in data.query_ids for key in sorted(data.relevant[query])]
+    anchors = [data.queries[query] for query, _ in rows]
+    positives = [data.corpus[key] for _, key in rows]
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
 class _Scorer:
-    """A model as ``mine_hard_negatives`` sees it: embeddings as they enter the inner product, and
-    their products.
+    """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products.
 
     All texts are encoded at the first use, after ``mine_hard_negatives`` has checked its arguments.
     """
@@ -190,30 +167,26 @@ class _Scorer:
     @cached_property
     def _task(self) -> EncodedTask:
         task = self._encode()
-        position = {text: column for column, text in enumerate(task.document_ids or ())}
-        return replace(task, own=self._own_columns(task.query_ids or (), position))
+        own = self._own_columns(task.query_ids or (), _positions(task.document_ids))
+        return replace(task, own=own)
 
     def _own_columns(self, queries: Iterable[str], position: Mapping[str, int]) -> Tensor:
         """The position of each query's own document, or -1: (n,)."""
-        own = (self._own.get(query) for query in queries)
-        return torch.tensor(
-            [-1 if text is None else position.get(text, -1) for text in own], dtype=torch.long
-        )
+        columns = [position.get(self._own.get(query, ""), -1) for query in queries]
+        return torch.tensor(columns, dtype=torch.long)
 
     def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
         # `similarity` gets their embeddings in this order, some at a time
         self._asked = iter(texts)
-        return (
-            _of(texts, self._task.query_ids, self._similarity.query(self._task.queries))
-            .cpu()
-            .numpy()
-        )
+        row = _positions(self._task.query_ids)
+        queries = self._similarity.query(self._task.queries)
+        return queries[[row[text] for text in texts]].cpu().numpy()
 
     def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
-        self._position = {text: column for column, text in enumerate(texts)}
-        self._documents = _of(
-            texts, self._task.document_ids, self._similarity.document(self._task.documents)
-        )
+        self._position = _positions(texts)
+        row = _positions(self._task.document_ids)
+        documents = self._similarity.document(self._task.documents)
+        self._documents = documents[[row[text] for text in texts]]
         return self._documents.cpu().numpy()
 
     def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
@@ -228,13 +201,9 @@ class _Scorer:
         """Documents that are among the best of at least so many queries."""
         top = self._task.top(self._similarity, HIGH).flatten()
         counts = torch.bincount(top, minlength=len(self._task.documents)).tolist()
-        return [
-            text
-            for text, count in zip(self._task.document_ids or (), counts, strict=True)
-            if count >= min_queries
-        ]
+        rows = zip(self._task.document_ids or (), counts, strict=True)
+        return [text for text, count in rows if count >= min_queries]
 
 
-def _of(texts: list[str], ids: Sequence[str] | None, embeddings: Tensor) -> Tensor:
-    row = {text: i for i, text in enumerate(ids or ())}
-    return embeddings[[row[text] for text in texts]]
+def _positions(texts: Sequence[str] | None) -> dict[str, int]:
+    return {text: i for i, text in enumerate(texts or ())}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +21,6 @@ from torch import Tensor
 from st_magnitude.kernel.batch import Batch, Direction, as_sequence
 from st_magnitude.kernel.terms import Term
 from st_magnitude.similarity import Similarity, at_least_float32
-
-VECTORS = ("queries", "documents", "all_queries", "own_documents")
 
 
 def plain_infonce(
@@ -54,9 +51,15 @@ def plain_infonce(
 
 
 def _in_float32(batch: Batch) -> Batch:
-    """The batch with embeddings in at least float32, converted once for all directions and terms."""
-    given: dict[str, Any] = {name: getattr(batch, name) for name in VECTORS}
-    return replace(batch, **{k: at_least_float32(x) for k, x in given.items() if x is not None})
+    """The batch with embeddings in at least float32, converted once for all terms."""
+    all_queries, own_documents = batch.all_queries, batch.own_documents
+    return replace(
+        batch,
+        queries=at_least_float32(batch.queries),
+        documents=at_least_float32(batch.documents),
+        all_queries=None if all_queries is None else at_least_float32(all_queries),
+        own_documents=None if own_documents is None else at_least_float32(own_documents),
+    )
 
 
 class Comparison:

@@ -36,9 +36,7 @@ class Gathered:
         self.num_queries = len(queries) * (
             ranks if self._gathers else 1
         )  # whom documents belong to
-        self.offset = (
-            len(queries) * get_rank() if self._gathers else 0
-        )  # of our first query
+        self.offset = len(queries) * get_rank() if self._gathers else 0  # of our first query
         self.all_queries = self.join(queries) if self._gathers_queries else None  # (W·B, D)
         self.num_columns = self.num_queries if self._gathers_queries else len(queries)  # of queries
 

@@ -1,9 +1,7 @@
 """Whether a server, a client or an index returns what the model computes, and how to fix it.
 
-Every similarity of this package is an inner product of vectors that were divided by a power of
-their norm. A database with the metric **inner product** stores ``similarity.document(x)`` and gets
-``similarity.query(x)``, and its product is the score. A server or an index that normalises loses
-the norms, and reports no error.
+A database with the metric **inner product** stores ``similarity.document(x)`` and gets
+``similarity.query(x)``. If a server or an index normalises, norms are lost without an error.
 """
 
 from st_magnitude.serving.check import ServingCheck, check_serving

@@ -70,9 +70,9 @@ class ServingCheck(Result):
     """The result of `check_serving`."""
 
     target: str  # URL, or name of the callable
-    server: str  # name and version of the server, as far as it tells them
+    server: str  # the kind of the server, such as "vLLM"; empty where it does not tell
     model: str  # hub id or folder of the model, as far as the model knows it
-    findings: tuple[Finding, ...]  # differences, the most important first; notes last
+    findings: tuple[Finding, ...]  # the differences
     local_norms: tuple[float, float]  # smallest and largest norm of the model's own embeddings
     num_queries: int  # whose rankings were compared
     num_documents: int  # that they rank
@@ -85,25 +85,20 @@ class ServingCheck(Result):
 
     @property
     def same(self) -> bool:
-        """Whether the target serves what the model computes: no findings, or only notes."""
-        return not any(finding.matters for finding in self.findings)
+        """Whether the target serves what the model computes."""
+        return not self.findings
 
     def tables(self) -> list[str]:
-        number = sum(finding.matters for finding in self.findings)
-        verdict = "SAME scores, with a note" if self.findings else "SAME to rounding"
-        if number:
-            verdict = f"DIFFERS: {number} difference{'s' * (number > 1)}"
+        number = len(self.findings)
+        verdict = f"DIFFERS: {number} difference{'s' * (number > 1)}" if number else "SAME"
         server = f" ({self.server})" if self.server else ""
         parts = [f"{self.target}{server} against {self.model or 'the model'}\n{verdict}"]
-        for found in self.findings:
-            note = "" if found.matters else "note: "
-            fix = f"\n     -> {found.fix}" if found.fix else ""
-            parts.append(f"[{note}{found.name}] {found.text}{fix}")
-        (low, high), (least, most) = self.local_norms, self.served_norms
-        came = "" if math.isnan(least) else f", of the target {least:.3f} to {most:.3f}"
-        figures = (
-            f"Norms: of the model {low:.3f} to {high:.3f}{came}.\n"
-            f"Rankings: {self.changed_rankings} of {self.num_queries} queries rank the "
+        parts += [f"[{found.name}] {found.text}\n     -> {found.fix}" for found in self.findings]
+        figures = "Norms: of the model {:.3f} to {:.3f}".format(*self.local_norms)
+        if not math.isnan(self.served_norms[0]):
+            figures += ", of the target {:.3f} to {:.3f}".format(*self.served_norms)
+        figures += (
+            f".\nRankings: {self.changed_rankings} of {self.num_queries} queries rank the "
             f"{self.num_documents} documents differently.\n{self.remark}"
         )
         return [*parts, figures.rstrip()]
@@ -173,7 +168,7 @@ def check_serving(
     if not isinstance(target, str):
         return _check_embeddings(local, target, named, "", send_prompts, tolerance)
     with closing(Server(target, name, api_key, request, timeout)) as server:
-        options = (str(server), server.told, send_prompts, tolerance)
+        options = (str(server), server.kind, send_prompts, tolerance)
         return _check_embeddings(local, server.embed, *options)
 
 
@@ -203,20 +198,19 @@ def _check_embeddings(
         own = local.expected(texts, role)
         sides.append(Side(role, texts, tokens[came], served[came], own))
     query, document = sides
-    kind = server.split(" ")[0]
-    explained, error = explain(local, sides, kind, tolerance)
+    explained, error = explain(local, sides, server, tolerance)
     findings += explained
     if refused:
         who = f"{len(refused)} of {len(refused) + len(query.texts) + len(document.texts)} texts"
         details = {"texts": who, "shortest": min(refused), "limit": limit or min(refused)}
-        findings.append(finding("refused", kind, said=said, **details))
+        findings.append(finding("refused", server, said=said, **details))
     ranks = np.argsort(-local.scores(query.served, document.served), axis=1, kind="stable")
     recall = _recall(ranks[:, :K], local.scores(query.expected, document.expected))
     return ServingCheck(
         target=target,
         server=server,
         model=model_name(local.model),
-        findings=tuple(sorted(findings, key=lambda finding: not finding.matters)),
+        findings=tuple(findings),
         served_norms=_range(np.concatenate([query.served, document.served])),
         local_norms=_range(np.concatenate([query.expected, document.expected])),
         num_queries=len(query.texts),
@@ -236,7 +230,8 @@ def _check_search(
     local: LocalModel, search: Callable[..., Any], documents: Sequence[str], target: str
 ) -> ServingCheck:
     """Compares ``search(vectors, k)`` with the exact ranking by the model's similarity."""
-    queries, rows = local.expected(QUERIES, "query"), local.expected(documents, "document")
+    queries = local.expected(QUERIES, "query")
+    rows = local.expected(documents, "document")
     k = min(K, len(documents))
     answer = search(queries.astype(np.float32), k)
     answer = answer[1] if isinstance(answer, tuple) else answer  # FAISS: (scores, row numbers)
@@ -251,21 +246,20 @@ def _check_search(
             "in the order of the index."
         )
     found = found.astype(int)
-    name = local.model.similarity_fn_name
     own = _recall(found, local.scores(queries, rows))
-    by_others = {
+    scores = {
         "the inner product": queries @ rows.T,
-        "cosine": unit_rows(queries) @ unit_rows(rows).T,
-        # The norm of a query changes no ranking.
+        "cosine": queries @ unit_rows(rows).T,
         "the Euclidean distance": 2 * queries @ rows.T - norms(rows) ** 2,
     }
-    recall = {metric: float(_recall(found, s).mean()) for metric, s in by_others.items()}
+    recall = {metric: float(_recall(found, s).mean()) for metric, s in scores.items()}
     nearest = max(recall, key=recall.__getitem__)
+    details = {"k": k, "recall": own.mean(), "own": local.model.similarity_fn_name}
     findings = []
-    if recall[nearest] > own.mean() and recall[nearest] >= 0.9:
-        findings = [finding("metric", "", nearest=nearest, own=name, k=k, recall=own.mean())]
+    if own.mean() < recall[nearest] >= 0.9:
+        findings.append(finding("metric", "", nearest=nearest, **details))
     elif own.mean() < 1:
-        findings = [finding("recall", "", k=k, recall=own.mean())]
+        findings.append(finding("recall", "", **details))
     return ServingCheck(
         target=target,
         server="",

@@ -38,7 +38,7 @@ def with_prior(
         weight: Factor of the prior, in units of the score. 0 ranks as without a prior.
 
     Raises:
-        ValueError: If log_p is not one finite number for each document, or the weight not finite.
+        ValueError: If a number is missing or not finite.
 
     Example:
         >>> documents = np.array([[1.0, 0.0], [0.8, 0.6]])
@@ -55,8 +55,7 @@ def with_prior(
     if prior.shape != (len(documents),) or not np.isfinite(prior).all():
         raise ValueError(
             f"weight · log_p must be one finite number for each of {len(documents)} documents; got "
-            f"an array of shape {prior.shape}. Smooth the counts before you take the logarithm, if "
-            "it contains infinities."
+            f"an array of shape {prior.shape}. Smooth the counts if it contains infinities."
         )
     return _with_column(documents, prior)
 

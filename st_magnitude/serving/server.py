@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,6 @@ __all__ = ["Embed", "Refused", "Server", "embed_all"]
 BATCH = 8  # every server that is known takes so many texts in a request
 PAUSES = (1.0, 2.0, 4.0)  # seconds before a request is sent again to a server that is busy
 KINDS = {"vllm": "vLLM", "infinity": "Infinity", "llamacpp": "llama.cpp", "library": "Ollama"}
-VERSIONS = {"vLLM": "/version", "Ollama": "/api/version", "TEI": "/info"}
 ROUTES = {"/api/embed": "Ollama", "/embed": "TEI", "/embeddings": ""}
 Array = NDArray[np.float64]
 Embed = Callable[[list[str], str], Any]  # texts, role -> vectors
@@ -36,12 +35,7 @@ class Server:
     """
 
     def __init__(
-        self,
-        url: str,
-        name: str | None,
-        api_key: str | None,
-        request: Mapping[str, Any] | None,
-        timeout: float,
+        self, url: str, name: str | None, api_key: str | None, request: Any, timeout: float
     ) -> None:
         try:
             parsed = httpx.URL(url)
@@ -50,8 +44,7 @@ class Server:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             shown = url.split("@")[-1].split("?")[0]  # without a password or a key
             raise ValueError(
-                f"{shown!r} is not a URL of http or https; give one such as"
-                " http://localhost:8000/v1."
+                f"{shown!r} is not a URL of http; give one such as http://localhost:8000/v1."
             )
         path = parsed.path.rstrip("/")
         if not path.endswith(tuple(ROUTES)):
@@ -70,7 +63,7 @@ class Server:
         self._secrets = {f(s) for s in hidden if s for f in (str, quote, _in_json)}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(timeout=timeout, headers=headers)
-        self.told, self._known = self._identify()
+        self.kind, self._known = self._identify()
         self._name = name or (self._known[0] if len(self._known) == 1 else "")
         if not self._name and self._known:
             names = ", ".join(self._known)
@@ -106,12 +99,15 @@ class Server:
         status = response.status_code
         said = f"HTTP {status}: {self._plain(response.text)}"
         if status in (401, 403):
-            advice = "pass it with api_key=, or name its environment variable with --api-key-env"
-            return ValueError(f"{self} refuses the key ({said}); {advice}.")
+            return ValueError(
+                f"{self} refuses the key ({said}); pass it with api_key=, or name its environment "
+                "variable with --api-key-env."
+            )
         if status in (404, 405):
-            asked = f"this route or the model {self._name!r} ({said})"
-            serves = f"it serves {', '.join(self._known)}" if self._known else "check the URL"
-            return ValueError(f"{self} does not know {asked}; {serves}, or use name= (--name).")
+            return ValueError(
+                f"{self} does not know this route or the model {self._name!r} ({said}). Check the "
+                f"URL and name= (--name); it lists {', '.join(self._known) or 'no model'}."
+            )
         if status == 429:
             return OSError(f"{self} gets too many requests ({said}); try again later.")
         return Refused(said)
@@ -119,46 +115,38 @@ class Server:
     def _send(self, method: str, url: str | httpx.URL, **options: Any) -> httpx.Response:
         """The answer, asked for again after a pause while the server is busy (HTTP 429)."""
         try:
-            response = self._client.request(method, url, **options)
-            for pause in PAUSES:
+            for pause in (*PAUSES, 0.0):
+                response = self._client.request(method, url, **options)
                 if response.status_code != 429:
                     break
                 asked = response.headers.get("Retry-After", "")
                 time.sleep(min(float(asked) if asked.isdecimal() else pause, self._timeout))
-                response = self._client.request(method, url, **options)
         except httpx.TimeoutException:
             raise TimeoutError(
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
                 "timeout= (--timeout)."
             ) from None
         except (httpx.HTTPError, UnicodeError) as error:
-            # Other errors than the network's can quote a header.
-            why = str(error) if isinstance(error, httpx.NetworkError) else type(error).__name__
+            # Its message can quote a header.
             raise OSError(
-                f"{self} cannot be reached ({self._plain(why)}); is it up, and is this its host "
-                "and port?"
+                f"{self} cannot be reached ({type(error).__name__}); is it up, and is this its "
+                "host and port?"
             ) from None
         return response
 
     def _identify(self) -> tuple[str, list[str]]:
-        """The kind of the server with its version, and its models, as far as it tells them."""
+        """The kind of the server, and the names of its models, as far as it tells them."""
         base = str(self._url.copy_with(query=None)).removesuffix(self._route)
         root = base.removesuffix("/v1")
-        rows: Any = None
-        if self._route != "/embed":
-            rows = self._get((root + "/v1" if self._route == "/api/embed" else base) + "/models")
-            rows = rows.get("data")
+        if name := self._get(root + "/info").get("model_id"):  # TEI also has OpenAI's route
+            return "TEI", [str(name)]
+        kind = ROUTES[self._route]
+        if self._route == "/embed":
+            return kind, []
+        rows = self._get((root + "/v1" if kind == "Ollama" else base) + "/models").get("data")
         rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         owner = str(rows[0].get("owned_by")) if rows else ""
-        kind = ROUTES[self._route] or KINDS.get(owner, "")
-        told = {}
-        if kind not in ("Infinity", "llama.cpp"):
-            told = self._get(root + VERSIONS[kind or "TEI"])
-        if "model_id" in told:  # TEI also has OpenAI's route
-            kind = "TEI"
-            rows = [{"id": told["model_id"]}]
-        names = [str(row["id"]) for row in rows if row.get("id")]
-        return f"{kind} {told.get('version', '')}".strip(), names
+        return kind or KINDS.get(owner, ""), [str(row["id"]) for row in rows if row.get("id")]
 
     def _get(self, url: str) -> dict[str, Any]:
         """The JSON object at a URL; empty if there is none."""
@@ -190,11 +178,14 @@ def _vectors_of(answer: Any) -> list[Any]:
     rows = list(answer["data"])
     if all(isinstance(row.get("index"), int) for row in rows):  # else they stand in order
         rows.sort(key=lambda row: row["index"])
-    vectors = [row["embedding"] for row in rows]
-    return [
-        np.frombuffer(base64.b64decode(v, validate=True), "<f4") if isinstance(v, str) else v
-        for v in vectors
-    ]
+    return [_decoded(row["embedding"]) for row in rows]
+
+
+def _decoded(vector: Any) -> Any:
+    """A vector, from base64 if it is a string."""
+    if isinstance(vector, str):
+        return np.frombuffer(base64.b64decode(vector, validate=True), "<f4")
+    return vector
 
 
 def embed_all(
@@ -234,7 +225,6 @@ def _checked_vectors(vectors: Any, count: int, target: str, dim: int | None) -> 
             f"{target} must return one vector of {dim or 'equally many'} numbers for each of "
             f"{count} texts, in their order; it returned {shape}."
         )
-    if not (finite := np.isfinite(found).all(axis=1)).all():
-        where = f"vector {int(finite.argmin())} of {count}"
-        raise ValueError(f"{target} returned nan or infinity in {where}; look at its log.")
+    if not np.isfinite(found).all():
+        raise ValueError(f"{target} returned nan or infinity; look at its log.")
     return found

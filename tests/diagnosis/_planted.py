@@ -1,5 +1,4 @@
-"""Models with planted embeddings: tasks where the norm is relevance, where it is noise, and where
-roles swap."""
+"""Models with planted embeddings, whose norms are relevance or noise."""
 
 from functools import cache
 from typing import Any
@@ -50,8 +49,7 @@ def planted(
     similarity: str = "cosine",
     normalize: bool = False,
 ) -> Task:
-    """A search task: each query has one answer near it, and four distractors as near that are
-    relevant to nothing.
+    """A search task: each query has one answer near it, and four distractors as near.
 
     Norms are drawn by what a text is ("relevance": answers about twice as large as others) or from
     one distribution for all ("noise"). Documents have more words than queries.

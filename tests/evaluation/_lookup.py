@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 def lookup(queries, documents, similarity_fn_name="dot") -> SentenceTransformer:
-    """A real model whose texts "q0", "q1", ..., "d000", "d001", ... have the given embeddings, (n,
-    D) and (m, D)."""
+    """A model that gives "q0", ..., "d000", ... these embeddings, (n, D) and (m, D)."""
     rows = np.concatenate([np.zeros((1, len(queries[0]))), queries, documents]).astype(np.float32)
     words = [
         "[UNK]",
@@ -27,8 +26,7 @@ def lookup(queries, documents, similarity_fn_name="dot") -> SentenceTransformer:
 
 
 def judged(num_queries, num_documents, relevant) -> dict[str, dict]:
-    """Queries, corpus and relevant_docs; ``relevant`` has the columns of each query. The corpus is
-    not in id order."""
+    """Queries, corpus (not in id order) and relevant_docs, from the columns of each query."""
     return {
         "queries": {f"q{i}": f"q{i}" for i in range(num_queries)},
         "corpus": {f"d{j:03}": f"d{j:03}" for j in reversed(range(num_documents))},

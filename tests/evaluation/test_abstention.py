@@ -1,5 +1,4 @@
-"""Abstention: the guarantee over repeated samples, the bookkeeping against a loop, and the saved
-rule."""
+"""Abstention: the guarantee over repeated samples, and the bookkeeping against a loop."""
 
 import math
 from dataclasses import replace
@@ -22,16 +21,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw(rng, n):
-    """Signals and wrong answers; above the threshold t, the share of wrong answers is 0.3 (1 -
-    t)."""
+    """Signals and wrong answers, of which a share 0.3 (1 - t) lies above the threshold t."""
     signal = rng.random(n)
     return signal, rng.random(n) < 0.6 * (1 - signal)
 
 
 def test_the_guarantee_holds_over_repeated_samples():
-    """The share of samples whose threshold breaks the limit is at most delta; the naive threshold
-    breaks it often."""
-    rng, risk, delta, runs = np.random.default_rng(0), 0.1, 0.1, 400
+    """The share of samples whose threshold breaks the limit is at most delta."""
+    rng = np.random.default_rng(0)
+    risk, delta, runs = 0.1, 0.1, 400
     broken = naive_broken = answered = 0
     for _ in range(runs):
         signal, wrong = draw(rng, 700)
@@ -89,28 +87,19 @@ def data():
 def test_rule_against_a_loop(counts, data, signal):
     """Scores and wrong answers of every query, by numpy on raw embeddings."""
     rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5, signal=signal)
-    q = encode_raw(counts, list(data.queries.values()), "query").double().numpy()
     ids = sorted(data.corpus)
+    q = encode_raw(counts, list(data.queries.values()), "query").double().numpy()
     d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
-    gamma = rule.similarity.exponents[1]
-    scores = (q / np.linalg.norm(q, axis=1, keepdims=True)) @ (
-        d / np.linalg.norm(d, axis=1, keepdims=True) ** gamma
-    ).T
-    scores = scores.astype(np.float32)  # as the search rounds them, so that ties are ties
+    q /= np.linalg.norm(q, axis=1, keepdims=True)
+    d /= np.linalg.norm(d, axis=1, keepdims=True) ** rule.similarity.exponents[1]
+    scores = (q @ d.T).astype(np.float32)  # as the search rounds them, so that ties are ties
     order = np.argsort(-scores, axis=1, kind="stable")
-    first = [ids[column] for column in order[:, 0]]
-    wrong = np.array(
-        [
-            d not in data.relevant.get(query, ())
-            for query, d in zip(data.queries, first, strict=True)
-        ]
-    )
+    pairs = zip(data.queries, order[:, 0], strict=True)
+    wrong = np.array([ids[i] not in data.relevant.get(query, ()) for query, i in pairs])
     answers = rule.answers(np.take_along_axis(scores, order, axis=1)[:, :2])
     assert rule.unanswerable == 0.25
-    counted = replace(
-        rule, queries=64, answered=int(answers.sum()), wrong=int((answers & wrong).sum())
-    )
-    assert rule.measure(counts, data) == counted
+    counts_of = {"answered": int(answers.sum()), "wrong": int((answers & wrong).sum())}
+    assert rule.measure(counts, data) == replace(rule, queries=64, **counts_of)
 
 
 def test_unanswerable_queries_stand_in_a_folder(counts, data, tmp_path, caplog):
@@ -139,24 +128,15 @@ def test_the_command(counts, data, tmp_path):
     assert "16 queries without a relevant document" in done.output
 
 
-def test_save_and_load(counts, data, tmp_path):
-    rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
-    silent = replace(rule, threshold=math.inf)
-    for saved in (rule, silent):
-        assert Abstention.load(saved.save(tmp_path / "abstention.json")) == saved
-    assert not silent.answers(np.random.default_rng(0).random((20, 2))).any()
-    assert all(len(line) <= 80 for line in f"{rule}\n{silent}".splitlines())
-
-
-def test_few_queries_answer_nothing(counts, data):
-    """Too few for a risk of 0.01, where 299 right answers in a row are needed, or without a right
-    answer."""
-    for judged, risk in ((data.relevant, 0.01), ({}, 0.5)):
-        rule = stm.calibrate_abstention(
-            counts, RetrievalData(data.queries, data.corpus, judged), risk=risk
-        )
-        assert rule.threshold == math.inf
-        assert "Answer no query" in str(rule)
+@pytest.mark.parametrize(("is_judged", "risk"), [(True, 0.01), (False, 0.5)])
+def test_few_queries_answer_nothing(counts, data, tmp_path, is_judged, risk):
+    """A risk of 0.01 needs 299 right answers in a row; or nothing is right. Infinity is saved."""
+    judged = data.relevant if is_judged else {}
+    few = RetrievalData(data.queries, data.corpus, judged)
+    rule = stm.calibrate_abstention(counts, few, risk=risk)
+    assert rule.threshold == math.inf
+    assert not rule.answers(np.random.default_rng(0).random((20, 2))).any()
+    assert Abstention.load(rule.save(tmp_path / "abstention.json")) == rule
 
 
 def test_bad_input(counts, data):

@@ -1,13 +1,12 @@
-"""Behaviour that all search evaluators share: encoding, similarity, CSV files, cards, and choosing
-checkpoints."""
+"""Behaviour that all search evaluators share."""
 
 import csv
 from functools import partial
 
 import pytest
+from _tiny import ROWS
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.evaluation import SequentialEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 import st_magnitude as stm
@@ -21,47 +20,34 @@ KINDS = {
     "Compression": partial(CompressionEvaluator, dims=[16]),
     "Hybrid": HybridEvaluator,
 }
-PAIRS = {
-    "anchor": [
-        "What do bees make?",
-        "Where do fish live?",
-        "Who bakes bread?",
-        "What flies at night?",
-    ],
-    "positive": [
-        "Bees make honey.",
-        "Fish live in water.",
-        "A baker bakes bread.",
-        "Owls and bats fly at night.",
-    ],
-}
+PAIRS = {"anchor": [row[0] for row in ROWS[:4]], "positive": [row[1] for row in ROWS[:4]]}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @every_kind
-def test_each_side_is_encoded_once_with_its_role_and_prompt(kind, task, static_model, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "query", "document"),
+    [
+        ({}, (None, None), (None, None)),
+        ({"query_prompt": "ask: ", "corpus_prompt": "see: "}, ("ask: ", None), ("see: ", None)),
+        ({"query_prompt_name": "s", "corpus_prompt_name": "p"}, (None, "s"), (None, "p")),
+    ],
+)
+def test_each_side_is_encoded_once_with_its_role_and_prompt(
+    kind, given, query, document, task, static_model, monkeypatch
+):
     calls = []
     for role in ("query", "document"):
         encode = getattr(static_model, f"encode_{role}")
 
         def spy(texts, *a, _encode=encode, _role=role, **k):
-            calls.append((_role, len(texts), k["prompt"], k["prompt_name"], k["batch_size"]))
+            calls.append((_role, len(texts), (k["prompt"], k["prompt_name"]), k["batch_size"]))
             return _encode(texts, *a, **k)
 
         monkeypatch.setattr(static_model, f"encode_{role}", spy)
-    static_model.prompts = {"search": "find: ", "passage": "text: "}
-    plain = kind(**task, batch_size=7)
-    prompted = kind(**task, query_prompt="ask: ", corpus_prompt="answer: ")
-    named = kind(**task, query_prompt_name="search", corpus_prompt_name="passage")
-    assert len({str(evaluator(static_model)) for evaluator in (plain, prompted, named)}) > 1
-    assert calls == [
-        ("query", 8, None, None, 7),
-        ("document", 20, None, None, 7),
-        ("query", 8, "ask: ", None, 32),
-        ("document", 20, "answer: ", None, 32),
-        ("query", 8, None, "search", 32),
-        ("document", 20, None, "passage", 32),
-    ]
+    static_model.prompts = {"s": "find: ", "p": "text: "}
+    kind(**task, batch_size=7, **given)(static_model)
+    assert calls == [("query", 8, query, 7), ("document", 20, document, 7)]
 
 
 @every_kind
@@ -106,63 +92,47 @@ def test_arguments_are_checked(kind, task):
 
 
 def test_csv_files(task, static_model, tmp_path):
-    evaluator = MagnitudeEvaluator(**task, name="dev", truncate_dim=64)
-    assert evaluator.primary_metric == "dev_64_matched_ndcg@10"
-    first = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
-    evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
-    for more in ({}, {"name": "silent", "write_csv": False}):
-        MagnitudeEvaluator(**task, **more)(static_model, output_path=str(tmp_path / "new"))
-    with (tmp_path / "new" / "Magnitude_evaluation_dev_64_results.csv").open() as file:
+    evaluator = MagnitudeEvaluator(**task, name="dev")
+    assert evaluator.primary_metric == "dev_matched_ndcg@10"
+    folder = tmp_path / "new"
+    first = evaluator(static_model, output_path=str(folder), epoch=1, steps=10)
+    evaluator(static_model, output_path=str(folder), epoch=2, steps=20)
+    MagnitudeEvaluator(**task, write_csv=False)(static_model, output_path=str(folder))
+    [path] = folder.iterdir()
+    assert path.name == "Magnitude_evaluation_dev_results.csv"
+    with path.open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10"), ("2", "20")]
-    values = {
-        f"dev_64_{key}": float(value)
-        for key, value in rows[0].items()
-        if key not in ("epoch", "steps")
-    }
-    assert values == first
-    names = {path.name for path in (tmp_path / "new").iterdir()}
-    assert names == {"Magnitude_evaluation_dev_64_results.csv", "Magnitude_evaluation_results.csv"}
+    assert [(row.pop("epoch"), row.pop("steps")) for row in rows] == [("1", "10"), ("2", "20")]
+    assert {f"dev_{key}": float(value) for key, value in rows[0].items()} == first
 
 
 def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     """Three steps of different worth, the best of which is kept."""
     model.similarity_fn_name = "dot"
-    first, *others = (
-        kind(**task, name="dev")
-        for kind in (KINDS["Compression"], MagnitudeEvaluator, HybridEvaluator)
-    )
+    evaluators = [kind(**task, name="dev") for kind in reversed(KINDS.values())]
     metric = "eval_dev_full_ndcg@10"
-    how = {
-        "max_steps": 3,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 0.05,
-        "use_cpu": True,
-        "report_to": [],
-    }
-    how |= {
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "save_steps": 1,
-        "load_best_model_at_end": True,
-    }
-    args = SentenceTransformerTrainingArguments(str(tmp_path), metric_for_best_model=metric, **how)
-    data, loss = Dataset.from_dict(PAIRS), MultipleNegativesRankingLoss(model)
-    trainer = SentenceTransformerTrainer(model, args, data, loss=loss, evaluator=[first, *others])
+    args = SentenceTransformerTrainingArguments(
+        str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=0.05,
+        use_cpu=True,
+        report_to=[],
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=metric,
+    )
+    loss = MultipleNegativesRankingLoss(model)
+    data = Dataset.from_dict(PAIRS)
+    trainer = SentenceTransformerTrainer(model, args, data, loss=loss, evaluator=evaluators)
     trainer.train()
-    assert isinstance(trainer.evaluator, SequentialEvaluator)
-    logs = [entry for entry in trainer.state.log_history if metric in entry]
-    history = [entry[metric] for entry in logs]
+    history = [entry[metric] for entry in trainer.state.log_history if metric in entry]
     assert len(history) == 3
     assert trainer.state.best_metric == max(history) > min(history)
-    keys = {
-        "eval_dev_binary_16_norm_rescored_retention",
-        "eval_dev_matched_map@100",
-        "eval_dev_hybrid_mrr@10",
-    }
-    assert keys <= logs[0].keys()
-    assert len({log["eval_dev_bm25_ndcg@10"] for log in logs}) == 1
-    assert first(trainer.model)["dev_full_ndcg@10"] == pytest.approx(trainer.state.best_metric)
+    best = KINDS["Compression"](**task)(trainer.model)["full_ndcg@10"]
+    assert best == pytest.approx(trainer.state.best_metric)
     names = {path.name for path in (tmp_path / "eval").iterdir()}
     assert names >= {f"{kind}_evaluation_dev_results.csv" for kind in KINDS}
 

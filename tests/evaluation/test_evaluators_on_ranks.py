@@ -1,5 +1,4 @@
-"""Evaluators in a Trainer on two processes, which share the texts among them, against one
-process."""
+"""Evaluators in a Trainer on two processes, which share the texts, against one process."""
 
 import os
 import sys
@@ -18,7 +17,6 @@ from st_magnitude.evaluation import (
     GeometryEvaluator,
     HybridEvaluator,
     MagnitudeEvaluator,
-    ScoredPairsEvaluator,
 )
 from st_magnitude.modules import ExponentNorm
 
@@ -41,32 +39,28 @@ RELEVANT = {
 
 def evaluators(dim):
     task = (QUERIES, CORPUS, RELEVANT)
-    passages, boilerplate = ([row[column] for row in ROWS] for column in (1, 2))
+    passages = [row[1] for row in ROWS]
+    bm25 = {query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}
     return [
-        MagnitudeEvaluator(*task, name="search", truncate_dim=dim),
+        MagnitudeEvaluator(*task, name="search"),
         CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
-        HybridEvaluator(
-            *task, bm25={query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}, name="hybrid"
-        ),
+        HybridEvaluator(*task, bm25=bm25, name="hybrid"),
         GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
-        ScoredPairsEvaluator(
-            passages, boilerplate, range(len(ROWS)), similarity="qnorm", name="pairs"
-        ),
     ]
 
 
 def evaluate(folder, output):
-    """The report of the Trainer after a step, for models with every end, whole and cut to a
-    prefix."""
+    """The report of the Trainer, for models with every end, whole and cut to a prefix."""
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    options = {
-        "per_device_eval_batch_size": 4,
-        "ddp_backend": "gloo",
-        "report_to": [],
-        "disable_tqdm": True,
-    }
-    args = SentenceTransformerTrainingArguments(str(output), use_cpu=True, **options)
+    args = SentenceTransformerTrainingArguments(
+        str(output),
+        use_cpu=True,
+        per_device_eval_batch_size=4,
+        ddp_backend="gloo",
+        report_to=[],
+        disable_tqdm=True,
+    )
     found = {}
     for end, modules in ENDS.items():
         for dim in DIMS:
@@ -79,16 +73,8 @@ def evaluate(folder, output):
             metrics = SentenceTransformerTrainer(
                 model, args, eval_dataset=data, loss=loss, evaluator=evaluators(dim)
             ).evaluate()
-            names = (
-                "eval_search",
-                "eval_compression",
-                "eval_hybrid",
-                "eval_geometry",
-                "eval_pairs",
-            )
-            found[end, dim] = {
-                key: value for key, value in metrics.items() if key.startswith(names)
-            }
+            names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry")
+            found[end, dim] = {key: x for key, x in metrics.items() if key.startswith(names)}
     return found
 
 

@@ -7,8 +7,7 @@ from scipy.stats import beta
 from st_magnitude.evaluation.metrics import judge
 
 
-@pytest.mark.parametrize("share", [0.02, 0.04, 0.1])
-@pytest.mark.parametrize("number", [25, 50, 200])
+@pytest.mark.parametrize(("share", "number"), [(0.02, 25), (0.04, 50), (0.1, 200)])
 def test_the_interval_covers_the_gain_where_few_queries_change(share, number):
     rng = np.random.default_rng(0)
     covered = []

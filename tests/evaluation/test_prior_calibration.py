@@ -1,7 +1,4 @@
-"""calibrate_prior against a ranking in float64, on data with and without popularity, and over
-vectors of an index."""
-
-import logging
+"""calibrate_prior against a ranking in float64, and against vectors of an index."""
 
 import numpy as np
 import pytest
@@ -23,8 +20,7 @@ IDS = [f"d{j:03}" for j in range(M)]
 
 @pytest.fixture(scope="module")
 def world():
-    """Embeddings (N, D), (M, D), log p (M,), answers (N,): j is asked for with probability p(j), by
-    a noisy copy."""
+    """Queries (N, D), documents (M, D), log p (M,), answers (N,) that are drawn by p."""
     rng = np.random.default_rng(0)
     log_p = -1.5 * np.log1p(rng.permutation(M))
     log_p -= np.log(np.exp(log_p).sum())
@@ -53,19 +49,13 @@ def test_every_weight_is_the_ranking_in_float64(world, closing, name, exponents)
     for module in closing:
         model.append(module)
     curve = stm.calibrate_prior(model, data_of(asked), dict(zip(IDS, log_p, strict=True)))
-    q, d = (
-        x / np.linalg.norm(x, axis=1, keepdims=True) ** gamma
-        for x, gamma in zip(
-            (queries.astype(np.float64), documents.astype(np.float64)), exponents, strict=True
-        )
-    )
-    relevant = np.eye(M)[asked]
+    q, d = queries.astype(np.float64), documents.astype(np.float64)
+    q /= np.linalg.norm(q, axis=1, keepdims=True) ** exponents[0]
+    d /= np.linalg.norm(d, axis=1, keepdims=True) ** exponents[1]
     assert curve.weights[0] == 0
     for weight, values in zip(curve.weights, curve.per_query, strict=True):
-        expected = [
-            ndcg_score(r[None], s[None], k=10)
-            for r, s in zip(relevant, q @ d.T + weight * log_p, strict=True)
-        ]
+        rows = zip(np.eye(M)[asked], q @ d.T + weight * log_p, strict=True)
+        expected = [ndcg_score(r[None], s[None], k=10) for r, s in rows]
         assert values == pytest.approx(expected, abs=1e-12)
     spread = (q @ d.T).std(axis=1, ddof=1).mean() / log_p.std()
     assert curve.weights[1:] / spread == pytest.approx(np.geomspace(1 / 64, 16, 21), rel=1e-4)
@@ -75,29 +65,20 @@ def test_every_weight_is_the_ranking_in_float64(world, closing, name, exponents)
 
 def test_the_gain_is_of_queries_that_did_not_choose(world):
     queries, documents, log_p, asked = world
-    curve = stm.calibrate_prior(
-        lookup(queries, documents), data_of(asked), dict(zip(IDS, log_p, strict=True)), seed=3
-    )
+    log_p = dict(zip(IDS, log_p, strict=True))
+    curve = stm.calibrate_prior(lookup(queries, documents), data_of(asked), log_p, seed=3)
     fold = np.random.default_rng(3).permutation(N) % 5
-    held_out = np.array(
-        [
-            curve.per_query[curve.per_query[:, fold != fold[i]].mean(axis=1).argmax(), i]
-            for i in range(N)
-        ]
-    )
+    best = [curve.per_query[:, fold != part].mean(axis=1).argmax() for part in range(5)]
+    held_out = np.array([curve.per_query[best[fold[i]], i] for i in range(N)])
     assert curve.held_out.tolist() == held_out.tolist()
     assert curve.gain == judge(held_out - curve.per_query[0], seed=3).gain
     assert 0.02 < curve.gain[1] < curve.gain[0]
-    table, sentence = curve.tables()
+    table, _ = curve.tables()
     assert [row[1] for row in table.rows] == curve.ndcg.tolist()
     assert [row[2] for row in table.rows].count("best") == 1
-    assert f"{curve.gain[0]:+.4f}" in sentence
     found = curve.to_dict()
-    assert (found["weight"], found["queries"], found["ndcg@10"]["0"]) == (
-        curve.weight,
-        N,
-        curve.ndcg[0],
-    )
+    assert (found["weight"], found["queries"]) == (curve.weight, N)
+    assert found["ndcg@10"]["0"] == curve.ndcg[0]
 
 
 def test_without_popularity_the_weight_is_0(world):
@@ -132,23 +113,15 @@ def test_an_index_with_one_more_dimension_ranks_alike(world):
     np.testing.assert_array_equal(in_order.per_query, curve.per_query)
 
 
-def test_bad_input(world, caplog):
-    queries, documents, log_p, asked = world
-    model, data = lookup(queries, documents), data_of(asked)
-    given = dict(zip(IDS, log_p, strict=True))
-    for bad, message in (
-        (
-            {"d000": -1.0},
-            "no value for 59 of 60 documents, such as 'd001': use RetrievalData.log_prior",
-        ),
-        (given | {"d007": -np.inf}, "log_p of 'd007' is -inf: smooth the counts"),
-        (log_p[:-1], "shorter"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            stm.calibrate_prior(model, data, bad)
-    some = stm.RetrievalData(
-        data.queries, data.corpus, {f"q{i}": data.relevant[f"q{i}"] for i in range(9)}
-    )
-    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        stm.calibrate_prior(model, some, given)
-    assert "9 queries are few to choose a weight by" in caplog.text
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"d000": -1.0}, "no value for 59 of 60 documents, such as 'd001'"),
+        (dict.fromkeys(IDS, 0.0) | {"d007": -np.inf}, "log_p of 'd007' is -inf"),
+        (np.zeros(M - 1), "shorter"),
+    ],
+)
+def test_bad_input(world, bad, message):
+    queries, documents, _, asked = world
+    with pytest.raises(ValueError, match=message):
+        stm.calibrate_prior(lookup(queries, documents), data_of(asked), bad)

@@ -1,5 +1,4 @@
-"""Stored vectors rank as the similarity does, and with a prior as the formula: in numpy, torch and
-vector databases."""
+"""Stored vectors rank as the similarity does, and with a prior as the formula."""
 
 import numpy as np
 import pytest
@@ -27,21 +26,23 @@ def matrices(rows):
     return arrays(np.float64, (rows, 5), elements=st.floats(-8, 8, width=32))
 
 
-def spread(n, dim=16, seed=0, sigma=0.5):
-    """Directions with lognormal norms."""
+def spread(n, seed):
+    """Directions of 16 dimensions with lognormal norms."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((n, dim))
-    return x / np.linalg.norm(x, axis=1, keepdims=True) * rng.lognormal(sigma=sigma, size=(n, 1))
+    x = rng.standard_normal((n, 16))
+    return x / np.linalg.norm(x, axis=1, keepdims=True) * rng.lognormal(sigma=0.5, size=(n, 1))
+
+
+def best(scores):
+    return np.argsort(-scores, axis=1)[:, :K]
 
 
 @pytest.fixture(params=SIMILARITIES, ids=str)
 def case(request):
-    """Queries and documents as they are served, and the ranking of the similarity itself in
-    float64."""
-    queries, documents = spread(20, seed=1), spread(300, seed=2)
-    expected = np.argsort(-Similarity.named(request.param)(queries, documents).numpy(), axis=1)[
-        :, :K
-    ]
+    """Queries and documents as they are served, and the ranking of the similarity in float64."""
+    queries = spread(20, seed=1)
+    documents = spread(300, seed=2)
+    expected = best(Similarity.named(request.param)(queries, documents).numpy())
     return *served(request.param, queries, documents), expected
 
 
@@ -74,24 +75,23 @@ def test_usearch(case):
 
 def test_qdrant(case):
     qdrant = pytest.importorskip("qdrant_client")
+    models = qdrant.models
     queries, documents, expected = case
     client = qdrant.QdrantClient(":memory:")
-    client.create_collection(
-        "docs", qdrant.models.VectorParams(size=16, distance=qdrant.models.Distance.DOT)
-    )
-    client.upsert(
-        "docs", qdrant.models.Batch(ids=list(range(len(documents))), vectors=documents.tolist())
-    )
-    for query, best in zip(queries, expected, strict=True):
+    client.create_collection("docs", models.VectorParams(size=16, distance=models.Distance.DOT))
+    rows = models.Batch(ids=list(range(len(documents))), vectors=documents.tolist())
+    client.upsert("docs", rows)
+    for query, ids in zip(queries, expected, strict=True):
         found = client.query_points("docs", query=query.tolist(), limit=K).points
-        assert [point.id for point in found] == best.tolist()
+        assert [point.id for point in found] == ids.tolist()
     client.close()
 
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory):
     """PostgreSQL with pgvector from PyPI, started for these tests."""
-    pgserver, psycopg = pytest.importorskip("pgserver"), pytest.importorskip("psycopg")
+    pgserver = pytest.importorskip("pgserver")
+    psycopg = pytest.importorskip("psycopg")
     server = pgserver.get_server(tmp_path_factory.mktemp("postgres"))
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         connection.execute("CREATE EXTENSION vector")
@@ -105,44 +105,24 @@ def test_pgvector(case, postgres):
     postgres.execute("CREATE TABLE docs (id int PRIMARY KEY, embedding vector(16))")
     rows = [(i, str(document.tolist())) for i, document in enumerate(documents)]
     postgres.cursor().executemany("INSERT INTO docs VALUES (%s, %s::vector)", rows)
-    search = (
-        "SELECT id, -(embedding <#> %(q)s::vector) FROM docs ORDER BY embedding <#> %(q)s::vector"
-        f" LIMIT {K}"
-    )
-    sent = [{"q": str(query.tolist())} for query in queries]
-    exact = [postgres.execute(search, query).fetchall() for query in sent]
-    assert [[document for document, _ in found] for found in exact] == expected.tolist()
-    scores = np.take_along_axis(queries @ documents.T, expected, axis=1)
-    np.testing.assert_allclose(
-        [[score for _, score in found] for found in exact], scores, rtol=1e-5
-    )
-    postgres.execute("CREATE INDEX ON docs USING hnsw (embedding vector_ip_ops)")
-    postgres.execute("SET enable_seqscan = off")
-    postgres.execute(f"SET hnsw.ef_search = {len(documents)}")
-    assert "docs_embedding_idx" in str(postgres.execute("EXPLAIN " + search, sent[0]).fetchall())
-    found = [
-        [document for document, _ in postgres.execute(search, query).fetchall()] for query in sent
-    ]
-    assert np.mean([len(set(a) & set(b)) / K for a, b in zip(found, expected, strict=True)]) > 0.9
-    postgres.execute("SET enable_seqscan = on")
+    distance = "embedding <#> %(q)s::vector"
+    search = f"SELECT id, -({distance}) FROM docs ORDER BY {distance} LIMIT {K}"
+    for query, ids in zip(queries, expected, strict=True):
+        found = postgres.execute(search, {"q": str(query.tolist())}).fetchall()
+        assert [document for document, _ in found] == ids.tolist()
+        np.testing.assert_allclose([score for _, score in found], documents[ids] @ query, rtol=1e-5)
 
 
 # --- the prior as one more dimension --------------------------------------------------------------
-
-
-def explicit(queries, documents, log_p, weight):
-    """q · d + weight · log p(d), one pair after the other: (Q, N)."""
-    return np.array(
-        [[sum(q * d) + weight * p for d, p in zip(documents, log_p, strict=True)] for q in queries]
-    )
 
 
 @given(
     matrices(3), matrices(7), arrays(np.float64, 7, elements=st.floats(-20, 0)), st.floats(-2, 2)
 )
 def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, weight):
-    expected = explicit(queries, documents, log_p, weight)
-    stored, sent = with_prior(documents, log_p, weight), with_prior_queries(queries)
+    expected = queries @ documents.T + weight * log_p
+    stored = with_prior(documents, log_p, weight)
+    sent = with_prior_queries(queries)
     assert (stored.shape, sent.shape) == ((7, 6), (3, 6))
     np.testing.assert_allclose(sent @ stored.T, expected, rtol=1e-12, atol=1e-9)
     tensors = with_prior(torch.from_numpy(documents), torch.from_numpy(log_p), weight)
@@ -150,26 +130,22 @@ def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, 
     assert torch.equal(with_prior_queries(torch.from_numpy(queries)), torch.from_numpy(sent))
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_an_index_ranks_by_the_prior(case, weight):
+def test_an_index_ranks_by_the_prior(case):
+    faiss = pytest.importorskip("faiss")
     queries, documents, _ = case
     log_p = np.log(np.random.default_rng(0).dirichlet(np.full(300, 0.3)) + 1e-4)
-    expected = np.argsort(
-        -explicit(queries.astype(float), documents.astype(float), log_p, weight), axis=1
-    )[:, :K]
-    stored, sent = with_prior(documents, log_p, weight), with_prior_queries(queries)
-    assert stored.dtype == sent.dtype == np.float32
-    np.testing.assert_array_equal(np.argsort(-(sent @ stored.T), axis=1)[:, :K], expected)
-    faiss = pytest.importorskip("faiss")
+    stored = with_prior(documents, log_p, 0.3)
     index = faiss.IndexFlatIP(17)
     index.add(stored)
-    np.testing.assert_array_equal(index.search(sent, K)[1], expected)
+    found = index.search(with_prior_queries(queries), K)[1]
+    expected = queries.astype(float) @ documents.astype(float).T + 0.3 * log_p
+    np.testing.assert_array_equal(found, best(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_kind_and_dtype_are_kept(dtype):
-    documents, log_p = torch.randn(3, 2).to(dtype), [-1.0, -2.0, -3.0]
-    for stored in (with_prior(documents, log_p, 1.0), with_prior_queries(documents)):
+    documents = torch.randn(3, 2).to(dtype)
+    for stored in (with_prior(documents, [-1.0, -2.0, -3.0], 1.0), with_prior_queries(documents)):
         assert stored.dtype == dtype
         assert torch.equal(stored[:, :2], documents)
 
@@ -178,7 +154,5 @@ def test_kind_and_dtype_are_kept(dtype):
     ("log_p", "weight"), [([-1.0], 1.0), ([0.0, -np.inf], 1.0), ([0.0, -1.0], np.nan)]
 )
 def test_a_prior_that_is_missing_or_infinite(log_p, weight):
-    with pytest.raises(
-        ValueError, match=r"one finite number for each of 2 documents.* Smooth the counts"
-    ):
+    with pytest.raises(ValueError, match=r"one finite number for each of 2 documents"):
         with_prior(np.ones((2, 2)), log_p, weight)

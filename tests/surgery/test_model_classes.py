@@ -12,7 +12,6 @@ from st_magnitude.evaluation import (
     CompressionEvaluator,
     GeometryEvaluator,
     MagnitudeEvaluator,
-    ScoredPairsEvaluator,
 )
 from st_magnitude.surgery.normalize import rescale_output
 
@@ -28,7 +27,6 @@ EVERYWHERE = [
     GeometryEvaluator(list(DOCUMENTS.values())),
     MagnitudeEvaluator(*TASK),
     CompressionEvaluator(*TASK),
-    ScoredPairsEvaluator(["a", "b", "c"], ["a", "b", "d"], [1.0, 0.5, 0.0]),
 ]
 DENSE_OR_TOKENS = [
     lambda model: stm.prepare(model, "dot"),
