@@ -34,6 +34,7 @@ from sentence_transformers import (
 from transformers import PrinterCallback
 
 import st_magnitude as stm
+from st_magnitude import geometry
 
 # Spearman of Contriever, Table 5
 PAPER = {"cosine": "78.8", "dot": "78.4", "qnorm": "41.3", "dnorm": "37.1"}
