@@ -31,7 +31,6 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving import with_prior, with_prior_queries
 from st_magnitude.surgery.gradients import grad_scale
 from st_magnitude.surgery.raw import raw_features
-from st_magnitude.training import monitor as monitor_module
 
 
 class NoFloat64(TorchDispatchMode):
@@ -387,14 +386,6 @@ def test_a_step_that_the_monitor_does_not_measure() -> None:
     assert not monitor.rows
 
 
-@pytest.mark.usefixtures("fakes")
-def test_the_monitor_measures_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def figures(x: Tensor, _lr: float | None) -> dict[str, float]:
-        assert (x.shape, x.dtype, x.device.type) == ((256, 8), torch.float32, "cpu")
-        return {"norm_mean": 1.0}
-
-    monkeypatch.setattr(monitor_module, "_measure", figures)
-    assert stm.NormMonitor().update(queries=leaf(300, 8, dtype=torch.bfloat16)) is not None
 
 
 @pytest.mark.usefixtures("fakes")

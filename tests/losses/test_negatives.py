@@ -155,14 +155,6 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
 
 
-def test_embeddings_alone_have_no_texts(model):
-    embeddings = raw_embeddings(model, batch_of(model, TWICE))
-    exclude, keep = (stm.CosineRankingLoss(model, same_text=x) for x in ("exclude", "keep"))
-    torch.testing.assert_close(
-        *(loss.compute_loss_from_embeddings(embeddings) for loss in (exclude, keep))
-    )
-
-
 @BATCHING
 def test_the_share_that_is_left_out(model, caplog, mini_batch_size):
     loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
@@ -226,19 +218,6 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     assert_same(model, loss(columns), expected)
     torch.testing.assert_close(
         loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0
-    )
-
-
-def test_margin_of_learned_exponents(model):
-    loss = stm.LearnableNormLoss(model, 0.3, 0.6, margin=0.1, scale=3.0).double()
-    columns = batch_of(model, [row[:2] for row in ROWS])
-    embeddings = raw_embeddings(model, columns)
-    scores = loss.similarity(*embeddings).detach()
-    excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
-    assert_same(
-        model,
-        loss(columns),
-        reference(embeddings, loss.similarity, loss.terms, ("query_to_doc",), excluded),
     )
 
 
