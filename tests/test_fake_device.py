@@ -214,8 +214,7 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
 def test_a_step_of_late_interaction(
     folder: str, similarity: str, mini_batch_size: int | None
 ) -> None:
-    """With the scoring of sentence-transformers, which on several processes reads the longest text
-    of all of them."""
+    """On several processes the scoring of sentence-transformers reads the longest text."""
     model = stm.prepare(load_tokens(folder), similarity)
     prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
     penalty = 0.0 if similarity == "cosine" else 0.1
@@ -372,8 +371,7 @@ def test_exponent_norm(role: str) -> None:
 
 @pytest.mark.usefixtures("fakes")
 def test_a_step_that_the_monitor_does_not_measure() -> None:
-    """Its hooks leave the embeddings alone; in a step that is measured, they keep them on the
-    device."""
+    """In a step that is measured, the hooks keep the embeddings on the device."""
     model = encoder(Normalize())
     monitor = stm.NormMonitor(nn.Identity(), every=3)
     monitor.on_train_begin(None, None, None, model=model)

@@ -1,5 +1,4 @@
-"""The tutorial notebook runs from top to bottom, and the outputs that it is committed with are fit
-for a web page."""
+"""The tutorial notebook runs from top to bottom, and its outputs fit a web page."""
 
 import os
 import re

@@ -166,8 +166,7 @@ def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
 @pytest.mark.filterwarnings("ignore:.*intrinsic dimension")
 @pytest.mark.parametrize(("num_samples", "expected"), [(10, 9), (40, 39), (None, 39)])
 def test_intrinsic_dimension_of_a_sample(num_samples, expected):
-    """n different rows of an identity matrix span n - 1 dimensions around their mean: the answer
-    counts them."""
+    """n rows of an identity matrix span n - 1 dimensions around their mean."""
     assert (
         geometry.intrinsic_dimension(np.eye(40), variance=1 - 1e-9, num_samples=num_samples)
         == expected

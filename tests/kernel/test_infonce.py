@@ -371,8 +371,7 @@ def test_all_negatives_excluded(exclude, directions, hardness):
 
 
 def test_what_a_judge_sees():
-    """The scores of the longest prefix before the temperature, once for each tile; distinct ids
-    exclude nothing."""
+    """The scores of the longest prefix before the temperature, once for each tile."""
     queries, documents = embeddings(5, 9)
     seen, terms = [], [Term(2, 0.5), Term(6, 0.3)]
 
@@ -436,8 +435,7 @@ JOINT = [
     "rule", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"]
 )
 def test_joint_softmax(gammas, directions, rule):
-    """With prefixes, learned temperatures and exponents, log q, hardness, and the queries of other
-    devices."""
+    """With prefixes, learned temperatures and exponents, log q, hardness, and gathered queries."""
     queries, documents = embeddings(4, 9)
     own, all_queries = documents[2:6].detach().requires_grad_(), embeddings(7, seed=1)[0]
     leaves = [
@@ -537,8 +535,7 @@ def test_float32_holds_where_probabilities_underflow():
 
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, Similarity(0.5, 0.5)], ids=str)
 def test_short_vectors(similarity):
-    """Gradients grow as norms fall, to what float32 still holds; the square of such a norm is 0
-    there."""
+    """Gradients grow as norms fall, whose square is 0 in float32."""
     inputs = [torch.randn(n, 8) * 1e-20 for n in (3, 5)]
     found, expected = (
         of_type(x, *inputs, [Term(4), Term()], similarity)[1:]
@@ -554,8 +551,7 @@ def test_short_vectors(similarity):
 @pytest.mark.parametrize("norm", [1e18, 1e30])
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, DNORM], ids=lambda s: s.name)
 def test_long_vectors(norm, similarity):
-    """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in
-    sentence-transformers."""
+    """In float32 the square of such a norm is infinite."""
     queries, documents = ((x.detach().float() * norm).requires_grad_() for x in embeddings())
     loss = infonce(queries, documents, [Term(4), Term()], similarity)
     loss.backward()
@@ -625,8 +621,7 @@ def test_input_is_checked(options, message):
 
 
 def test_booleans_as_positives():
-    """Also where the own document is not one of them, and where a row names none: its own document
-    is the positive."""
+    """Where the own document is none of them, and where a row names none and keeps its own."""
     queries, documents = embeddings(4, 9)
     matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
     matrix[0], matrix[1] = False, torch.arange(9) == 7
@@ -649,8 +644,7 @@ def test_booleans_as_positives():
 
 
 def test_memory_never_holds_the_matrix():
-    """Tiles of 64 rows, in units of the B x B matrix: two of 1/32, and little else at so small a
-    D."""
+    """In units of the B x B matrix: two tiles of 1/32, and little else at so small a D."""
     size, dim = 2048, 32
     pair = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
     peak = peak_bytes(lambda: infonce(*pair, tile_rows=64).backward())
@@ -661,8 +655,7 @@ def test_memory_never_holds_the_matrix():
     "terms", [(Term(),), (Term(64), Term(128, 0.1), Term(256), Term())], ids=["one", "many"]
 )
 def test_memory_of_wide_embeddings(terms):
-    """Both sides divided by their norms and both gradients, four tensors of B x D; autograd of the
-    norms took six."""
+    """Both sides divided by their norms and both gradients: four tensors of B x D."""
     size, dim = 256, 2048
     pair = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
     peak = peak_bytes(lambda: infonce(*pair, terms, tile_rows=8).backward())

@@ -63,8 +63,7 @@ def reference(
     excluded_queries=None,
     log_q=0.0,
 ):
-    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, with -inf for excluded pairs
-    of a matrix."""
+    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, without excluded pairs."""
     own, total = torch.arange(len(embeddings[0])), 0.0
     if excluded is None:
         excluded = torch.zeros(len(own), len(own) * len(embeddings[1:]), dtype=torch.bool)
@@ -127,8 +126,7 @@ def train(
 
 
 class Begins(TrainerCallback):
-    """The step at which training begins: a run that silently starts anew ends with the weights of
-    one that resumes."""
+    """The step at which training begins, by which a run that resumes is known."""
 
     step: int
 

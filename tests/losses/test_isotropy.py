@@ -1,5 +1,4 @@
-"""SIGReg in losses: values, gradients, caching, logs, two processes; and other regularizers next to
-it."""
+"""SIGReg and other regularizers in losses: values, gradients, caching, logs, two processes."""
 
 import json
 
@@ -210,8 +209,7 @@ def two_ranks(folder):
 @pytest.mark.parametrize("name", CASES)
 @BATCHING
 def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, mini_batch_size):
-    """Value, excess and gradient, with 5 rows on one rank and 9 on the other; without gathering
-    they are others."""
+    """With 5 rows on one rank and 9 on the other; without gathering the values are others."""
     model.double()
     sigreg = stm.SIGReg(**CASES[name])
     stretch = torch.ones(NUM_ROWS, 1, dtype=torch.float64)

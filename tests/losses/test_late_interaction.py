@@ -1,5 +1,4 @@
-"""LateInteractionLoss: a reference in float64, sentence-transformers' losses, the Trainer, and two
-processes."""
+"""LateInteractionLoss: the formula, sentence-transformers' losses, a Trainer, two processes."""
 
 from functools import partial
 
@@ -42,8 +41,7 @@ def batch(model, num_rows=8, num_negatives=1, start=0):
 
 
 def raw_tokens(folder, dtype=torch.float64):
-    """A model without normalisation, and the tokens of each text that count, one matrix a text:
-    with gradients."""
+    """A model without normalisation, and a matrix of the tokens of each text that count."""
     model = load_tokens(folder, normalize=False).to(dtype)
     texts = []
     for features, task in zip(batch(model), ("query", "document", "document"), strict=True):

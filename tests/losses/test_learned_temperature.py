@@ -1,5 +1,4 @@
-"""Learned temperatures: gradients, optimizers, checkpoints, logs, ranks, and what is left in the
-saved model."""
+"""Learned temperatures: gradients, optimizers, checkpoints and logs."""
 
 import math
 
@@ -118,8 +117,7 @@ def test_arguments(model):
 
 @BATCHING
 def test_matryoshka(model, mini_batch_size):
-    """sentence-transformers' MatryoshkaLoss cuts off the columns in which a cached loss carries
-    temperatures."""
+    """MatryoshkaLoss cuts off the columns in which a cached loss carries temperatures."""
     inner = stm.CosineRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
     loss = MatryoshkaLoss(model, inner, [32, 8])
     if mini_batch_size is not None:

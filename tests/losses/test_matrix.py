@@ -1,5 +1,4 @@
-"""What users combine: every two settings meet in some run, which learns, resumes exactly, and saves
-what it learned."""
+"""What users combine: every two settings meet in a run, which learns, resumes and is saved."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def possible(cell: Cell) -> bool:
 
 
 def covering() -> list[Cell]:
-    """Few cells in which all possible pairs of settings meet: greedily, the cell next that has most
-    pairs left."""
+    """Few cells in which all possible pairs meet: always the cell that has most pairs left."""
 
     def pairs(cell: Cell) -> set[tuple[Any, ...]]:
         return set(itertools.combinations(cell.items(), 2))

@@ -1,5 +1,4 @@
-"""same_text, margin and guide: against full score matrices in float64 and against
-sentence-transformers."""
+"""same_text, margin and guide: score matrices in float64, and sentence-transformers."""
 
 import itertools
 import random
@@ -48,8 +47,7 @@ def static_guide():
 
 
 def equal_texts(rows):
-    """(B, M): documents with the text of the positive, and positives of queries with the text of
-    the query."""
+    """(B, M): documents with the text of the positive, and positives of the same query."""
     queries, positives, *negatives = zip(*rows, strict=True)
     documents = [*positives, *itertools.chain(*negatives)]
     same = torch.tensor(
@@ -68,8 +66,7 @@ def too_close(scores, positive, margin, strategy):
 
 
 def assert_same(model, found, expected):
-    """Two losses by value and by gradients; exponents that the embeddings do not reach have none in
-    the reference."""
+    """By value and gradients; exponents that embeddings do not reach have none in the reference."""
     (found, gradients), (expected, others) = (
         value_and_gradients(model, x) for x in (found, expected)
     )

@@ -50,8 +50,7 @@ def build(loss_class, model, **options):
 
 
 def reference_gradients(model, columns, exponents, scale, **options):
-    """Of the formula, by autograd through the model as a whole; exponents from the model if it
-    learns them."""
+    """Of the formula, by autograd through the model; exponents from the model, if it has some."""
     if isinstance(model[-1], ExponentNorm):
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     return value_and_gradients(
@@ -140,8 +139,7 @@ def test_looks_at_raw_embeddings(model):
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
 def test_auto_scale(model, loss_class, mini_batch_size):
-    """The size of the scores is that of the batch at hand, with its gradient; twice the norm
-    changes nothing."""
+    """The size of the scores is that of the batch, with its gradient; twice the norm is nothing."""
     loss = build(loss_class, model, scale="auto", mini_batch_size=mini_batch_size)
     columns, exponents, values = features(model, num_negatives=1), EXPONENTS[loss_class], []
     for _ in range(2):
@@ -164,8 +162,7 @@ def test_auto_scale(model, loss_class, mini_batch_size):
 @BATCHING
 @pytest.mark.parametrize("factor", [1 / 4, 2.0**16])
 def test_outer_factor(model, mini_batch_size, factor):
-    """Gradient accumulation divides the loss, a GradScaler multiplies it: encoder *and* exponents
-    must see that."""
+    """Gradient accumulation divides the loss, a GradScaler multiplies it."""
     columns = features(model)
     loss = build(stm.LearnableNormLoss, model, scale=3.0, mini_batch_size=mini_batch_size)
     _, expected = reference_gradients(model, columns, None, 3.0)

@@ -63,8 +63,7 @@ def wrapped(folder, case, gather, dtype, **options):
 
 
 def one_batch(folder, case, gather):
-    """Loss and gradient of one batch, and the gradient after a second backward pass:
-    accumulation."""
+    """Loss and gradient of one batch, and the gradient accumulated over two."""
     model, loss = wrapped(folder, case, gather, torch.float64)
     rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
     found = []
@@ -119,8 +118,7 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
 
 
 def ring_and_gathering(folder):
-    """The gradients of both, that of a temperature among them, in float32 and under bfloat16
-    autocast."""
+    """The gradients of both, that of a temperature too, in float32 and under autocast."""
     rank, found = dist.get_rank(), []
     for bf16, gather in itertools.product((False, True), ("ring", True)):
         _, loss = wrapped(
@@ -191,8 +189,7 @@ OF_TEXTS = [
 
 
 def of_texts(folder, case, rows):
-    """Value and gradients for some of the rows, by a model in DDP where there are several
-    processes."""
+    """Value and gradients for some of the rows, by a model in DDP if there are processes."""
     gather, options, mini_batch_size, direction = case
     model, options = load_transformer(folder).double(), dict(options)
     if "guide" in options:
@@ -238,8 +235,7 @@ GATHERED = [
 
 
 def gathered(folder):
-    """For each way, values and gradients of one rank by this package and by
-    sentence-transformers."""
+    """Values and gradients of one rank by this package and by sentence-transformers."""
     model, found = load_transformer(folder), []
     generator = torch.Generator().manual_seed(dist.get_rank())
     columns = [

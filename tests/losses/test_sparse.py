@@ -1,5 +1,4 @@
-"""Ranking losses on a SparseEncoder: against sentence-transformers, with the texts of the batch,
-and in its Trainer."""
+"""Ranking losses on a SparseEncoder: sentence-transformers, texts of the batch, the Trainer."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Label columns and teachers: weights of rows, classes, and targets of another model or of
-scores."""
+"""Labels and teachers: weights of rows, classes, targets of another model or of scores."""
 
 import copy
 

@@ -1,5 +1,4 @@
-"""Temperature losses against the naive sum of InfoNCE terms, against autograd, and against
-sentence-transformers."""
+"""Temperature losses: the naive sum of InfoNCE terms, and sentence-transformers."""
 
 import logging
 
@@ -29,8 +28,7 @@ SUMS = {
 
 
 def naive(embeddings, exponents, terms, scale=20.0):
-    """sum_t w_t cross_entropy(similarity of the prefix / tau_t); 20 takes temperatures as they
-    are."""
+    """sum_t w_t cross_entropy(similarity of the prefix / tau_t), at a scale of 20."""
     return sum(
         weight * formula(embeddings, exponents, scale / 20 / tau, dim=dim)
         for weight, dim, tau in terms
@@ -59,8 +57,7 @@ def assert_equal(model, columns, loss, exponents, terms, scale):
 @pytest.mark.parametrize("num_negatives", [0, 2])
 @BATCHING
 def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini_batch_size):
-    """With the defaults of the paper: temperatures .03 .06 .1, a quarter, half and all of the
-    dimensions, weights 1."""
+    """With the paper's temperatures .03 .06 .1 and a quarter, half and all of the dimensions."""
     loss = loss_class(model, similarity=similarity, scale=3.0, mini_batch_size=mini_batch_size)
     exponents = Similarity.named(similarity).exponents
     assert_equal(

@@ -1,5 +1,4 @@
-"""Losses in the Trainer: what is logged, resumed, and shared between processes; test_matrix.py
-trains all of them."""
+"""Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
 import copy
 import math
@@ -32,8 +31,7 @@ LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 @BATCHING
 @pytest.mark.parametrize("loss_class", LOSSES)
 def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
-    """One step of SGD over four micro-batches goes down the mean of their gradients, by the
-    definition."""
+    """One step of SGD over four micro-batches goes down the mean of their gradients."""
     loss = loss_class(model, scale=3.0, mini_batch_size=mini_batch_size, temperature="learned")
     reference, batches = copy.deepcopy(model), []
     loss.register_forward_pre_hook(
@@ -186,8 +184,7 @@ def test_lists_of_texts_are_refused(model, tmp_path):
     ],
 )
 def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
-    """Each process may have a batch of another one, and a process that gathers alone waits
-    forever."""
+    """A process that gathers alone waits forever."""
     losses = {
         name: stm.DotRankingLoss(model, **given) for name, given in zip("ab", options, strict=True)
     }
@@ -238,8 +235,7 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
 @pytest.mark.slow
 @BATCHING
 def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
-    """The gradient is that of the joined batch. It is not a parameter of the model, so DDP does not
-    average it."""
+    """The gradient is that of the joined batch, although DDP does not average it."""
     model.double()
     rows = [row[:3] for row in ROWS[: 2 * NUM_ROWS]]
     embeddings = raw_embeddings(
