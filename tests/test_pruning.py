@@ -98,14 +98,7 @@ def test_chart(tokens):
     norms = embedding.norm(dim=1)
     pruning = stm.NormPruning(norms.median().item())
     lines = pruning.chart(tokens, text, width=20).splitlines()
-    assert [line[2:].split()[0] for line in lines] == [
-        "a",
-        "sorted",
-        "copy",
-        "of",
-        "list",
-        "comes",
-        "back",
-    ]
+    shown = [line[2:].split()[0] for line in lines]
+    assert shown == ["a", "sorted", "copy", "of", "list", "comes", "back"]
     assert sum(line.startswith("*") for line in lines) == len(pruning.pool([embedding])[0])
     assert max(line.count("#") for line in lines) == 20

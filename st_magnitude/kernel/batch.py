@@ -28,8 +28,7 @@ class Above:
     Args:
         threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).
         guide: Embeddings of queries (B, Dg) or (Q, Dg), and of documents (M, Dg), whose inner
-            products are compared. None: the scores of the loss at its longest prefix, before the
-            temperature.
+            products are compared. None: the scores of the loss at its longest prefix.
     """
 
     threshold: Callable[[Tensor], Tensor]
@@ -45,8 +44,7 @@ class Batch:
     """B queries, M documents, and what is known about their pairs; :func:`~st_magnitude.infonce`
     explains the fields.
 
-    Query i belongs to document ``offset + i``: the two are a *pair*, and ``offset + i`` is its
-    number.
+    Query i and document ``offset + i`` are a *pair*, and ``offset + i`` is its number.
     """
 
     queries: Tensor  # (B, D)

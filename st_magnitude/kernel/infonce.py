@@ -86,11 +86,9 @@ def infonce(
             directions, whose positive is s(q_i, d_i) (Li et al. 2023, arXiv 2308.03281).
             ``"per_direction"``: one softmax for ``"query_to_doc"`` and one for ``"doc_to_query"``,
             of whose losses the mean is taken.
-        offset: Index of the first query's positive, for documents that were gathered from several
-            devices.
+        offset: Index of the first query's positive, for documents gathered from devices.
         all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that
-            were gathered from several devices. Row ``offset + i`` is query i. None: the queries
-            themselves.
+            were gathered from several devices. Row ``offset + i`` is query i.
         num_queries: Number N of queries that the documents belong to: document j belongs to query j
             modulo N, positives first. It counts for ``"doc_to_doc"`` and for two modes of hardness.
             None: that of the queries, or of all_queries.
@@ -99,8 +97,7 @@ def infonce(
             ``offset + B`` of the documents.
         hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are,
             as in sentence-transformers: ``"in_batch_negatives"``, those of other queries;
-            ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both. None:
-            no document.
+            ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both.
         hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a
             constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5).
         exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a
@@ -125,15 +122,13 @@ def infonce(
             ``positives`` are the case of equal targets.
         targets_queries: The same for the softmax of a document, (B, Q). None: the targets (B, M) of
             the positives, transposed.
-        weights: Factors (B,) of the losses of the rows, before the mean; constants without a
-            gradient.
+        weights: Factors (B,) of the losses of the rows, before the mean; constants.
         log_q: Logarithms of how often each document is drawn as a negative, (M,), which are
             subtracted from the logits, s / tau - log q, of all terms: those of the positives, too
             (Yi et al. 2019, RecSys, Eq. 3 to 5; see :class:`~st_magnitude.DocumentPrior`). A
             constant added to all numbers changes nothing. They are constants without a gradient,
             and differ by at most 80 in float32.
-        log_q_queries: The same for the queries in the softmax of a document: (B,), or (Q,) with
-            all_queries.
+        log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
             ``"auto"``: plain while the scores of all terms are at most 2^16 numbers, where it is
@@ -151,9 +146,8 @@ def infonce(
     Raises:
         ValueError: If shapes, dims, offset or directions do not fit together.
 
-    Gradients reach queries, documents, all_queries, and those exponents and temperatures that are
-    tensors. The tiled engine takes them in the forward pass, so a second derivative does not exist
-    there.
+    Gradients reach queries, documents, all_queries, and exponents and temperatures that are
+    tensors. A second derivative does not exist in the tiled engine.
 
     Example:
         >>> import torch

@@ -135,8 +135,7 @@ def rules_of(
         columns: Marks of the columns.
         own: The column that belongs to the first row, if it is among the columns.
         of_own: The scores (B,) of the positives, where they are not among the columns.
-        is_other_rank: Whether the columns are those of another rank, where numbers of pairs mean
-            nothing.
+        is_other_rank: Whether the columns are those of another rank, with pairs of its own.
     """
     dtype = rows.owner.dtype
     excluded: list[Judge] = []

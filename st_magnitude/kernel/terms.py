@@ -15,9 +15,8 @@ __all__ = ["LearnedTemperature", "Term"]
 class LearnedTemperature(float):
     """A temperature that a ranking loss learns, which starts at this number.
 
-    Every such term has its own temperature. The loss learns its
-    logarithm and keeps it at 0.01 or more, as CLIP keeps its logit scale, 1 / temperature, at 100
-    or less.
+    Every such term has its own temperature. The loss learns its logarithm and keeps it at 0.01 or
+    more, as CLIP keeps its logit scale, 1 / temperature, at 100 or less.
 
     With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature``. Several terms are
     numbered, ``temperature_1``, and several losses are named, ``temperature_{data set}``.
@@ -67,8 +66,7 @@ class Term:
         weight: Factor of the term in the sum.
 
     Raises:
-        ValueError: If dim is below 1, or if the temperature is a number that is not positive or
-            another word.
+        ValueError: If dim is below 1, or the temperature not positive or another word.
     """
 
     dim: int | None = None

@@ -90,8 +90,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
             )
 
     Args:
-        model: The model to train. If it already ends in an ExponentNorm, training goes on from its
-            exponents.
+        model: The model to train. If it has an ExponentNorm, training goes on from its exponents.
         gamma_query: First value of the query exponent, strictly between 0 and 1.
         gamma_document: The same of the document exponent.
         **options: All other arguments of MagnitudeRankingLoss, except similarity.

@@ -66,8 +66,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits.
         mini_batch_size: Number of texts for which the model holds activations at a time
             (GradCache). None: no caching.
-        gather_across_devices: Whether the documents of all devices are negatives. Batches must have
-            equal sizes.
+        gather_across_devices: Whether documents of all devices are negatives, for equal batches.
 
     Raises:
         TypeError: If the model is not a MultiVectorEncoder.

@@ -36,8 +36,7 @@ class DocumentPrior:
     set in which every document occurs once needs no prior.
 
     Columns of explicit negatives are corrected by how often a text occurs as a negative, if there
-    are such counts. Queries that are columns of a softmax (``directions``) count as drawn once in N
-    pairs.
+    are such counts. Queries in a softmax (``directions``) count as drawn once in N pairs.
 
     Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior
     with the ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a
@@ -80,11 +79,9 @@ class DocumentPrior:
 
         Args:
             model: The model to train, whose tokenizer decides which texts are the same.
-            positives: The positives of all training pairs, such as ``dataset["positive"]``; or
-                their counts, or any numbers in proportion to them, for example of clicks: text ->
-                count.
-            negatives: The same for all columns of explicit negatives; None: as frequent as they are
-                as positives.
+            positives: The positives of all training pairs, such as ``dataset["positive"]``; or a
+                dict of their counts, or of numbers in proportion to them, such as clicks.
+            negatives: The same for columns of negatives; None: as frequent as among positives.
             smoothing: Number above 0 that is added to every count, and the count of a text that
                 does not occur.
             **preprocess: Options of ``model.preprocess``: the ``prompt`` and the ``task`` of the

@@ -56,8 +56,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
             stock function that ranks as the similarity does.
-        similarity: A Similarity or its name. None: that of the class, such as QNormRankingLoss, or
-            dot.
+        similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned,
             starting where the terms have them; a
@@ -102,8 +101,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         teacher: Frozen SentenceTransformer, which may be the guide, that says how relevant the
             documents of the batch are: the targets of a query are softmax(t / teacher_temperature)
             over its scores t. It helps where it knows more than the data; see ``labels``.
-        teacher_temperature: Temperature of the targets. None: 0.05 for a model, and 1 for scores
-            from labels.
+        teacher_temperature: Temperature of the targets. None: 0.05 for a model, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one

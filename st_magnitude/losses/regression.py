@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class SimilarityMSELoss(EmbeddingLoss):
-    """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a
-    score.
+    """Regression of scores of pairs, as STS has them, on any :class:`~st_magnitude.Similarity`.
 
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 

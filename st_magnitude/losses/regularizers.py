@@ -115,14 +115,12 @@ class SIGReg(nn.Module):
     last value is the attribute ``last_excess``.
 
     Args:
-        num_directions: Number of directions that a step draws; fewer than about D leave much of the
-            space unseen.
+        num_directions: Number of directions that a step draws; about D or more see all the space.
         num_knots: Number of knots t_k, evenly spaced on [0, t_max].
         t_max: Largest knot.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a
             number. None takes the embeddings as they are, with their norms.
-        dims: Prefixes, each cut, normalised and scaled by itself; the loss is their mean. None: all
-            dimensions.
+        dims: Prefixes, each cut, normalised and scaled by itself, whose mean is the loss.
         gather: Whether to take the statistic of the joined batch of all ranks, which may have
             batches of different sizes. The gradient is right under DDP, which averages over ranks.
 

@@ -27,8 +27,7 @@ def with_texts(loss: AnyLoss) -> AnyLoss:
     ``prior`` need texts.
 
     Args:
-        loss: The loss, which is also returned. Its attribute ``loss`` is a ranking loss of this
-            package.
+        loss: The loss, which is also returned. Its attribute ``loss`` is one of this package.
 
     Raises:
         TypeError: If the loss inside is another one.

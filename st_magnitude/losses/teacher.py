@@ -23,8 +23,7 @@ class Teacher:
         T_ij = (1 - weight) · [j is the positive of i]
                + weight · softmax_j( t(q_i, d_j) / temperature )
 
-    A teacher that scores a row's own documents only, (B, n), gives no target to the documents of
-    other rows.
+    Scores (B, n) of a row's own documents give no target to the documents of other rows.
 
     Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
     """

@@ -125,8 +125,7 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
 def text_keys(features: Features, column: int = 0) -> Tensor:
     """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
 
-    Inputs without token ids get keys that no other input of the batch has, on this rank and all
-    others.
+    Inputs without token ids get keys that no other input has, on this rank and all others.
     """
     tokens = tokens_of(features)
     if tokens is None:

@@ -24,13 +24,8 @@ NUM_ROWS = 6  # a rank
 
 
 def arguments(output: Path, **options: Any) -> SentenceTransformerTrainingArguments:
-    here = {
-        "use_cpu": True,
-        "ddp_backend": "gloo",
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
+    here = {"use_cpu": True, "ddp_backend": "gloo", "report_to": []}
+    here |= {"save_strategy": "no", "disable_tqdm": True}
     return SentenceTransformerTrainingArguments(
         str(output / "trainer"), max_steps=3, per_device_train_batch_size=4, **here, **options
     )

@@ -1,6 +1,5 @@
 """DocumentPrior: counts by tokens, the loss against the formula in float64, and a skewed task."""
 
-import itertools
 import math
 
 import pytest
@@ -31,10 +30,8 @@ NEGATIVES = {"see below": 50, "returns a number": 3}
 
 def log_q(rows, negatives, smoothing=1.0):
     """Of the documents of a batch, one number at a time: (M,)."""
-    tables = [
-        POSITIVES,
-        *itertools.repeat(POSITIVES if negatives is None else negatives, len(rows[0]) - 2),
-    ]
+    others = POSITIVES if negatives is None else negatives
+    tables = [POSITIVES] + [others] * (len(rows[0]) - 2)
     found = []
     for table, column in zip(tables, list(zip(*rows, strict=True))[1:], strict=True):
         total = sum(table.values()) + smoothing * len(table)
@@ -50,11 +47,8 @@ def test_counts_are_those_of_tokens(model):
     model.max_seq_length = 6
     texts = ["see below", "See Below", "see also tea", "a b c d e f g", "a b c d e f z"]
     prior = DocumentPrior.from_texts(model, texts, smoothing=0.5)
-    [found] = prior.log_q(
-        batch_of(
-            model, [[t] for t in ["see below", "see also tea", "a b c d e f", "none", *texts[4:]]]
-        )
-    )
+    asked = ["see below", "see also tea", "a b c d e f", "none", "a b c d e f z"]
+    [found] = prior.log_q([model.preprocess(asked)])
     expected = [2.5, 1.5, 2.5, 0.5, 2.5]
     torch.testing.assert_close(found, torch.tensor(expected).div(5 + 0.5 * 3).log())
     prompted = DocumentPrior.from_texts(model, texts, prompt="notes: ")

@@ -107,9 +107,7 @@ def test_arguments(model):
     assert all(isinstance(term.temperature, LearnedTemperature) for term in several.terms)
     partly = stm.CosineRankingLoss(model, terms=temp_spec_mrl({8: 0.05, 32: "learned"}))
     assert len(partly.temperatures.bias) == 1
-    with pytest.raises(
-        ValueError, match=r"temperature=0\.1 is for a loss of one term, and this one has 3"
-    ):
+    with pytest.raises(ValueError, match="for a loss of one term, and this one has 3"):
         stm.TempAggLoss(model, temperature=0.1)
     with pytest.raises(ValueError, match="a positive number or 'learned'; got 'cold'"):
         stm.CosineRankingLoss(model, temperature="cold")
@@ -154,15 +152,14 @@ def test_resume_with_several_data_sets(folder, tmp_path):
     options |= {"multi_dataset_batch_sampler": "round_robin", "per_device_train_batch_size": 4}
     options |= {"learning_rate": 0.01, "learning_rate_mapping": MAPPING(0.05)}
     runs = []
-    for resume in (None, str(tmp_path / "first" / "checkpoint-3")):
+    checkpoint = str(tmp_path / "first" / "checkpoint-3")
+    for name, resume in (("first", None), ("again", checkpoint)):
         model = load_transformer(folder)
         losses = {
             "pairs": stm.DotRankingLoss(model, temperature="learned"),
             "triplets": stm.MagnitudeRankingLoss(model, "cosine", TERMS, mini_batch_size=3),
         }
-        trainer = train(
-            model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options
-        )
+        trainer = train(model, losses, tmp_path / name, resume=resume, **options)
         runs.append([model.state_dict(), losses, trainer])
     (state, losses, trainer), (again, resumed, _) = runs
     for name, loss in losses.items():
@@ -201,16 +198,9 @@ def test_a_resume_that_would_start_anew_is_refused(folder, tmp_path):
     checkpoint = str(tmp_path / "first" / "checkpoint-1")
     for name, resume in (("first", None), ("resumed", checkpoint)):
         model = load_transformer(folder)
-        train(
-            model,
-            stm.CosineRankingLoss(model, temperature="learned"),
-            tmp_path / name,
-            resume=resume,
-            **options,
-        )
+        loss = stm.CosineRankingLoss(model, temperature="learned")
+        train(model, loss, tmp_path / name, resume=resume, **options)
     assert not model._load_state_dict_post_hooks
     loss = stm.CosineRankingLoss(model, temperature="learned")
-    with pytest.raises(
-        ValueError, match=r"learned temperature starts anew .* stm\.attach\(trainer\)"
-    ):
+    with pytest.raises(ValueError, match="learned temperature starts anew"):
         train(model, loss, tmp_path / "refused", attach=False, resume=checkpoint, **options)

@@ -298,7 +298,7 @@ def test_the_model_is_not_its_own_guide(model):
 )
 def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
     stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
-    assert ("Use a negative margin, such as -0.1" in caplog.text) is warns
+    assert bool(caplog.records) is warns
 
 
 def test_guide_needs_texts(guide):

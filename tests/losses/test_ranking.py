@@ -290,7 +290,7 @@ def test_fractional_document_exponent_warns(model, caplog):
         stm.MagnitudeRankingLoss(model, Similarity(0.5, 1.0))
         assert not caplog.records
         stm.MagnitudeRankingLoss(model, Similarity(1.0, 0.5))
-    assert "stm.prepare(model, Similarity(1, 0.5))" in caplog.text
+    assert len(caplog.records) == 1
     caplog.clear()
     stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))
     assert not caplog.records
@@ -302,15 +302,13 @@ def test_fractional_document_exponent_warns(model, caplog):
 @pytest.mark.parametrize("labels", [[1.0, 0.0, 0.2], [1, 0, 1], [True, False, True], [4, 7, 4]])
 def test_labels_are_refused(model, labels):
     loss, labels = stm.CosineRankingLoss(model), torch.tensor(labels)
+    batch = features(model, 3)
     for call, given in (
-        (loss, features),
-        (
-            loss.compute_loss_from_embeddings,
-            lambda model, rows: raw_embeddings(model, features(model, rows)),
-        ),
+        (loss.compute_loss_from_embeddings, raw_embeddings(model, batch)),
+        (loss, batch),
     ):
         with pytest.raises(ValueError, match=r"SimilarityMSELoss.*remove_columns"):
-            call(given(model, 3), labels)
+            call(given, labels)
 
 
 @pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
@@ -343,7 +341,7 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     losses = [first(model), second(model)]
     for loss in losses:
         loss(features(model, 3), torch.ones(3) if isinstance(loss, stm.SimilarityMSELoss) else None)
-    assert contradicts == ("Give all losses of a Trainer the same similarity" in caplog.text)
+    assert contradicts == bool(caplog.records)
 
 
 def test_nan_names_its_column(model, caplog):

@@ -88,23 +88,18 @@ def ranks(request, folder):
 @pytest.mark.parametrize("gather", STARTS)
 def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     name, _, direction = case
+    exponents = (1, 0)
     if name == "learnable":
-        model.append(ExponentNorm(0.5, 0.5, learnable=True))
+        model.append(ExponentNorm(0.5, 0.5, learnable=True).double())
+        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     model.double()
     values, of_once, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
-    exponents = (
-        (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid())
-        if name == "learnable"
-        else (1, 0)
-    )
     columns = embeddings[: 2 if direction == ("doc_to_query",) else None]
     scale = auto_scale(columns, exponents)  # of the joined batch
-    parts = (
-        itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
-        if name == "temp_agg_mrl"
-        else [(32, 0.05)]
-    )
+    parts = [(32, 0.05)]
+    if name == "temp_agg_mrl":
+        parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
     expected = sum(
         formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts
     )
@@ -173,18 +168,16 @@ COUNTS = (
     {ROWS[0][1]: 9, ROWS[1][1]: 4, ROWS[2][1]: 1, "lima": 30, "see below": 2},
     {"see below": 50, "returns a list": 3},
 )
+RULES = [
+    {},
+    {"margin": 0.1, "margin_strategy": "relative"},
+    {"margin": 0.02, "guide": "cls"},
+    {"prior": COUNTS},
+]
+WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]
 OF_TEXTS = [
     (gather, options, *way)
-    for gather, options in itertools.product(
-        ("ring", True),
-        (
-            {},
-            {"margin": 0.1, "margin_strategy": "relative"},
-            {"margin": 0.02, "guide": "cls"},
-            {"prior": COUNTS},
-        ),
-    )
-    for way in ((None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",)))
+    for gather, options, way in itertools.product(("ring", True), RULES, WAYS)
 ]
 
 
@@ -261,8 +254,5 @@ def test_one_process_needs_no_ring(model):
         for gather in (False, "ring")
     ]
     assert values[0] == values[1]
-    with pytest.raises(
-        ValueError,
-        match=r"gather_across_devices must be one of False, True and 'ring'; got 'all'\.",
-    ):
+    with pytest.raises(ValueError, match="gather_across_devices must be one of"):
         stm.QNormRankingLoss(model, gather_across_devices="all")

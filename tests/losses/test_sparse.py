@@ -139,9 +139,7 @@ def test_repeated_texts_without_texts_warn_once(model, splade, caplog):
         loss = splade(stm.DotRankingLoss(model, **options))
         for _ in range(2):
             loss(features(model))
-        assert (
-            sum("repeated texts count as negatives" in r.message for r in caplog.records) == times
-        )
+        assert len([r for r in caplog.records if r.name.startswith("st_magnitude")]) == times
 
 
 def test_with_texts_takes_a_loss_around_ours(model):

@@ -75,14 +75,10 @@ def test_a_model_as_teacher(model, is_guide, directions):
     with torch.no_grad():
         for parameter in teacher.parameters():
             parameter.mul_(1.1)
-    options = {
-        "directions": directions,
-        "partition_mode": "per_direction",
-        "teacher_temperature": 0.2,
-    }
-    loss = stm.CosineRankingLoss(
-        model, teacher=teacher, guide=teacher if is_guide else None, **options
-    )
+    options = {"directions": directions, "partition_mode": "per_direction"}
+    options |= {"teacher_temperature": 0.2}
+    guide = teacher if is_guide else None
+    loss = stm.CosineRankingLoss(model, teacher=teacher, guide=guide, **options)
     queries, *documents = embeddings(teacher)
     soft = (stm.COSINE(queries, torch.cat(documents)) / 0.2).softmax(dim=1)
     expected = cross_entropy(logits(model, 0.05), soft).mean()
@@ -132,11 +128,8 @@ def test_labels_are_checked(model, kind, labels):
 @pytest.mark.parametrize("mini_batch_size", [None, 2])
 @pytest.mark.parametrize("kind", ["weights", "classes", "teacher"])
 def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
-    labels = {
-        "weights": [0.5, 1.0, 2.0],
-        "classes": [1, 2, 1],
-        "teacher": [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]],
-    }
+    teacher = [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]]
+    labels = {"weights": [0.5, 1.0, 2.0], "classes": [1, 2, 1], "teacher": teacher}
     data = Dataset.from_dict(
         {"anchor": ANCHORS, "positive": POSITIVES, "negative": NEGATIVES, "label": labels[kind]}
     )
@@ -161,9 +154,9 @@ def test_caching_gives_the_same_gradient(model):
 def test_embeddings_alone_can_have_labels(model):
     """As losses around this one call it."""
     loss = stm.CosineRankingLoss(model, labels="weights", same_text="keep")
-    columns = embeddings(model)
-    by_labels = loss.compute_loss_from_embeddings(columns, torch.tensor([1.0, 0.0, 0.0]))
-    by_texts = loss.compute_loss_from_embeddings(
-        columns, Texts(weights=torch.tensor([1.0, 0.0, 0.0]))
+    weights = torch.tensor([1.0, 0.0, 0.0])
+    found, expected = (
+        loss.compute_loss_from_embeddings(embeddings(model), given)
+        for given in (weights, Texts(weights=weights))
     )
-    torch.testing.assert_close(by_labels, by_texts)
+    torch.testing.assert_close(found, expected)

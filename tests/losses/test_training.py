@@ -110,14 +110,8 @@ def test_a_new_model_is_prepared_as_the_first_one(
 ):
     """With model_init each run trains a new model, as a loss that was built for this model does."""
     data, models = Dataset.from_dict(columns(num_negatives=1)), []
-    args = SentenceTransformerTrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        learning_rate=0.01,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-    )
+    options = {"max_steps": 2, "learning_rate": 0.01, "save_strategy": "no"}
+    args = SentenceTransformerTrainingArguments(tmp_path, report_to=[], use_cpu=True, **options)
 
     def model_init():
         models.append(load_transformer(folder))
@@ -162,25 +156,19 @@ def test_lists_of_texts_are_refused(model, tmp_path):
         train(model, stm.CosineRankingLoss(model), tmp_path, data=data)
 
 
+GATHERS = {"gather_across_devices": True}
+
+
 @pytest.mark.parametrize(
     ("options", "is_refused"),
     [
         (({}, {}), False),
-        (({"gather_across_devices": True}, {}), True),
-        (({"gather_across_devices": True}, {"gather_across_devices": "ring"}), True),
+        ((GATHERS, {}), True),
+        ((GATHERS, {"gather_across_devices": "ring"}), True),
         (({"regularizers": stm.SIGReg(8)}, {}), True),
         (({"regularizers": stm.SIGReg(8, gather=False)}, {}), False),
-        (
-            (
-                {"gather_across_devices": True},
-                {"gather_across_devices": True, "margin": -0.1, "temperature": 0.1},
-            ),
-            False,
-        ),
-        (
-            ({"gather_across_devices": True}, {"gather_across_devices": True, "same_text": "keep"}),
-            True,
-        ),
+        ((GATHERS, GATHERS | {"margin": -0.1, "temperature": 0.1}), False),
+        ((GATHERS, GATHERS | {"same_text": "keep"}), True),
     ],
 )
 def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
