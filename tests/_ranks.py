@@ -1,5 +1,4 @@
-"""Functions that run on several gloo processes, which are forks of this one: nothing is imported
-again."""
+"""Functions that run on several gloo processes, which are forks of this one."""
 
 import multiprocessing
 import tempfile

@@ -1,5 +1,4 @@
-"""Two-layer models with random weights, a few texts, and the formula: all mechanics at a few
-milliseconds a step."""
+"""Two-layer models with random weights, a few texts, and the formula."""
 
 from pathlib import Path
 
@@ -108,8 +107,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save_transformer(
     folder: Path | str, model_type: str = "distilbert", auto: type = AutoModel, **options: object
 ) -> str:
-    """A folder with a random Transformer of the given type: no dropout, and norms of embeddings
-    that vary."""
+    """A folder with a random Transformer: no dropout, and norms of embeddings that vary."""
     tokens = tokenizer()
     config = AutoConfig.for_model(
         model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES[model_type] | options)
@@ -149,8 +147,7 @@ def load_tokens(folder: str, normalize: bool = True) -> MultiVectorEncoder:
 def decoder(
     family: str = "llama", seed: int = 0, std: float | None = None, **options: object
 ) -> PreTrainedModel:
-    """A random causal decoder for the words above; with a std, its matrices are far from the usual
-    initialisation."""
+    """A random causal decoder for the words above; with a std, its matrices are larger."""
     sizes = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "head_dim": 6}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer())}
     tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}

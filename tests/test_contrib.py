@@ -1,5 +1,4 @@
-"""The patches for sentence-transformers in contrib/: they change the files that their README names,
-as it says."""
+"""The patches in contrib/ change the files that their README names, as it says."""
 
 import importlib.util
 import os

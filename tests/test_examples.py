@@ -39,8 +39,7 @@ def execute(example, folder, *arguments, code=0):
 
 
 def run(example, folder, *arguments):
-    """What an example prints that writes into a folder; its picture has more than axes and words,
-    which are grey."""
+    """What an example prints; its picture has more than axes and words, which are grey."""
     said = execute(example, folder, "--output", folder, *arguments)
     with Image.open(folder / f"{example}.png") as picture:
         saturation = np.asarray(picture.convert("HSV"))[..., 1]

@@ -47,8 +47,7 @@ def run(code: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_import_is_offline_and_light():
-    """Names of Revela load when they are used; all of them are there, and loading them registers
-    nothing."""
+    """Names of Revela load when they are used, and loading them registers nothing."""
     theirs = (
         "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} &"
         " set(sys.modules)))"

@@ -35,8 +35,7 @@ def home(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What every import statement of a module, those inside functions too, takes from the
-    package."""
+    """What every import statement of a module takes from the package, in functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -121,8 +120,7 @@ def test_no_code_is_put_into_other_packages():
 
 
 def test_nothing_of_the_package_runs_code_from_a_file():
-    """No pickle, eval or full YAML loader, and no trust in code of a model; docs/security.md says
-    so."""
+    """No pickle, eval or full YAML loader, and no trust in code of a model (docs/security.md)."""
     for kind in (ast.Import, ast.ImportFrom):
         for file, node in nodes(kind):
             names = {alias.name for alias in node.names} | {getattr(node, "module", None)}

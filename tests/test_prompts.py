@@ -1,5 +1,4 @@
-"""Prompts and routes: training, guides and priors read texts as encode_query and encode_document
-do."""
+"""Prompts and routes: training, guides and priors read texts as encode_query does."""
 
 import pytest
 import torch
@@ -109,8 +108,7 @@ def test_the_card_says_which(folder, tmp_path, kind, own, prompts, how):
 )
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
 def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_batch_size):
-    """Texts with its own prompts, by its own routes, whatever prompts the model that trains
-    reads."""
+    """Texts with its own prompts, by its own routes, whatever the model that trains reads."""
     model, guide = make(folder, reader, own), make(folder, kind, guides)
     texts = list(columns(8).values())
     judge = Guide(guide, model)

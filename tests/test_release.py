@@ -1,5 +1,4 @@
-"""What a release needs and no import shows: one version, one address of the repository, workflows,
-PyPI's README."""
+"""What a release needs: one version, one address, workflows, PyPI's README."""
 
 import re
 import sys
@@ -31,8 +30,7 @@ def test_the_version_stands_in_the_package():
 
 
 def test_the_address_of_the_repository_is_that_of_pyproject():
-    """Without an address nobody gives one; with one, the other files have it too, and PyPI's README
-    links to it."""
+    """Without an address nobody gives one; with one, the other files have it too."""
     found = re.search(r'^Repository = "(https://\S+[^/])"', text("pyproject.toml"), re.MULTILINE)
     url = found and found[1]
     assert f"git clone {url or '<repository URL>'} " in text("README.md")

@@ -1,5 +1,4 @@
-"""The documentation site: every public name is documented once, every page is in the navigation,
-and it builds."""
+"""The documentation: public names are there once, pages are in the navigation, it builds."""
 
 import ast
 import doctest
@@ -49,8 +48,7 @@ def parsed(module):
 
 
 def defined(path):
-    """The place where a name is defined, which a package may only re-export: (module, name), or
-    (module, "")."""
+    """The place where a name is defined, (module, name), or (module, "") for a module."""
     module, _, name = path.rpartition(".")
     for node in ast.walk(parsed(module)):
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:

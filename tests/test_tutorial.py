@@ -1,5 +1,4 @@
-"""The tutorial notebook runs from top to bottom, and the outputs that it is committed with are fit
-for a web page."""
+"""The tutorial notebook runs from top to bottom, and its outputs fit a web page."""
 
 import re
 from pathlib import Path
@@ -13,22 +12,11 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "tutorial.ipynb"
 
 def test_committed_outputs():
     text = NOTEBOOK.read_text(encoding="utf-8")
-    assert len(text) < 150_000
-    # paths of a machine
-    assert not re.search(r"/(?:home|root|tmp|work|usr|Users)/|[A-Z]:\\\\", text)
+    assert not re.search(r"/(?:home|root|tmp|work|usr|Users)/|[A-Z]:\\\\", text)  # of a machine
     cells = nbformat.reads(text, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
     assert {output.output_type for output in outputs} == {"stream", "display_data"}
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
-    printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    for step in (
-        "No benefit expected",
-        "loss",
-        "nDCG@10 by document exponent",
-        "bytes a doc",
-        "half of the index",
-    ):
-        assert step in printed, step
 
 
 @pytest.mark.slow

@@ -34,8 +34,7 @@ def test_stored_similarity_name(model):
 
 
 def test_encodes_alone(model):
-    """The Trainer sets an attribute for the time of an evaluation; encode then hands the texts to
-    it."""
+    """In an evaluation the Trainer sets an attribute, and encode hands the texts to it."""
     calls = []
     model._distributed_inference = lambda inputs, **options: (
         calls.append(inputs) or torch.zeros(len(inputs), 1)

@@ -158,7 +158,7 @@ def draw(cells: list[dict], file: Path) -> None:
         range(len(names)), [name.replace(" at three", "\nat three") for name in names]
     )
     axes[0].invert_yaxis()
-    axes[1].legend(fontsize=9, frameon=False, loc="lower right")
+    axes[1].legend(fontsize=9, frameon=False, loc="upper right")
     figure.savefig(file, dpi=160, facecolor="white")
 
 

@@ -1,2 +1,1 @@
-"""infonce, the kernel of every contrastive loss: terms, tiles, and the ring of several
-processes."""
+"""infonce, the kernel of every contrastive loss: plain, in tiles, and in a ring of processes."""

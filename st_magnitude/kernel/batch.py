@@ -1,5 +1,4 @@
-"""Batch: the arguments of :func:`~st_magnitude.infonce` that say what rows and columns are to each
-other."""
+"""Batch: the arguments of :func:`~st_magnitude.infonce` about the pairs of rows and columns."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Above:
     Args:
         threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).
         guide: Embeddings of queries (B, Dg) or (Q, Dg), and of documents (M, Dg), whose inner
-            products are compared. None: the scores of the loss at its longest prefix, before the
-            temperature.
+            products are compared. None: the scores of the loss at its longest prefix.
     """
 
     threshold: Callable[[Tensor], Tensor]
@@ -46,8 +44,7 @@ class Batch:
     """B queries, M documents, and what is known about their pairs; :func:`~st_magnitude.infonce`
     explains the fields.
 
-    Query i belongs to document ``offset + i``: the two are a *pair*, and ``offset + i`` is its
-    number.
+    Query i and document ``offset + i`` are a *pair*, and ``offset + i`` is its number.
     """
 
     queries: Tensor  # (B, D)
@@ -69,8 +66,7 @@ class Batch:
 
     @property
     def own(self) -> slice:
-        """The numbers of the pairs: row ``offset + i`` of the documents is the positive of query
-        i."""
+        """The numbers of the pairs, which are rows of the documents."""
         return slice(self.offset, self.offset + len(self.queries))
 
     @property
@@ -80,8 +76,7 @@ class Batch:
 
     @property
     def num_pairs(self) -> int:
-        """The number of pairs that the documents belong to: document j belongs to pair j modulo
-        this number."""
+        """Document j belongs to pair j modulo this number."""
         return self.num_queries or len(self.column_queries)
 
     @property
@@ -101,17 +96,12 @@ class Batch:
         return next((x for x in as_sequence(self.exclude) if isinstance(x, Above)), None)
 
     def check(self, directions: Sequence[Direction]) -> None:
-        """Checks that shapes and types fit together.
-
-        Raises:
-            ValueError: If they do not.
-        """
+        """Raises a ValueError if shapes, types and directions do not fit together."""
         one_of("hardness_mode", self.hardness_mode, (None, *get_args(HardnessMode)))
         at_least("hardness_strength", self.hardness_strength, 0)
         self._check_embeddings()
         self._check_positives(directions)
         size = len(self.documents)
-        num_queries = len(self.column_queries)
         for ids in self.excluded_ids:
             _check_ids("exclude", ids, size)
         needs_owners = self.hardness_mode in ("in_batch_negatives", "hard_negatives")
@@ -121,10 +111,9 @@ class Batch:
                 f" needed for doc_to_doc and for hardness_mode={self.hardness_mode!r} with offset"
                 f" {self.offset}; got {self.num_queries}."
             )
-        _check_numbers("log_q", "logarithms of probabilities", self.log_q, size)
-        _check_numbers(
-            "log_q_queries", "logarithms of probabilities", self.log_q_queries, num_queries
-        )
+        log_q = "logarithms of probabilities"
+        _check_numbers("log_q", log_q, self.log_q, size)
+        _check_numbers("log_q_queries", log_q, self.log_q_queries, len(self.column_queries))
         _check_numbers("weights", "weights of rows", self.weights, len(self.queries))
 
     def _check_embeddings(self) -> None:
@@ -156,17 +145,15 @@ class Batch:
             )
 
     def _check_positives(self, directions: Sequence[Direction]) -> None:
-        """Checks positives and targets, whose matrices name the pairs of the two directions that
-        have positives."""
+        """Checks positives and targets, whose matrices name pairs of queries and documents."""
         rows, size = len(self.queries), len(self.documents)
         if self.positives is not None and self.targets is not None:
             raise ValueError("positives are one kind of targets: give one of the two.")
         is_matrix = self.positives is not None and self.positives.dtype == torch.bool
         if self.positives is not None and not is_matrix:
             _check_ids("positives", self.positives, size)
-        if (is_matrix or self.targets is not None) and {"query_to_query", "doc_to_doc"} & set(
-            directions
-        ):
+        same_kind = {"query_to_query", "doc_to_doc"} & set(directions)
+        if same_kind and (is_matrix or self.targets is not None):
             raise ValueError(
                 "A matrix of positives or targets takes neither 'query_to_query' nor 'doc_to_doc';"
                 " give integer ids (M,) of the documents as positives."

@@ -1,22 +1,9 @@
 """infonce: the one kernel of every contrastive loss in this package.
 
-A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature and a weight:
-
-    L = sum_t w_t · mean_i [ -log softmax_j( s_t(q_i, d_j) / tau_t ) at j = offset + i ]
-
-where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates.
-Plain InfoNCE has one term, temperature aggregation has T terms at the full dimension, Matryoshka
-has K prefixes, both together K x T. :mod:`st_magnitude.kernel.plain` is this formula in code, and
-the path that training takes while a batch is small. For large batches
-:mod:`st_magnitude.kernel.tiled` computes the same number faster and in less memory. With B queries,
-M documents and D dimensions:
-
-* The engine walks the scores in tiles of rows and never holds a B x M matrix.
-* The inner products of a prefix add a block of columns to the inner products of the next shorter
-  prefix. The gradient is taken block by block in the reverse order. So any number of prefixes costs
-  the 6 B M D floating-point operations of a single one.
-* All temperatures of a prefix share its scores.
-* The forward pass takes the gradients while it holds a tile. The backward pass only scales them.
+:mod:`st_magnitude.kernel.plain` is the formula in code, and the path that training takes while a
+batch is small. For large batches :mod:`st_magnitude.kernel.tiled` computes the same number faster
+and in less memory: it never holds all scores, any number of prefixes costs the matrix products of a
+single one, and all temperatures of a prefix share its scores (docs/kernel.md).
 """
 
 from __future__ import annotations
@@ -79,6 +66,10 @@ def infonce(
 ) -> Tensor:
     """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
 
+        L = sum_t w_t · mean_i [ -log softmax_j( s_t(q_i, d_j) / tau_t ) at j = offset + i ]
+
+    where s_t is a similarity of the first ``dim_t`` coordinates.
+
     Args:
         queries: Embeddings (B, D), not normalised.
         documents: Embeddings (M, D), M >= B. Row ``offset + i`` is the positive of query i, and all
@@ -95,11 +86,9 @@ def infonce(
             directions, whose positive is s(q_i, d_i) (Li et al. 2023, arXiv 2308.03281).
             ``"per_direction"``: one softmax for ``"query_to_doc"`` and one for ``"doc_to_query"``,
             of whose losses the mean is taken.
-        offset: Index of the first query's positive, for documents that were gathered from several
-            devices.
+        offset: Index of the first query's positive, for documents gathered from devices.
         all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that
-            were gathered from several devices. Row ``offset + i`` is query i. None: the queries
-            themselves.
+            were gathered from several devices. Row ``offset + i`` is query i.
         num_queries: Number N of queries that the documents belong to: document j belongs to query j
             modulo N, positives first. It counts for ``"doc_to_doc"`` and for two modes of hardness.
             None: that of the queries, or of all_queries.
@@ -108,27 +97,23 @@ def infonce(
             ``offset + B`` of the documents.
         hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are,
             as in sentence-transformers: ``"in_batch_negatives"``, those of other queries;
-            ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both. None:
-            no document.
+            ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both.
         hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a
             constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5).
         exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a
             sequence of both. A document with the id of the query's positive is left out of the
-            query's softmax. A query has the id of its positive, and is left out of the softmax of
-            other documents with that id. A function ``exclude(rows, scores)`` is called once for a
-            tile of queries, ``rows`` being their slice, and returns booleans (n, M) that are True
-            for documents to leave out. ``scores`` (n, M) are taken at the longest prefix before the
-            temperature; they may be read during the call only. A positive always stays.
+            query's softmax, and a query, which has the id of its positive, out of those of other
+            documents with that id. A function ``exclude(rows, scores)`` is called once for a tile,
+            a slice of the queries, and returns booleans (n, M), True for documents to leave out.
+            ``scores`` (n, M) are those of the longest prefix before the temperature; they may be
+            read during the call only. A positive always stays.
         exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a
             slice of the B positives and whose ``scores`` are (n, Q) against all queries.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for
-            documents of the same content: the positives of query i are all documents with the id of
-            row ``offset + i``; or booleans (B, M); the positive of a query without any True is row
-            ``offset + i``. The loss of a query is then the mean of -log softmax over its positives,
-            all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with both
-            directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without
-            them, with the query's own positive as the only one, give the ids as ``exclude``
-            instead.
+            documents of the same content; or booleans (B, M), where a query without any True keeps
+            row ``offset + i``. The loss of a query is then the mean of -log softmax over its
+            positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq.
+            2; with both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3).
         targets: How much of the target T_ij of query i each document j has: numbers (B, M), such as
             the probabilities of a teacher, or a function of a slice of the queries that returns
             theirs, (n, M), which is called once for a tile. They are not negative, and the rows are
@@ -137,31 +122,23 @@ def infonce(
             ``positives`` are the case of equal targets.
         targets_queries: The same for the softmax of a document, (B, Q). None: the targets (B, M) of
             the positives, transposed.
-        weights: Factors (B,) of the losses of the rows, before the mean; constants without a
-            gradient.
+        weights: Factors (B,) of the losses of the rows, before the mean; constants.
         log_q: Logarithms of how often each document is drawn as a negative, (M,), which are
-            subtracted from the logits, s / tau - log q, of all terms: those of the positives, too.
-            In-batch negatives are drawn as often as documents occur in the training pairs, so
-            without the correction a popular document is a negative too often and the loss learns
-            not to rank by popularity (Yi et al. 2019, Sampling-bias-corrected neural modeling,
-            RecSys, Eq. 3 to 5). A constant added to all numbers changes nothing. They are constants
-            without a gradient, and differ by at most 80 in float32.
-        log_q_queries: The same for the queries in the softmax of a document: (B,), or (Q,) with
-            all_queries.
+            subtracted from the logits, s / tau - log q, of all terms: those of the positives, too
+            (Yi et al. 2019, RecSys, Eq. 3 to 5; see :class:`~st_magnitude.DocumentPrior`). A
+            constant added to all numbers changes nothing. They are constants without a gradient,
+            and differ by at most 80 in float32.
+        log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
             ``"auto"``: plain while the scores of all terms are at most 2^16 numbers, where it is
             about as fast, and autocast is off, because a backward pass inside of autocast would
             multiply in half precision.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
-            CPU it is 2^20 / M, but at least 256. Besides inputs and gradients, memory holds both
-            sides divided by their norms and tiles of tile_rows x M numbers: one more than there are
-            prefixes, one for several temperatures of a prefix, and one if a temperature is learned.
-        precision: ``"float32"``: products of vectors as they are, which
-            `torch.set_float32_matmul_precision` speeds up on a GPU. ``"bfloat16"``: the three
-            matrix products of a tile take bfloat16 factors, at twice the speed or more on hardware
-            made for it; scores have an error of up to 2^-8 of themselves. Norms, softmax and sums
-            stay in float32.
+            CPU it is 2^20 / M, but at least 256. docs/kernel.md says what memory holds.
+        precision: ``"bfloat16"``: matrix products take bfloat16 factors, at twice the speed or more
+            on hardware made for it; scores have an error of up to 2^-8 of themselves. Norms,
+            softmax and sums stay in float32.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
@@ -169,9 +146,8 @@ def infonce(
     Raises:
         ValueError: If shapes, dims, offset or directions do not fit together.
 
-    Gradients reach queries, documents, all_queries, and those exponents and temperatures that are
-    tensors. The tiled engine takes them in the forward pass, so a second derivative does not exist
-    there.
+    Gradients reach queries, documents, all_queries, and exponents and temperatures that are
+    tensors. A second derivative does not exist in the tiled engine.
 
     Example:
         >>> import torch
@@ -233,8 +209,7 @@ def product_dtype(precision: Precision) -> torch.dtype | None:
 def softmaxes_of(
     directions: Sequence[Direction], partition_mode: PartitionMode
 ) -> list[tuple[Direction, ...]]:
-    """The directions of each softmax, the direction of the positives first, after a check that they
-    fit together."""
+    """The directions of each softmax, that of the positives first, if they fit together."""
     one_of("partition_mode", partition_mode, get_args(PartitionMode))
     for direction in directions:
         one_of("directions", direction, get_args(Direction))

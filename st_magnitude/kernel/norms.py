@@ -1,5 +1,4 @@
-"""Division by norms, with a backward pass that holds no temporaries of the size of the
-embeddings."""
+"""Division by norms, with a backward pass that holds little memory."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from st_magnitude.similarity import at_least_float32, safe_norm
 def divide_by_norms(
     x: Tensor, dims: tuple[int, ...], gamma: float | Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """x / |x|^gamma of the longest prefix, (n, D'), and the factors that turn it into shorter ones,
-    (K - 1, n)."""
+    """x / |x|^gamma of the longest prefix, (n, D'), and the factors of shorter ones, (K - 1, n)."""
     x = at_least_float32(x[:, : dims[-1]])
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return x, None
@@ -26,8 +24,7 @@ def divide_by_norms(
 
 
 class _DivideByNorms(torch.autograd.Function):
-    """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K
-    - 1, n).
+    """x / |x|^gamma, (n, D), and (|x| / |x[:dim]|)^gamma of all prefixes but the last, (K - 1, n).
 
     Autograd of the same formulas holds several temporaries of the size of x, which set the peak
     memory of a large batch. This backward pass holds only the gradient.
@@ -36,10 +33,9 @@ class _DivideByNorms(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T
-        norms = (
-            norms.contiguous()
-        )  # (K, n); factors with a stride multiply at a seventh of the speed
-        scale, scales = norms[-1] ** -gamma, (norms[-1] / norms[:-1]) ** gamma  # (n,), (K - 1, n)
+        norms = norms.contiguous()  # (K, n); with a stride it multiplies at a seventh of the speed
+        scale = norms[-1] ** -gamma  # (n,)
+        scales = (norms[-1] / norms[:-1]) ** gamma  # (K - 1, n)
         ctx.save_for_backward(x, gamma, norms, scale, scales)
         ctx.dims = dims
         return x * scale[:, None], scales
@@ -52,17 +48,12 @@ class _DivideByNorms(torch.autograd.Function):
             grad = grad_divided * scale[:, None]
             whole = torch.linalg.vecdot(x, grad)  # d loss / d -log |x|^gamma, (n,)
             parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
-            grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (
-                whole * norms[-1].log()
-            ).sum()
+            of_scales = (parts * (norms[-1] / norms[:-1]).log()).sum()
+            grad_gamma = of_scales - (whole * norms[-1].log()).sum()
             # The derivative of log |x| is x / |x|^2, in the coordinates of the prefix. One of the
             # two norms is divided out at the end, because the square of a small norm is 0.
-            pulls = (
-                gamma
-                * torch.cat([parts, (whole - parts.sum(dim=0))[None]])
-                * (norms[-1] / norms)
-                / norms
-            )  # (K, n)
+            shares = torch.cat([parts, (whole - parts.sum(dim=0))[None]])  # (K, n)
+            pulls = gamma * shares * (norms[-1] / norms) / norms  # (K, n)
             grad *= norms[-1:].T
             for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
                 block = slice(start, stop)

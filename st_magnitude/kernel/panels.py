@@ -30,18 +30,12 @@ class Plan:
     """What the panels of a softmax share. Nothing of it depends on the value of a tensor."""
 
     dims: tuple[int, ...]  # ascending prefixes
-    members: tuple[
-        tuple[int, ...], ...
-    ]  # per prefix, the terms that use it, by falling temperature
-    powers: tuple[
-        int, ...
-    ]  # per term, the power of the exponential before it that is its own exponential, or 0
-    weights: tuple[float, ...]  # per term, of one row
+    members: tuple[tuple[int, ...], ...]  # of a prefix, its terms, by falling temperature
+    powers: tuple[int, ...]  # of a term, the power of the exponential before it that it is, or 0
+    weights: tuple[float, ...]  # of a term, for one row
     tile_rows: int | None  # None: rows_of_a_tile
     bounded: bool  # whether no logit is too large or too small for the exponential of a float32
-    product_dtype: torch.dtype | None = (
-        None  # of the factors of matrix products; None: that of the vectors
-    )
+    product_dtype: torch.dtype | None = None  # of factors of products; None: that of the vectors
 
     @classmethod
     def of(
@@ -56,8 +50,7 @@ class Plan:
         """The plan of terms for the embeddings of a batch, whose loss is a mean over ``num_rows``.
 
         Where the ratio of two temperatures is 2 or 3, an exponential is a power of another, which
-        is cheaper. The values of temperatures that are tensors stay on the device, so these terms
-        have an exponential each.
+        is cheaper. The values of temperatures that are tensors stay on the device.
         """
         width = batch.queries.shape[1]
         dims = tuple(sorted({term.dim or width for term in terms}))
@@ -65,29 +58,22 @@ class Plan:
         powers = [0] * len(terms)
         for dim in dims:
             of_prefix = [i for i, term in enumerate(terms) if (term.dim or width) == dim]
-            numbers = {
-                i: float(tau)
-                for i in of_prefix
-                if not isinstance(tau := terms[i].temperature, Tensor)
-            }
+            taus = {i: terms[i].temperature for i in of_prefix}
+            numbers = {i: tau for i, tau in taus.items() if not isinstance(tau, Tensor)}
             chain = sorted(numbers, key=lambda i: -numbers[i])
             for before, after in pairwise(chain):
                 ratio = numbers[before] / numbers[after]
-                if (
-                    round(ratio) in (2, 3)
-                    and abs(ratio - round(ratio)) < 2e-7
-                    and not batch.weighs_hard_negatives
-                ):
+                is_power = round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7
+                if is_power and not batch.weighs_hard_negatives:
                     powers[after] = round(ratio)
             members.append((*chain, *(i for i in of_prefix if i not in numbers)))
         is_small = all(
             not isinstance(term.temperature, Tensor) and LOG2_E / term.temperature < MAX_EXPONENT
             for term in terms
         )
-        has_bias = batch.log_q is not None or batch.log_q_queries is not None
-        bounded = (
-            similarity == COSINE and is_small and not has_bias and not batch.weighs_hard_negatives
-        )
+        adds = batch.weighs_hard_negatives or batch.log_q is not None
+        adds = adds or batch.log_q_queries is not None
+        bounded = similarity == COSINE and is_small and not adds
         weights = tuple(term.weight / num_rows for term in terms)
         return cls(dims, tuple(members), tuple(powers), weights, tile_rows, bounded, product_dtype)
 
@@ -104,8 +90,7 @@ class Plan:
 
 @dataclass
 class Side:
-    """Vectors divided by their norms, the factors that turn them into shorter prefixes, and the
-    gradients of both."""
+    """Vectors divided by their norms, the factors of shorter prefixes, and gradients of both."""
 
     x: Tensor  # (n, D), D the longest prefix
     scale: Tensor | None = None  # (K - 1, n); None: 1
@@ -141,8 +126,5 @@ class Panel:
     columns: Side  # (M, D)
     rules: Rules
     bias: Tensor | None = None  # (M,), added to the logits
-    own: int | None = (
-        # the column that belongs to the first row; that of row i is i further on. None: no column
-        None
-    )
+    own: int | None = None  # the column that belongs to row 0, if any; that of row i is i later
     attracts: bool = False  # whether the positives are among the columns

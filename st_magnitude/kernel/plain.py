@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction, as_sequence
+from st_magnitude.kernel.batch import Batch, Direction, Judge, as_sequence
 from st_magnitude.kernel.terms import Term
 from st_magnitude.similarity import Similarity, at_least_float32
 
@@ -30,8 +30,7 @@ def plain_infonce(
     softmaxes: Sequence[tuple[Direction, ...]],
     product_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The mean loss of softmaxes. The first direction of a softmax has the positives; the others
-    add columns."""
+    """The mean loss of softmaxes, whose first direction has the positives."""
     losses = []
     batch = _in_float32(batch)
     with torch.autocast(batch.queries.device.type, enabled=False):
@@ -79,9 +78,9 @@ class Comparison:
     ) -> None:
         self.batch, self.dtype = batch, dtype
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
-        own_documents = (
-            batch.documents[batch.own] if batch.own_documents is None else batch.own_documents
-        )
+        own_documents = batch.own_documents
+        if own_documents is None:
+            own_documents = batch.documents[batch.own]
         self.rows = batch.queries if self.from_query else own_documents  # (B, D)
         self.columns = batch.column_queries if self.to_query else batch.documents  # (M, D)
         self.as_row = similarity.query if self.from_query else similarity.document
@@ -90,16 +89,12 @@ class Comparison:
         self.bias = None if log_q is None else -log_q.detach()
 
         start = batch.offset if self.to_query and batch.all_queries is None else 0
-        self.columns_are = torch.arange(
-            start, start + len(self.columns), device=self.rows.device
-        )  # (M,)
-        self.rows_are = torch.arange(
-            batch.own.start, batch.own.stop, device=self.rows.device
-        )  # (B,)
+        device = self.rows.device
+        self.columns_are = start + torch.arange(len(self.columns), device=device)  # (M,)
+        self.rows_are = batch.offset + torch.arange(len(self.rows), device=device)  # (B,)
         self.own = self.rows_are[:, None] == self.columns_are  # (B, M)
-        self.same_pair = (
-            self.rows_are[:, None] % batch.num_pairs == self.columns_are % batch.num_pairs
-        )
+        pairs = self.columns_are % batch.num_pairs  # (M,)
+        self.same_pair = self.rows_are[:, None] % batch.num_pairs == pairs  # (B, M)
         scores = self.scores(longest).detach()
         if self.from_query == self.to_query:
             self.targets = torch.zeros_like(scores)
@@ -114,9 +109,8 @@ class Comparison:
                 "hard_negatives": self.same_pair,
                 "all_negatives": torch.ones_like(self.own),
             }[batch.hardness_mode]
-            self.hardness = batch.hardness_strength * (
-                is_hard & ~self.own & (self.targets == 0)
-            ).to(scores)
+            is_hard = is_hard & ~self.own & (self.targets == 0)
+            self.hardness = batch.hardness_strength * is_hard.to(scores)
 
     def scores(self, dim: int | None) -> Tensor:
         """s(row, column) of a prefix, (B, M)."""
@@ -141,8 +135,7 @@ class Comparison:
         return ids[self.rows_are][:, None] == ids[self.columns_are]
 
     def _same_kind(self) -> Tensor:
-        """Queries that are no negatives of a query, or documents of a document: those of one pair
-        or id, (B, M)."""
+        """Texts of a kind that are no negatives of each other: of one pair or id, (B, M)."""
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
         if self.batch.positives is not None:
             shared.append(self._same(self.batch.positives))
@@ -150,21 +143,21 @@ class Comparison:
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
         """What ``exclude`` says of the scores of the longest prefix, (B, M)."""
-        batch, rows = self.batch, slice(0, len(scores))
-        functions = (
-            as_sequence(batch.exclude_queries) if self.to_query else batch.excluding_functions
-        )
+        batch = self.batch
+        rows = slice(0, len(scores))
+        functions: Sequence[Judge] = batch.excluding_functions
+        if self.to_query:
+            functions = as_sequence(batch.exclude_queries)
         said = [self._same(ids) for ids in batch.excluded_ids]
         said += [function(rows, scores).bool() for function in functions]
         if batch.above is not None:
             if batch.above.guide is not None:
                 queries, documents = batch.above.guide
                 own_queries = queries if len(queries) == len(scores) else queries[self.rows_are]
-                scores = (
-                    own_queries @ documents.T
-                    if self.from_query
-                    else documents[self.rows_are] @ queries.T
-                )
+                if self.from_query:
+                    scores = own_queries @ documents.T
+                else:
+                    scores = documents[self.rows_are] @ queries.T
             of_own = (scores * self.own).sum(dim=1)  # (B,)
             said.append(scores > batch.above.threshold(of_own)[:, None])
         return torch.stack([torch.zeros_like(self.own), *said]).any(dim=0)
@@ -183,8 +176,6 @@ class Comparison:
         elif batch.positives is not None:
             found = self._same(batch.positives)
         found = found.to(dtype)
-        names_nothing = (
-            found.sum(dim=1, keepdim=True) == 0
-        )  # (B, 1); such a row keeps its own positive
+        names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep the own positive
         found = found + self.own * names_nothing
         return found / found.sum(dim=1, keepdim=True)

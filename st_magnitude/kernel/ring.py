@@ -13,8 +13,7 @@ Scores are computed once in each round: four matrix products, where
 :mod:`st_magnitude.kernel.infonce` with its gathered documents takes three.
 
 Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for
-    Contrastive Loss (Inf-CL),
-arXiv 2410.17243, section 3.
+    Contrastive Loss (Inf-CL), arXiv 2410.17243, section 3.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 
-# The columns of one rank with all that belongs to them, or gradients. The first axis of each tensor
-# counts columns.
+# The columns of one rank with all that belongs to them, or gradients, along the first axis
 Block = dict[str, Tensor]
 FLOWS = ("x", "scale")  # what has a gradient
 
@@ -49,10 +47,9 @@ def num_ranks() -> int:
 
 
 def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
-    """The ``size`` whole numbers that the check returns on each rank. Where it raises on one rank,
-    all ranks raise.
+    """The ``size`` whole numbers that the check returns on each rank.
 
-    A rank that raised alone would leave the others waiting for what it should have sent.
+    Where it raises on one rank, all raise, because one alone would leave the others waiting.
     """
     problem, numbers = None, [0] * (size + 1)
     try:
@@ -84,8 +81,7 @@ def ring_infonce(
     precision: Precision = "float32",
     **others: Any,
 ) -> Tensor:
-    """The part of this rank in the loss of the joined batch: the mean over ranks is the loss of one
-    process.
+    """The part of this rank in the loss of the joined batch, which is the mean over ranks.
 
     Args:
         queries: Embeddings (B, D) of this rank. B may differ from rank to rank.
@@ -118,9 +114,8 @@ def ring_infonce(
         return len(queries), len(documents)
 
     softmaxes = softmaxes_of(directions, partition_mode)
-    sizes = list(
-        zip(*agree(queries.device, own_sizes, 2), strict=True)
-    )  # of queries and of documents, per rank
+    # per rank, the numbers of queries and of documents
+    sizes = list(zip(*agree(queries.device, own_sizes, 2), strict=True))
     num_rows = sum(sizes[0]) / len(sizes[0])
     plan = Plan.of(terms, batch, num_rows, tile_rows, similarity, product_dtype(precision))
     rings: dict[Direction, Ring] = {
@@ -146,10 +141,8 @@ class Ring:
         of_rows = marks_of(self.batch, not to_query, self.batch.own, is_block=True)
         of_columns = marks_of(self.batch, to_query, slice(0, len(side.x)), is_block=True)
         of_own = self._scores_of_positives(own, of_rows, of_columns)
-        block: Block = {
-            "x": side.x.contiguous(),
-            **{k: x for k, x in vars(of_columns).items() if x is not None},
-        }
+        block: Block = {k: x for k, x in vars(of_columns).items() if x is not None}
+        block["x"] = side.x.contiguous()
         if side.scale is not None:
             block["scale"] = side.scale.T.contiguous()  # (M, K - 1)
         if with_gradients:
@@ -158,11 +151,8 @@ class Ring:
         for hop in range(ranks):
             # The next block arrives while the rank works with the one at hand.
             successor = self._pass_on(block, hop) if hop < ranks - 1 else None
-            gradient = {
-                name: torch.zeros_like(x)
-                for name, x in block.items()
-                if with_gradients and name in FLOWS
-            }
+            flows = [name for name in FLOWS if with_gradients and name in block]
+            gradient = {name: torch.zeros_like(block[name]) for name in flows}
             marks = Marks(**{name: x for name, x in block.items() if name not in FLOWS})
             place = own.own if hop == 0 else None
             rules = rules_of(
@@ -181,16 +171,14 @@ class Ring:
             side.grad, side.grad_scale = home.x, home.scale
 
     def _scores_of_positives(self, own: Panel, of_rows: Marks, of_columns: Marks) -> Tensor:
-        """The scores that a threshold looks at, (B,): those of the guide or of the longest
-        prefix."""
-        rows, columns = (own.rows.x, own.columns.x)
+        """The scores that a threshold looks at, of the guide or of the longest prefix: (B,)."""
+        rows, columns = own.rows.x, own.columns.x
         if of_rows.guide is not None and of_columns.guide is not None:
             rows, columns = of_rows.guide, of_columns.guide
         return torch.linalg.vecdot(rows, columns[: len(rows)])
 
     def _pass_on(self, block: Block, hop: int) -> Callable[[], Block]:
-        """Sends what belongs to the block at hand to the next rank; returns a function that waits
-        for its successor."""
+        """Sends what belongs to the block on; returns a function that awaits its successor."""
         rank, counts = dist.get_rank(), self.counts
         before, after = (rank - 1) % len(counts), (rank + 1) % len(counts)
         size = counts[(rank - hop - 1) % len(counts)]

@@ -1,14 +1,13 @@
-"""Rules: which columns of a tile are no negatives of its rows, which are positives, and which weigh
-more.
+"""Rules: which columns of a tile are no negatives of its rows, are positives, or weigh more.
 
-A rule is a function of a slice of the rows and of their scores (n, M), which returns numbers (n,
-M). Rules about texts compare what is known about rows and columns (`Marks`), which travels with the
-columns in a ring.
+A rule is a function of a slice of rows and their scores (n, M), which returns numbers (n, M). Rules
+about texts compare what is known about rows and columns (`Marks`), which travels with the columns
+in a ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,21 +19,17 @@ from st_magnitude.similarity import at_least_float32
 
 @dataclass(frozen=True)
 class Marks:
-    """What is known about n texts besides their vectors. A field is None if no rule depends on
-    it."""
+    """What is known about n texts besides their vectors. None: no rule depends on it."""
 
     owner: Tensor  # (n,), the number of the pair, as a float
     ids: Tensor | None = None  # (n, E): texts that share one of them are no negatives of each other
-    label: Tensor | None = (
-        None  # (n,): a document with the label of the positive is a positive, too
-    )
+    label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
     bias: Tensor | None = None  # (n,), added to the logits of columns
     guide: Tensor | None = None  # (n, Dg), the embeddings of a guide
 
 
 def marks_of(batch: Batch, is_query: bool, rows: slice, is_block: bool) -> Marks:
-    """What is known about queries or documents with these numbers; a query has the ids of its
-    positive.
+    """What is known about queries or documents of pairs; a query has the ids of its positive.
 
     In a block of a ring ids may repeat on other ranks, although they are different here.
     """
@@ -95,12 +90,8 @@ def too_close(
 ) -> Judge:
     """The columns that score above the threshold of :class:`~st_magnitude.kernel.batch.Above`.
 
-    Args:
-        batch: The batch with the rule.
-        rows: Marks of the rows.
-        columns: Marks of the columns.
-        own: The column of the first row's own document or query, if it is among the columns.
-        of_own: Otherwise the scores (B,) of the positives.
+    ``own`` is the column that belongs to the first row. If it is not among the columns, ``of_own``
+    are the scores (B,) of the positives.
     """
     above = batch.above
     assert above is not None
@@ -108,11 +99,10 @@ def too_close(
     def judge(tile: slice, scores: Tensor) -> Tensor:
         if rows.guide is not None and columns.guide is not None:
             scores = rows.guide[tile] @ columns.guide.T
-        positives = (
-            of_own[tile]
-            if own is None and of_own is not None
-            else scores.diagonal((own or 0) + tile.start)
-        )
+        if own is None and of_own is not None:
+            positives = of_own[tile]
+        else:
+            positives = scores.diagonal((own or 0) + tile.start)
         return scores > above.threshold(positives)[:, None]
 
     return judge
@@ -122,15 +112,9 @@ def too_close(
 class Rules:
     """The rules of one direction for one block of columns."""
 
-    excluded: tuple[
-        Judge, ...
-    ] = ()  # columns to leave out of the softmax, unless they are positives
-    targets: Judge | None = (
-        None  # how much of the target each column has; None: the own column has all of it
-    )
-    hard: Judge | None = (
-        None  # columns that count exp(hardness · s) times, unless they are positives
-    )
+    excluded: tuple[Judge, ...] = ()  # columns left out of the softmax, unless they are positives
+    targets: Judge | None = None  # the share of the target; None: the own column has all of it
+    hard: Judge | None = None  # columns that weigh more, unless they are positives
 
 
 def rules_of(
@@ -151,8 +135,7 @@ def rules_of(
         columns: Marks of the columns.
         own: The column that belongs to the first row, if it is among the columns.
         of_own: The scores (B,) of the positives, where they are not among the columns.
-        is_other_rank: Whether the columns are those of another rank, where numbers of pairs mean
-            nothing.
+        is_other_rank: Whether the columns are those of another rank, with pairs of its own.
     """
     dtype = rows.owner.dtype
     excluded: list[Judge] = []
@@ -162,18 +145,16 @@ def rules_of(
     same_label: Judge | None = None
     if rows.label is not None and columns.label is not None:
         same_label = same_id(rows.label, columns.label, dtype)
-    if direction in (
-        "query_to_query",
-        "doc_to_doc",
-    ):  # a text is no negative of itself or of a text of its pair
+    if direction in ("query_to_query", "doc_to_doc"):
+        # a text is no negative of itself or of a text of its pair
         excluded.append(equal(rows.owner, columns.owner))
         if same_label is not None:
             excluded.append(same_label)
         return Rules(tuple(excluded))
-    if direction == "query_to_doc":
-        excluded += [_fresh(function) for function in batch.excluding_functions]
-    else:
-        excluded += [_fresh(function) for function in as_sequence(batch.exclude_queries)]
+    functions: Sequence[Judge] = batch.excluding_functions
+    if direction == "doc_to_query":
+        functions = as_sequence(batch.exclude_queries)
+    excluded += [_fresh(function) for function in functions]
     if batch.above is not None:
         excluded.append(too_close(batch, rows, columns, own, of_own))
     return Rules(
@@ -209,10 +190,9 @@ def _hard(batch: Batch, rows: Marks, columns: Marks, is_other_rank: bool) -> Jud
     """The negatives that weigh more. In a ring those of other ranks belong to other queries."""
     if not batch.weighs_hard_negatives:
         return None
-    if batch.hardness_mode == "all_negatives" or (
-        is_other_rank and batch.hardness_mode == "in_batch_negatives"
-    ):
+    in_batch = batch.hardness_mode == "in_batch_negatives"
+    if batch.hardness_mode == "all_negatives" or (is_other_rank and in_batch):
         return lambda tile, scores: torch.ones_like(scores)
-    if batch.hardness_mode == "in_batch_negatives":
+    if in_batch:
         return unequal(rows.owner, columns.owner)
     return None if is_other_rank else equal(rows.owner, columns.owner)

@@ -13,12 +13,10 @@ __all__ = ["LearnedTemperature", "Term"]
 
 
 class LearnedTemperature(float):
-    """A temperature that a ranking loss learns. As a number, it is the temperature where the loss
-    starts.
+    """A temperature that a ranking loss learns, which starts at this number.
 
-    It starts at 0.05 by default. Every such term has its own temperature. The loss learns its
-    logarithm and keeps it at 0.01 or more, as CLIP keeps its logit scale, 1 / temperature, at 100
-    or less.
+    Every such term has its own temperature. The loss learns its logarithm and keeps it at 0.01 or
+    more, as CLIP keeps its logit scale, 1 / temperature, at 100 or less.
 
     With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature``. Several terms are
     numbered, ``temperature_1``, and several losses are named, ``temperature_{data set}``.
@@ -48,8 +46,7 @@ class LearnedTemperature(float):
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-3) -> dict[str, float]:
-        """The learning rate of the temperatures, for ``learning_rate_mapping=`` of the training
-        arguments.
+        """The ``learning_rate_mapping=`` of the training arguments for temperatures.
 
         At the rate of a text encoder they hardly move: a step of Adam changes a temperature by this
         share of itself.
@@ -69,8 +66,7 @@ class Term:
         weight: Factor of the term in the sum.
 
     Raises:
-        ValueError: If dim is below 1, or if the temperature is a number that is not positive or
-            another word.
+        ValueError: If dim is below 1, or the temperature not positive or another word.
     """
 
     dim: int | None = None

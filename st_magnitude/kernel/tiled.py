@@ -1,5 +1,4 @@
-"""The tiled engine of :func:`~st_magnitude.infonce`: the loss and its gradients without a B x M
-matrix.
+"""The tiled engine of :func:`~st_magnitude.infonce`, which never holds a B x M matrix.
 
 The concepts are :class:`~st_magnitude.kernel.panels.Side`, ``Panel`` and ``Plan``, and
 :class:`~st_magnitude.kernel.tiles.Softmax`, what is known of each row so far. This module arranges
@@ -73,14 +72,8 @@ class InfoNCE(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (
-            None,
-            None,
-            None,
-            None,
-            None,
-            *(g if g is None else g * grad_output for g in ctx.saved_tensors),
-        )
+        gradients = (g if g is None else g * grad_output for g in ctx.saved_tensors)
+        return None, None, None, None, None, *gradients
 
 
 # The sides of a direction: whose rows are compared with whose columns
@@ -153,8 +146,7 @@ def _panels(
     is_block: bool,
     sides: Sequence[Side],
 ) -> list[Panel]:
-    """The panels of a softmax, from the sides that it uses; the first direction has the
-    positives."""
+    """The panels of a softmax, from the sides that it uses."""
     side = dict(zip(used, sides, strict=True))
     panels: list[Panel] = []
     for direction in directions:
@@ -179,8 +171,6 @@ def _stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
     for term in terms:
         if isinstance(term.temperature, Tensor):
             temperatures.append(term.temperature.to(like))
-        else:
-            temperatures.append(
-                like.new_full((), term.temperature)
-            )  # a copy from the host would wait for the device
+        else:  # filled on the device, because a copy from the host would wait for it
+            temperatures.append(like.new_full((), term.temperature))
     return torch.stack(temperatures)

@@ -54,8 +54,7 @@ class Softmax:
         self.weights = of_terms * row_weights  # (T, B), of a row's loss in the loss of the batch
         self.pulls = self.weights * self.inverse  # (T, B), d loss / d score of a probability of 1
         self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
-        # Sums over the positives of a row, which the targets weigh: scores of each prefix, biases,
-        # and the targets
+        # Sums over the positives of a row: weighted scores of each prefix and biases, and targets
         self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.biases = torch.zeros_like(row_weights)  # (B,)
         self.targets = torch.zeros_like(row_weights)  # (B,)

@@ -1,5 +1,4 @@
-"""The base of all losses: checks of the model and of a batch, the scale, and learned
-temperatures."""
+"""The base of all losses: checks of the model and of a batch, and the scale."""
 
 from __future__ import annotations
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import Term
+from st_magnitude.losses.checks import Late
 from st_magnitude.losses.texts import Features, warn_without_prompts
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
@@ -123,8 +123,7 @@ class EmbeddingLoss(PreparesModel):
         return self._similarity
 
     def watch(self, columns: Sequence[Tensor]) -> None:
-        """Calls `begin` on the first training batch of a run, and looks for columns (B, D) that are
-        not finite."""
+        """Calls `begin` on the first batch of a run, and looks for columns that are not finite."""
         if not torch.is_grad_enabled():
             return
         if not self._has_begun:
@@ -146,24 +145,22 @@ class EmbeddingLoss(PreparesModel):
         model = unwrapped(self.model)
         if not isinstance(model, (SentenceTransformer, SparseEncoder)):
             return
-        norm, trained = exponent_norm(model), self.similarity.exponents[1]
-        saved = norm.gamma_document if norm else float(model.similarity_fn_name == "cosine")
-        agrees = (
-            (trained == 1) == (saved == 1)
-            if norm is None
-            else math.isclose(trained, saved, abs_tol=1e-6)
-        )
+        norm = exponent_norm(model)
+        trained = self.similarity.exponents[1]
+        if norm is None:  # a stock function, which has no fractional exponent
+            saved = float(model.similarity_fn_name == "cosine")
+            agrees = (trained == 1) == (saved == 1)
+        else:
+            saved = norm.gamma_document
+            agrees = math.isclose(trained, saved, abs_tol=1e-6)
         if not agrees:
             logger.warning(
                 "%s trains with a document exponent of %.3g, but the model is saved for an exponent"
-                " of %.3g (similarity_fn_name=%r%s), as another loss or a later call has set it."
-                " The saved model will not score as this loss trains it. Give all losses of a"
-                " Trainer the same similarity.",
+                " of %.3g, as another loss or a later call has set it. The saved model will not"
+                " score as this loss trains it. Give all losses of a Trainer the same similarity.",
                 self.name,
                 trained,
                 saved,
-                model.similarity_fn_name,
-                ", with ExponentNorm" if norm else "",
             )
 
     def refuse_matryoshka(
@@ -171,8 +168,7 @@ class EmbeddingLoss(PreparesModel):
         advice: str,
         what: str = "normalises every prefix, which removes the norm that {} learns from",
     ) -> None:
-        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss, which cuts
-        embeddings."""
+        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
             raise ValueError(
@@ -217,8 +213,7 @@ def _by_mean_norm(
 
 
 def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
-    """The mean of norms (n,) that count as often as counts (n,) say, here or on all devices; above
-    0."""
+    """The mean of norms (n,), above 0, each of which counts as often as counts (n,) say."""
     total = torch.stack([(norms * counts).sum(), counts.sum()])  # (2,)
     if across_devices and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
@@ -226,39 +221,24 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
 
 
 class FiniteWatch:
-    """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
-
-    A GPU writes its answer about a batch into page-locked memory when it gets there, which is read
-    at the next batch.
-    """
+    """Warns once about columns whose embeddings are not finite, without waiting for a GPU."""
 
     def __init__(self, name: str) -> None:
-        self.name, self._has_warned = name, False
-        self._finite = torch.ones(0, dtype=torch.bool)
+        self.name = name
+        self._has_warned = False
+        self._late = Late()
 
     def __call__(self, columns: Sequence[Tensor]) -> None:
         if self._has_warned:
             return
-        self._warn()
-        finite = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
-        if len(self._finite) != len(finite):
-            self._finite = torch.ones(len(finite), dtype=torch.bool, pin_memory=finite.is_cuda)
-        self._finite.copy_(finite, non_blocking=True)
-        if not finite.is_cuda:
-            self._warn()
-
-    def _warn(self) -> None:
-        if bad := [
-            str(number)
-            for number, is_finite in enumerate(self._finite.tolist(), start=1)
-            if not is_finite
-        ]:
+        broken = self._late(torch.stack([~x.detach().isfinite().all() for x in columns]))
+        if any(broken):
             self._has_warned = True
             logger.warning(
                 "%s is not finite, because the embeddings of text column %s (of %d) contain nan or"
                 " infinity. Look for empty or damaged texts in that column, a learning rate that is"
                 " too high, or an overflow in float16.",
                 self.name,
-                ", ".join(bad),
-                len(self._finite),
+                ", ".join(str(i) for i, is_broken in enumerate(broken, start=1) if is_broken),
+                len(broken),
             )

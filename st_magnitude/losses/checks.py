@@ -5,19 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from st_magnitude.kernel.terms import Term
 from st_magnitude.similarity import Similarity
 
 logger = logging.getLogger(__name__)
 
 
+class Late:
+    """Reads numbers of a batch without a wait for the GPU, where the next batch shows them."""
+
+    def __init__(self) -> None:
+        self._numbers: Tensor | None = None
+
+    def __call__(self, numbers: Tensor) -> list[int]:
+        """Takes numbers (n,); returns them, or on a GPU those of the batch before, if any."""
+        before = self._numbers
+        self._numbers = torch.zeros(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        self._numbers.copy_(numbers, non_blocking=numbers.is_cuda)
+        known = before if numbers.is_cuda else self._numbers
+        return [] if known is None else known.tolist()
+
+
 def check_dims(name: str, terms: Sequence[Term], width: int | None) -> None:
     """Refuses prefixes longer than the embeddings, and warns if no term compares all dimensions.
 
-    Args:
-        name: Name of the loss.
-        terms: Its terms.
-        width: Dimensions of the embeddings, or None if they are unknown.
+    ``width`` is the number of dimensions of the embeddings, or None if it is unknown.
     """
     dims = {term.dim for term in terms if term.dim is not None}
     if width is None:
@@ -39,8 +54,7 @@ def check_dims(name: str, terms: Sequence[Term], width: int | None) -> None:
 
 
 def warn_of_exponent(name: str, similarity: Similarity) -> None:
-    """Warns that a model without ExponentNorm will not score with a fractional document
-    exponent."""
+    """Warns that a model without ExponentNorm scores without a fractional document exponent."""
     query, document = similarity.exponents
     if 0 < document < 1:
         logger.warning(

@@ -1,5 +1,4 @@
-"""Ranking losses by exponents: the four corners of the similarities, and exponents that are
-learned."""
+"""Ranking losses by exponents: the four corners, and exponents that are learned."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class CosineRankingLoss(MagnitudeRankingLoss):
 
 
 class DotRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (arXiv
-    2602.09229, Eq. 4).
+    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (Eq. 4).
 
     s(q, d) = q · d
     """
@@ -49,8 +47,7 @@ class DotRankingLoss(MagnitudeRankingLoss):
 
 
 class QNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised query: the norm of the document counts (Eq.
-    5).
+    """:class:`MagnitudeRankingLoss` with a normalised query: the document's norm counts (Eq. 5).
 
     s(q, d) = q / |q| · d = |d| cos(q, d)
 
@@ -65,12 +62,11 @@ class QNormRankingLoss(MagnitudeRankingLoss):
 
 
 class DNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised document: the norm of the query is its
-    inverse temperature.
+    """:class:`MagnitudeRankingLoss` with a normalised document (Eq. 6).
 
     s(q, d) = q · d / |d| = |q| cos(q, d)
 
-    The trained model ranks by cosine (Eq. 6, Prop. 4.2).
+    The norm of a query is its inverse temperature. The trained model ranks by cosine (Prop. 4.2).
     """
 
     own_similarity = DNORM
@@ -94,8 +90,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
             )
 
     Args:
-        model: The model to train. If it already ends in an ExponentNorm, training goes on from its
-            exponents.
+        model: The model to train. If it has an ExponentNorm, training goes on from its exponents.
         gamma_query: First value of the query exponent, strictly between 0 and 1.
         gamma_document: The same of the document exponent.
         **options: All other arguments of MagnitudeRankingLoss, except similarity.
@@ -149,8 +144,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
-        """The learning rate of the exponents, for ``learning_rate_mapping=`` of the training
-        arguments."""
+        """The ``learning_rate_mapping=`` of the training arguments for the exponents."""
         return {r"\.(query|document)_bias$": learning_rate}
 
     @property

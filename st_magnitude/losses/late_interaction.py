@@ -1,5 +1,4 @@
-"""LateInteractionLoss: in-batch ranking by MaxSim, with the exponents of a similarity on the
-vectors of tokens."""
+"""LateInteractionLoss: in-batch ranking by MaxSim under a similarity of token vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from sentence_transformers.util import (
     get_rank,
     stack_padded_token_embeddings,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_magnitude._checks import positive
 from st_magnitude.kernel.norms import divide_by_norms
@@ -36,8 +35,7 @@ __all__ = ["LateInteractionLoss"]
 
 
 class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRankingLoss):
-    """In-batch softmax ranking (InfoNCE) by MaxSim for a MultiVectorEncoder, whose token vectors
-    may keep their norm.
+    """InfoNCE by MaxSim for a MultiVectorEncoder, whose token vectors may keep their norm.
 
     For queries with token vectors q_1 ... q_T and documents with token vectors d_1, d_2, ...:
 
@@ -68,8 +66,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits.
         mini_batch_size: Number of texts for which the model holds activations at a time
             (GradCache). None: no caching.
-        gather_across_devices: Whether the documents of all devices are negatives. Batches must have
-            equal sizes.
+        gather_across_devices: Whether documents of all devices are negatives, for equal batches.
 
     Raises:
         TypeError: If the model is not a MultiVectorEncoder.
@@ -87,8 +84,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             MultiVectorEncoderTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
     Source: Khattab and Zaharia, ColBERT, SIGIR 2020 (MaxSim); Beyond the Unit Hypersphere, arXiv
-        2602.09229, Eq. 7;
-    Hurley and Rickard, Comparing Measures of Sparsity, 2009 (P).
+        2602.09229, Eq. 7; Hurley and Rickard, Comparing Measures of Sparsity, 2009 (P).
     """
 
     citation = CITATION
@@ -114,16 +110,12 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             mini_batch_size=mini_batch_size,  # type: ignore[arg-type]
             gather_across_devices=gather_across_devices,
         )
-        self.similarity, self.temperature, self.norm_penalty, self.prior = (
-            similarity,
-            temperature,
-            norm_penalty,
-            prior,
-        )
-        self.length_normalize, self.uses_gradient_cache = (
-            length_normalize,
-            mini_batch_size is not None,
-        )
+        self.similarity = similarity
+        self.temperature = temperature
+        self.norm_penalty = norm_penalty
+        self.prior = prior
+        self.length_normalize = length_normalize
+        self.uses_gradient_cache = mini_batch_size is not None
         self._has_begun = False
         self._log_q: list[Tensor] = []  # of the batch at hand, by columns
         self.prepare_model()
@@ -163,8 +155,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         *,
         with_backward: bool = False,
     ) -> Tensor:
-        """The loss of the whole batch, from the token vectors of its mini-batches: (n, T, D)
-        each."""
+        """The loss of the whole batch, from token vectors (n, T, D) of its mini-batches."""
         (queries, query_mask), *documents = map(cat_padded_token_embeddings, reps, masks_chunks)
         log_q, offset = self._log_q, 0
         if self.gather_across_devices:
@@ -191,22 +182,20 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             loss = loss.detach()
         return loss
 
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         query, document = self.similarity.exponents
-        names = (
-            "temperature",
-            "length_normalize",
-            "norm_penalty",
-            "mini_batch_size",
-            "gather_across_devices",
-        )
-        config = {"similarity": {"query": query, "document": document}} | {
-            name: getattr(self, name) for name in names
+        return {
+            "similarity": {"query": query, "document": document},
+            "temperature": self.temperature,
+            "length_normalize": self.length_normalize,
+            "norm_penalty": self.norm_penalty,
+            "mini_batch_size": self.mini_batch_size,
+            "gather_across_devices": self.gather_across_devices,
+            "prior": None if self.prior is None else self.prior.get_config_dict(),
         }
-        return config | {"prior": None if self.prior is None else self.prior.get_config_dict()}
 
 
-def check_tokens(model: Any, similarity: Similarity) -> None:
+def check_tokens(model: nn.Module, similarity: Similarity) -> None:
     """Refuses a model that would not score as a loss with this similarity trains it."""
     if not isinstance(model, MultiVectorEncoder):
         raise TypeError(
@@ -233,8 +222,7 @@ def _tokens(roles: set[str]) -> str:
 def _divided(
     tokens: Tensor, mask: Tensor, gamma: float | Tensor, across_devices: bool = False
 ) -> Tensor:
-    """Tokens (..., D) over the mean norm, then over a power of their own, in the precision that
-    they have."""
+    """Tokens (..., D) over their mean norm and over a power of their own, in their precision."""
     flat = at_least_float32(tokens.flatten(0, -2))
     if gamma != 1:
         norms = torch.linalg.vector_norm(flat, dim=1)
@@ -243,8 +231,7 @@ def _divided(
 
 
 def _evenness(tokens: Tensor, mask: Tensor) -> Tensor:
-    """mean|x| / sqrt(mean|x|^2) of the tokens (..., D) of a mask (...): 1 for equal norms, a
-    scalar."""
+    """mean|x| / sqrt(mean|x|^2) of the tokens (..., D) of a mask (...): 1 for equal norms."""
     tokens = at_least_float32(tokens)
     with torch.autocast(tokens.device.type, enabled=False):
         squares = tokens.square().sum(dim=-1)

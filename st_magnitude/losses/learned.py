@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
@@ -59,7 +60,7 @@ class Temperatures(Remembering):
         ]
         self._initial = [float(terms[i].temperature) for i in self._members]
         self.bias = nn.Parameter(torch.tensor(self._initial).log())  # (L,)
-        self._hook: Any = None
+        self._hook: RemovableHandle | None = None
 
     def start(self, model: nn.Module) -> None:
         """Starts anew, for a model whose loading of weights tells that a run resumes."""
@@ -71,15 +72,14 @@ class Temperatures(Remembering):
             self._hook.remove()
         self._hook = model.register_load_state_dict_post_hook(self._note_loading)
 
-    def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:
-        """Notes that weights were loaded after the loss was built: the sign of a run that
-        resumes."""
+    def _note_loading(self, _model: nn.Module, _incompatible_keys: object) -> None:
+        """Weights were loaded after the loss was built: the sign of a run that resumes."""
         self._is_resumed = True
 
     def begin(self, who: str) -> None:
-        """Refuses a run that resumes without its temperatures, and warns about processes that learn
-        one each."""
-        self._hook.remove()
+        """Refuses a run that resumes without its temperatures; warns of one for each process."""
+        if self._hook is not None:
+            self._hook.remove()
         if self._is_resumed and not self.is_restored:
             raise ValueError(
                 "A learned temperature starts anew on the first batch of a run, but weights were"
@@ -98,8 +98,7 @@ class Temperatures(Remembering):
             )
 
     def forward(self) -> Tensor:
-        # after a step of the optimizer, as CLIP does
-        self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))
+        self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))  # as CLIP does
         return self.bias.exp()  # (L,)
 
     def fill(self, terms: Sequence[Term], learned: Iterable[Tensor]) -> list[Term]:
@@ -111,8 +110,7 @@ class Temperatures(Remembering):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Gives the mean gradient to all ranks; one that trained on another data set in this step
-        has none."""
+        """Gives all ranks the mean gradient; one that trained on another data set has none."""
         if num_ranks() == 1:
             return
         gradient = self.bias.grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -12,11 +13,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Above
+from st_magnitude.losses.checks import Late
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import (
     Features,
@@ -40,8 +42,7 @@ MarginStrategy = Literal["absolute", "relative"]
 
 
 class FalseNegatives(Logging):
-    """The documents of a batch that do not count as negatives; MagnitudeRankingLoss explains the
-    arguments."""
+    """The documents of a batch that do not count as negatives, as MagnitudeRankingLoss says."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class FalseNegatives(Logging):
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
-        self._guide_for = None if guide is None else partial(Guide, guide)
+        self._guide_for = None if guide is None else partial(Guide, guide)  # not a submodule
         self.guide: Guide | None = None
 
     def start(self, model: SentenceTransformer) -> None:
@@ -71,23 +72,20 @@ class FalseNegatives(Logging):
         self._left_out = LeftOut()
         self.guide = None if self._guide_for is None else self._guide_for(model)
 
-    def texts(self, model: Any, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
+    def texts(
+        self, model: nn.Module, columns: Sequence[Features], mini_batch_size: int | None
+    ) -> Texts:
         """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
-        keys = (
-            [text_keys(f, column) for column, f in enumerate(columns)]
-            if self.same_text == "exclude"
-            else ()
-        )
-        number = len(columns) - 1
-        if self.guide is None:
-            return Texts(keys, num_documents=number)
-        return Texts(
-            keys, self.guide.embed_columns(columns, model, mini_batch_size), num_documents=number
-        )
+        texts = Texts(num_documents=len(columns) - 1)
+        if self.same_text == "exclude":
+            texts = replace(texts, keys=[text_keys(f, i) for i, f in enumerate(columns)])
+        if self.guide is not None:
+            guide = self.guide.embed_columns(columns, model, mini_batch_size)
+            texts = replace(texts, guide=guide)
+        return texts
 
     def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Above]:
-        """``exclude`` of :func:`~st_magnitude.infonce`. In a ring more documents follow, which are
-        not counted."""
+        """``exclude`` of infonce. In a ring more documents follow, which are not counted."""
         exclude: list[Tensor | Above] = []
         if texts.keys:
             of_texts, of_queries = self._ids(texts, batch)
@@ -117,12 +115,10 @@ class FalseNegatives(Logging):
         return of_texts, torch.cat([batch.join(x) for x in (queries, *others)])
 
     def _threshold(self, positive: Tensor) -> Tensor:
-        """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has
-        no sign."""
+        """The score above which a document is too close, as in GISTEmbedLoss."""
         assert self.margin is not None
-        return positive - self.margin * (
-            positive.abs() if self.margin_strategy == "relative" else 1.0
-        )
+        unit = positive.abs() if self.margin_strategy == "relative" else 1.0
+        return positive - self.margin * unit
 
     def get_log(self) -> dict[str, float]:
         return self._left_out.get_log()
@@ -136,7 +132,7 @@ class FalseNegatives(Logging):
         left_out = number_left_out(of_texts, of_queries, slice(len(keys[0])))
         return (left_out >= len(of_texts) - 1).float().mean().item()
 
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         return {
             "same_text": self.same_text,
             "margin": self.margin,
@@ -146,48 +142,37 @@ class FalseNegatives(Logging):
 
 
 class LeftOut:
-    """The share of negatives that ``same_text`` leaves out, and a warning if none remain.
-
-    Nothing waits for a GPU: the log reads the share, and the second batch what is known about the
-    first one.
-    """
+    """The share of negatives that ``same_text`` leaves out, and a warning if none remain."""
 
     def __init__(self) -> None:
-        self._number: Tensor | None = None  # of negatives left out since the last line of the log
+        self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
-        self._empty: Tensor | None = None  # number of queries of the first batch without negatives
-        self._is_over = False  # whether the first batch was looked at
+        self._empty: Late | None = Late()  # until the first batch is known
 
     def add(self, left_out: Tensor, num_documents: int) -> None:
         """Adds a batch: how many of ``num_documents`` each query leaves out, (B,)."""
-        number = left_out.sum()
-        self._number = number if self._number is None else self._number + number
+        self._number = self._number + left_out.sum()
         self._total += len(left_out) * (num_documents - 1)
-        if self._is_over:
-            return
         if self._empty is None:
-            empty = (left_out >= num_documents - 1).sum()
-            self._empty = torch.zeros((), dtype=empty.dtype, pin_memory=empty.is_cuda)
-            self._empty.copy_(empty, non_blocking=True)
-            self._rows = len(left_out)
-            if empty.is_cuda:
-                return
-        self._is_over = True
-        if number_empty := int(self._empty):
+            return
+        number_empty = self._empty((left_out >= num_documents - 1).sum()[None])
+        if number_empty:
+            self._empty = None
+        if any(number_empty):
             logger.warning(
                 "%d of %d queries of the first batch have no negative, and their loss is 0: all "
                 "other documents have the text of the positive, as far as the model reads, or "
                 "belong to the same query. Look at max_seq_length, long prompts, words that the "
                 "tokenizer does not know, and the size of the batch.",
-                number_empty,
-                self._rows,
+                *number_empty,
+                len(left_out),
             )
 
     def get_log(self) -> dict[str, float]:
-        if self._number is None or not self._total:
+        if not self._total:
             return {}
-        share = self._number.item() / self._total
-        self._number, self._total = None, 0
+        share = float(self._number) / self._total
+        self._number = self._total = 0
         return {"excluded_negatives": share}
 
 
@@ -238,18 +223,16 @@ class Guide:
         )
 
     def embed_columns(
-        self, columns: Sequence[Features], model: Any, mini_batch_size: int | None
+        self, columns: Sequence[Features], model: nn.Module, mini_batch_size: int | None
     ) -> list[Tensor]:
         """Embeddings of queries and of columns of documents, (B, Dg) each."""
-        roles = ("query", *("document" for _ in columns[1:]))
-        return [
-            self.embed(f, role, model, mini_batch_size)
-            for f, role in zip(columns, roles, strict=True)
-        ]
+        roles = ["query"] + ["document"] * (len(columns) - 1)
+        pairs = zip(columns, roles, strict=True)
+        return [self.embed(f, role, model, mini_batch_size) for f, role in pairs]
 
     @torch.no_grad()
     def embed(
-        self, features: Features, role: str, model: Any, mini_batch_size: int | None
+        self, features: Features, role: str, model: nn.Module, mini_batch_size: int | None
     ) -> Tensor:
         """Embeddings of a column whose inner products are the guide's scores, (B, Dg).
 

@@ -1,5 +1,4 @@
-"""DocumentPrior: how often each text is drawn into a batch, for the correction of in-batch
-negatives (logQ)."""
+"""DocumentPrior: how often each text is drawn into a batch, which corrects in-batch negatives."""
 
 from __future__ import annotations
 
@@ -24,23 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentPrior:
-    """The sampling probabilities q of documents, which a ranking loss subtracts from its logits:
-    ``prior=``.
+    """The sampling probabilities q of documents, ``prior=`` of a ranking loss.
 
     In-batch negatives are the positives of other queries, so a document is drawn as often as it
-    occurs in the training pairs. The softmax then learns p(d|q) / q(d), and a model that minimises
-    it ranks popular documents too low. With
+    occurs in the training pairs. The softmax then learns p(d|q) / q(d), which ranks popular
+    documents too low. With
 
         logits(q_i, d_j) = s(q_i, d_j) / tau - log q(d_j),
         q(d) = (n(d) + smoothing) / (N + smoothing · K)
 
-    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A
-    constant factor of q changes nothing, so a data set in which every document occurs once needs no
-    prior.
+    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A data
+    set in which every document occurs once needs no prior.
 
     Columns of explicit negatives are corrected by how often a text occurs as a negative, if there
-    are such counts. Queries that are columns of a softmax (``directions``) count as drawn once in N
-    pairs.
+    are such counts. Queries in a softmax (``directions``) count as drawn once in N pairs.
 
     Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior
     with the ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a
@@ -62,8 +58,7 @@ class DocumentPrior:
         >>> loss = stm.CosineRankingLoss(model, prior=prior)
 
     Source: Yi et al. 2019, Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
-        Recommendations, RecSys,
-    Eq. 3 to 5.
+        Recommendations, RecSys, Eq. 3 to 5.
     """
 
     def __init__(self, positives: _Table, negatives: _Table | None, smoothing: float) -> None:
@@ -84,11 +79,9 @@ class DocumentPrior:
 
         Args:
             model: The model to train, whose tokenizer decides which texts are the same.
-            positives: The positives of all training pairs, such as ``dataset["positive"]``; or
-                their counts, or any numbers in proportion to them, for example of clicks: text ->
-                count.
-            negatives: The same for all columns of explicit negatives; None: as frequent as they are
-                as positives.
+            positives: The positives of all training pairs, such as ``dataset["positive"]``; or a
+                dict of their counts, or of numbers in proportion to them, such as clicks.
+            negatives: The same for columns of negatives; None: as frequent as among positives.
             smoothing: Number above 0 that is added to every count, and the count of a text that
                 does not occur.
             **preprocess: Options of ``model.preprocess``: the ``prompt`` and the ``task`` of the
@@ -113,19 +106,24 @@ class DocumentPrior:
                     f" {name}."
                 )
             keys = _keys_of(model, list(counts), preprocess)
-            tables.append(
-                _Table(keys, torch.tensor(list(counts.values()), dtype=torch.float64), smoothing)
-            )
+            numbers = torch.tensor(list(counts.values()), dtype=torch.float64)
+            tables.append(_Table(keys, numbers, smoothing))
         return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing)
 
     def log_q(self, documents: Sequence[Features]) -> list[Tensor]:
-        """log q of the texts of each column of documents, the positives first, from their token
-        ids: (B,) each."""
+        """log q of the texts of each column of documents, the positives first, (B,) each."""
         first, *others = (text_keys(features) for features in documents)
         log_q = [self._positives(first), *map(self._negatives or self._positives, others)]
         if not self._has_begun:
             self._has_begun = True
-            self._warn_if_unknown(log_q[0])
+            if (log_q[0] == log_q[0].new_full((), self._positives.floor)).all():
+                logger.warning(
+                    "The prior contains none of the %d positives of the first batch, so it corrects"
+                    " nothing. Make it from the same data, with the model's present max_seq_length"
+                    " and with the prompt of the documents: DocumentPrior.from_texts(model, texts,"
+                    " prompt=...).",
+                    len(log_q[0]),
+                )
         return log_q
 
     def of_batch(self, log_q: Sequence[Tensor], batch: Gathered) -> tuple[Tensor, Tensor]:
@@ -134,19 +132,7 @@ class DocumentPrior:
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
         return of_documents, of_documents.new_full((batch.num_columns,), of_a_query)
 
-    def _warn_if_unknown(self, log_q: Tensor) -> None:
-        """Warns if the prior contains no positive of the first batch; ``log_q`` is that of its
-        positives, (B,)."""
-        if (log_q == log_q.new_full((), self._positives.floor)).all():
-            logger.warning(
-                "The prior contains none of the %d positives of the first batch, so it corrects"
-                " nothing. Make it from the same data, with the model's present max_seq_length and"
-                " with the prompt of the documents: DocumentPrior.from_texts(model, texts,"
-                " prompt=...).",
-                len(log_q),
-            )
-
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         negatives = None if self._negatives is None else len(self._negatives.keys)
         return {
             "texts": len(self._positives.keys),
@@ -159,15 +145,13 @@ class _Table:
     """log q by the key of a text: sorted keys (K,), and where they are their log q (K,)."""
 
     def __init__(self, keys: Tensor, counts: Tensor, smoothing: float) -> None:
-        # different texts may have the same tokens
-        self.keys, texts = keys.unique(return_inverse=True)
+        self.keys, texts = keys.unique(return_inverse=True)  # texts may have the same tokens
         counts = counts.new_zeros(len(self.keys)).index_add_(0, texts, counts)
         self.occurrences = counts.sum().item()
         log_total = math.log(self.occurrences + smoothing * len(self.keys))
         self.values = ((counts + smoothing).log() - log_total).float()
         self.floor = math.log(smoothing) - log_total
-        # one for each device that has asked
-        self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}  # of devices that have asked
 
     def __call__(self, keys: Tensor) -> Tensor:
         device = keys.device
@@ -181,9 +165,8 @@ class _Table:
 def _keys_of(model: SentenceTransformer, texts: list[str], preprocess: Mapping[str, Any]) -> Tensor:
     """The keys of the token ids of texts, (K,)."""
     keys = []
-    for start in trange(
-        0, len(texts), 1024, desc="Counting documents", disable=len(texts) < 20_000
-    ):
+    is_short = len(texts) < 20_000
+    for start in trange(0, len(texts), 1024, desc="Counting documents", disable=is_short):
         features = model.preprocess(texts[start : start + 1024], **preprocess)
         if tokens_of(features) is None:
             raise ValueError(

@@ -43,34 +43,29 @@ SCALE = 20.0
 class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
 
-    For a batch of queries q_i with positives d_i, and with all other documents of the batch as
-    negatives:
+    All other documents of the batch are the negatives of a query q_i with its positive d_i:
 
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
     :mod:`st_magnitude.kernel.plain` has the formula in code.
 
-    It replaces sentence-transformers' ``MultipleNegativesRankingLoss`` in ``fit`` and in the
-    Trainer, and with ``mini_batch_size`` its cached variant. For cosine and for dot, at the same
-    scale, the values are equal.
+    For cosine and for dot, at the same scale, the values are those of sentence-transformers'
+    ``MultipleNegativesRankingLoss``, and with ``mini_batch_size`` of its cached variant.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
-            stock function that ranks as the similarity does, because everybody who loads the saved
-            model scores with that function.
-        similarity: A Similarity or its name. None: that of the class, such as QNormRankingLoss, or
-            dot.
+            stock function that ranks as the similarity does.
+        similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned,
             starting where the terms have them; a
             :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this term
             alone. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
-            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch at hand (of all
+            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch (of all
             devices, if they are gathered) and at the longest prefix. A temperature then means what
-            it means for cosine. A number is the paper's fixed factor of the scores at temperature
-            0.05; 20 takes other temperatures as they are.
+            it means for cosine. A number is the paper's factor of the scores at temperature 0.05.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or
             pairs of one and its weight. With any of them the loss is a dict of named terms, which
             the Trainer sums and logs. A regularizer with a method ``of_columns`` gets the list of
@@ -87,8 +82,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
         hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``:
-            documents that count exp(strength · s) times, where s includes ``scale="auto"`` but no
-            temperature. See :func:`~st_magnitude.infonce`.
+            documents that count exp(strength · s) times, as in :func:`~st_magnitude.infonce`.
         hardness_strength: The strength of their weight.
         same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of
             another query with the tokens of this one, do not count as negatives. ``"keep"``: they
@@ -102,14 +96,12 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             ``"absolute"``: scores. ``"relative"``: the absolute value of the positive's score,
             which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
-            own similarity function. It reads texts with its own prompts and without those of the
-            model; where these or the tokenizers differ, the text that the model's tokens spell.
-        teacher: Frozen SentenceTransformer that says how relevant the documents of the batch are:
-            the targets of a query are softmax(t / teacher_temperature) over the scores t of the
-            teacher. It may be the guide. It reads texts as the guide does. A teacher helps where it
-            knows more than the data, such as a reranker whose scores are labels; see ``labels``.
-        teacher_temperature: Temperature of the targets. None: 0.05 for a model, and 1 for scores
-            from labels.
+            own similarity function and with its own prompts. Where these or the tokenizers differ
+            from the model's, it reads the text that the model's tokens spell.
+        teacher: Frozen SentenceTransformer, which may be the guide, that says how relevant the
+            documents of the batch are: the targets of a query are softmax(t / teacher_temperature)
+            over its scores t. It helps where it knows more than the data; see ``labels``.
+        teacher_temperature: Temperature of the targets. None: 0.05 for a model, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one
@@ -357,8 +349,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             warn_of_exponent(self.name, self.similarity)
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as ``training.engines.engine_of`` names it, that cannot train what the
-        loss learns."""
+        """Refuses an engine, as engine_of names it, that cannot train what the loss learns."""
         learned = [] if self.temperatures is None else ["temperatures"]
         refuse_engine(engine, self.name, learned, self.uses_gradient_cache)
 
@@ -394,7 +385,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     # --- the model card ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         similarity, terms = self._at(self._learned())
         gamma_query, gamma_document = similarity.exponents
         return {

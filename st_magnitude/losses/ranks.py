@@ -33,10 +33,9 @@ class Gathered:
         self.is_ring = ranks > 1 and gather_across_devices == "ring"
         self._gathers = ranks > 1 and not self.is_ring
         self._gathers_queries = self._gathers and tuple(directions) != ("query_to_doc",)
-        self.num_queries = len(queries) * (
-            ranks if self._gathers else 1
-        )  # whom documents belong to
-        self.offset = len(queries) * get_rank() if self._gathers else 0  # of our first query
+        rank, ranks = (get_rank(), ranks) if self._gathers else (0, 1)
+        self.num_queries = ranks * len(queries)  # whom documents belong to
+        self.offset = rank * len(queries)  # of our first query
         self.all_queries = self.join(queries) if self._gathers_queries else None  # (W·B, D)
         self.num_columns = self.num_queries if self._gathers_queries else len(queries)  # of queries
 
@@ -54,12 +53,10 @@ class Gathered:
 def check_on_all_ranks(
     check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool
 ) -> None:
-    """Checks the batch of this rank and, where negatives come from all ranks, that their batches
-    fit together.
+    """Checks the batch of this rank, and that it fits to those of other ranks.
 
     ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the
-    device; None if they do not share negatives. All ranks raise, because a rank that raised alone
-    would leave the others waiting.
+    device; None if they do not share negatives. Where one rank raises, all do.
     """
     if device is None:
         check()

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class SimilarityMSELoss(EmbeddingLoss):
-    """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a
-    score.
+    """Regression of scores of pairs, as STS has them, on any :class:`~st_magnitude.Similarity`.
 
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
@@ -45,9 +44,8 @@ class SimilarityMSELoss(EmbeddingLoss):
             sentence-transformers' ``MatryoshkaLoss`` is wrapped around the loss; if there are not
             two text columns and a score for each pair.
 
-    Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B, 0
-        to 5, by 5. The
-    loss warns about scores beyond 1 in the first batch.
+    Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B,
+        0 to 5, by 5. The loss warns about scores beyond 1 in the first batch.
 
     Example:
         ::
@@ -105,7 +103,7 @@ class SimilarityMSELoss(EmbeddingLoss):
             predicted = self.scale * predicted
         return mse_loss(predicted, labels.to(predicted.dtype).view(-1))
 
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         gamma_query, gamma_document = self.similarity.exponents
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},

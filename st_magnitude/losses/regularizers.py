@@ -1,5 +1,4 @@
-"""Regularizers, functions of embeddings (n, D) that return a scalar: ``regularizers=[(SIGReg(),
-0.05)]``."""
+"""Regularizers: functions of embeddings (n, D) that return a scalar."""
 
 from __future__ import annotations
 
@@ -21,9 +20,8 @@ from st_magnitude.similarity import at_least_float32, safe_norm
 
 __all__ = ["Penalties", "Regularizer", "SIGReg", "weighted_list"]
 
-# The number of projections in a chunk, each of which takes six numbers of memory. On a CPU they
-# stay in the cache.
-_CHUNK = {"cpu": 2**16, "cuda": 2**21}
+# The projections in a chunk, each of which takes six numbers of memory, in the cache of a CPU
+CHUNK = {"cpu": 2**16, "cuda": 2**21}
 
 CITATION = """
 @misc{balestriero2025lejepa,
@@ -36,7 +34,6 @@ CITATION = """
 }
 """
 
-
 Regularizer = Callable[[Tensor], Tensor]
 
 # Names that a Trainer logs, and the names of the main losses
@@ -46,11 +43,9 @@ TAKEN = {"infonce", "contrastive", "loss", "steps", "learning_rate", "grad_norm"
 class Penalties(nn.ModuleDict):
     """Weighted regularizers by the names that they are logged under.
 
-    The name is the name of the function or class in snake case, or its attribute ``name``:
+    The name is the attribute ``name``, or the name of the function or class in snake case:
     ``sigreg``, ``sigreg_2``. A name that the log has for something else is numbered too:
-    ``infonce_2``. A regularizer is a function of the embeddings (n, D) of all columns that returns
-    a scalar, or a pair of one and its weight. One with a method ``of_columns`` gets the list of
-    columns, (B, D) each, through that method.
+    ``infonce_2``. MagnitudeRankingLoss says what a regularizer is.
 
     Raises:
         TypeError: If something else is given. A single regularizer or pair needs no list around it.
@@ -59,16 +54,15 @@ class Penalties(nn.ModuleDict):
     def __init__(self, regularizers: Iterable[Regularizer | tuple[Regularizer, float]]) -> None:
         self.weighted: dict[str, tuple[Regularizer, float]] = {}
         for regularizer, weight in weighted_list(regularizers):
-            given = getattr(regularizer, "name", None) or getattr(
-                regularizer, "__name__", type(regularizer).__name__
-            )
-            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(given)).lower()
-            names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-            taken = TAKEN | self.weighted.keys()
-            self.weighted[next(name for name in names if name not in taken)] = (regularizer, weight)
-        super().__init__(
-            {name: r for name, (r, _) in self.weighted.items() if isinstance(r, nn.Module)}
-        )
+            of_class = getattr(regularizer, "__name__", type(regularizer).__name__)
+            given = getattr(regularizer, "name", None) or of_class
+            base = name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(given)).lower()
+            numbers = itertools.count(2)
+            while name in TAKEN | self.weighted.keys():
+                name = f"{base}_{next(numbers)}"
+            self.weighted[name] = (regularizer, weight)
+        modules = {k: r for k, (r, _) in self.weighted.items() if isinstance(r, nn.Module)}
+        super().__init__(modules)
 
     def __bool__(self) -> bool:
         return bool(self.weighted)
@@ -78,22 +72,20 @@ class Penalties(nn.ModuleDict):
         penalties = {}
         for name, (regularizer, weight) in self.weighted.items():
             of_columns = getattr(regularizer, "of_columns", None)
-            penalty = (
-                regularizer(torch.cat(list(columns))) if of_columns is None else of_columns(columns)
-            )
-            penalties[name] = weight * penalty
+            if of_columns is None:
+                penalties[name] = weight * regularizer(torch.cat(list(columns)))
+            else:
+                penalties[name] = weight * of_columns(columns)
         return penalties
 
     def get_config_dict(self) -> dict[str, float]:
-        """The weights by name."""
         return {name: weight for name, (_, weight) in self.weighted.items()}
 
 
 def weighted_list(given: Any) -> list[tuple[Regularizer, float]]:
     """Pairs of a regularizer and its weight, from a list or a single regularizer or pair."""
-    if _is_regularizer(given) or (
-        isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Real)
-    ):
+    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Real)
+    if is_pair or _is_regularizer(given):
         given = [given]
     pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0) for item in given]
     for regularizer, weight in pairs:
@@ -123,14 +115,12 @@ class SIGReg(nn.Module):
     last value is the attribute ``last_excess``.
 
     Args:
-        num_directions: Number of directions that a step draws; fewer than about D leave much of the
-            space unseen.
+        num_directions: Number of directions that a step draws; about D or more see all the space.
         num_knots: Number of knots t_k, evenly spaced on [0, t_max].
         t_max: Largest knot.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a
             number. None takes the embeddings as they are, with their norms.
-        dims: Prefixes, each cut, normalised and scaled by itself; the loss is their mean. None: all
-            dimensions.
+        dims: Prefixes, each cut, normalised and scaled by itself, whose mean is the loss.
         gather: Whether to take the statistic of the joined batch of all ranks, which may have
             batches of different sizes. The gradient is right under DDP, which averages over ranks.
 
@@ -153,8 +143,8 @@ class SIGReg(nn.Module):
         1.0525
 
     Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function,
-        Biometrika 1983;
-    Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4; with ``scale=None`` it is LeJEPA's.
+        Biometrika 1983; Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4, which has
+        ``scale=None``.
     """
 
     def __init__(
@@ -196,17 +186,14 @@ class SIGReg(nn.Module):
 
     @property
     def null_expectation(self) -> float:
-        """The mean value of rows whose projections have exactly the target distribution: sum_k w_k
-        (1 - phi(t_k)²)."""
+        """The mean value of rows that have exactly the target: sum_k w_k (1 - phi(t_k)²)."""
         step = self.t_max / (self.num_knots - 1)
         targets = [math.exp(-((step * k) ** 2) / 2) for k in range(1, self.num_knots)]
-        return 2 * step * sum(phi - phi**3 for phi in targets) - step * (
-            targets[-1] - targets[-1] ** 3
-        )
+        values = [2 * step * (phi - phi**3) for phi in targets]
+        return sum(values) - values[-1] / 2
 
     def _knots(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The knots t_k > 0, their weights and the target phi(t_k) = exp(-t_k²/2), (T,) each; t = 0
-        adds nothing."""
+        """The knots t_k > 0, their weights and the targets exp(-t_k²/2), (T,) each."""
         step = self.t_max / (self.num_knots - 1)
         knots = step * torch.arange(1, self.num_knots, dtype=like.dtype, device=like.device)
         target = (-knots.square() / 2).exp()
@@ -252,10 +239,8 @@ class EppsPulley(torch.autograd.Function):
         ranks: int,
     ) -> Tensor:
         total = x.new_full((), len(x))
-        # (K, T)
-        sums = torch.cat(
-            [_sums_of_powers(z, len(knots)) for _, z in _chunks(x, directions, knots[0])]
-        )
+        chunks = _chunks(x, directions, knots[0])
+        sums = torch.cat([_sums_of_powers(z, len(knots)) for _, z in chunks])  # (K, T)
         if ranks > 1:
             parts = torch.cat([torch.view_as_real(sums).flatten(), total[None]])
             dist.all_reduce(parts)
@@ -280,7 +265,7 @@ class EppsPulley(torch.autograd.Function):
 
 def _chunks(x: Tensor, directions: Tensor, knot: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """A few directions at a time, and exp(i knot p) of the rows' projections on them, (C, n)."""
-    size = max(1, _CHUNK.get(x.device.type, 2**16) // len(x))
+    size = max(1, CHUNK.get(x.device.type, 2**16) // len(x))
     for start in range(0, directions.shape[1], size):
         columns = slice(start, start + size)
         angles = knot * (directions[:, columns].T @ x.T)

@@ -16,8 +16,7 @@ __all__ = ["SIGRegInfoNCE"]
 
 
 class SIGRegInfoNCE(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all
-    columns.
+    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on all embeddings.
 
         L = InfoNCE + weight · SIGReg
 

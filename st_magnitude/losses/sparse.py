@@ -1,5 +1,4 @@
-"""Ranking losses on a SparseEncoder, inside the losses of sentence-transformers that make it
-sparse."""
+"""Ranking losses on a SparseEncoder, inside the losses that make it sparse."""
 
 from __future__ import annotations
 
@@ -22,15 +21,13 @@ AnyLoss = TypeVar("AnyLoss", bound=nn.Module)
 
 
 def with_texts(loss: AnyLoss) -> AnyLoss:
-    """Lets a ``SpladeLoss`` or ``CachedSpladeLoss`` hand the texts of a batch to the ranking loss
-    inside.
+    """Lets a ``SpladeLoss`` or ``CachedSpladeLoss`` hand texts to the ranking loss inside.
 
     These losses of sentence-transformers hand on embeddings only. ``same_text``, ``guide`` and
     ``prior`` need texts.
 
     Args:
-        loss: The loss, which is also returned. Its attribute ``loss`` is a ranking loss of this
-            package.
+        loss: The loss, which is also returned. Its attribute ``loss`` is one of this package.
 
     Raises:
         TypeError: If the loss inside is another one.
@@ -64,8 +61,7 @@ def with_texts(loss: AnyLoss) -> AnyLoss:
 
 
 def refuse_for_sparse(loss: EmbeddingLoss, dims: Collection[int], document: float) -> None:
-    """Refuses prefixes and fractional document exponents on a SparseEncoder, which scores whole
-    embeddings."""
+    """Refuses prefixes and fractional document exponents on a SparseEncoder."""
     if isinstance(unwrapped(loss.model), SparseEncoder) and (dims or 0 < document < 1):
         what = "prefixes (Term(dim=...))" if dims else f"a document exponent of {document:.3g}"
         raise TypeError(
@@ -76,8 +72,7 @@ def refuse_for_sparse(loss: EmbeddingLoss, dims: Collection[int], document: floa
 
 
 def check_without_texts(loss: EmbeddingLoss, needs_texts: object, warns: bool) -> None:
-    """Refuses a prior or a guide in a loss that gets embeddings alone, and warns that equal texts
-    are negatives."""
+    """Refuses a prior or a guide without texts, and warns that equal texts are negatives."""
     if needs_texts is not None:
         raise ValueError(
             f"{loss.name} has a {type(needs_texts).__name__}, which needs the texts of a batch."

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_magnitude._checks import positive
 from st_magnitude.losses.negatives import Guide
@@ -24,8 +23,7 @@ class Teacher:
         T_ij = (1 - weight) · [j is the positive of i]
                + weight · softmax_j( t(q_i, d_j) / temperature )
 
-    A teacher that scores a row's own documents only, (B, n), gives no target to the documents of
-    other rows.
+    Scores (B, n) of a row's own documents give no target to the documents of other rows.
 
     Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
     """
@@ -62,13 +60,12 @@ class Teacher:
     def read(
         self,
         texts: Texts,
-        model: Any,
+        model: nn.Module,
         columns: Sequence[Features],
         mini_batch_size: int | None,
         guide: Guide | None,
     ) -> Texts:
-        """The texts of a batch with the teacher's embeddings, which are the guide's if the two are
-        one model."""
+        """The texts of a batch with the teacher's embeddings, which may be the guide's."""
         if self.model is None:
             return texts
         if guide is not None and guide.model is self.model.model:
@@ -82,16 +79,14 @@ class Teacher:
         own, *documents = texts.teacher  # (B, T) each
         queries = batch.join_queries(own)  # (Q, T)
         place = batch.offset if batch.all_queries is not None else 0
+        joined = torch.cat([batch.join(x) for x in documents])  # (M, T)
         return {
-            "targets": self._of_all(
-                own, torch.cat([batch.join(x) for x in documents]), batch.offset
-            ),
+            "targets": self._of_all(own, joined, batch.offset),
             "targets_queries": self._of_all(documents[0], queries, place),
         }
 
     def _of_all(self, rows: Tensor, columns: Tensor, own: int) -> Callable[[slice], Tensor]:
-        """Targets of rows (B, T) among columns (M, T), where row i belongs to column ``own +
-        i``."""
+        """Targets of rows (B, T) among columns (M, T); row i belongs to column ``own + i``."""
 
         def targets(tile: slice) -> Tensor:
             scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
@@ -104,16 +99,13 @@ class Teacher:
     def _of_own_documents(
         self, scores: Tensor, batch: Gathered
     ) -> dict[str, Callable[[slice], Tensor]]:
-        """Targets from scores (B, n) of the documents of each row, in the order of their
-        columns."""
+        """Targets from scores (B, n) of the documents of each row."""
         size = scores.shape[1]
         shares = self.weight * (scores.float() / (self.temperature or 1.0)).softmax(dim=1)  # (B, n)
         shares[:, 0] += 1 - self.weight
         rows = torch.arange(len(scores), device=scores.device)
-        # (B, n)
-        places = (rows + batch.offset)[:, None] + torch.arange(
-            size, device=scores.device
-        ) * batch.num_queries
+        starts = batch.num_queries * torch.arange(size, device=scores.device)  # of columns
+        places = (rows + batch.offset)[:, None] + starts  # (B, n)
 
         def of_queries(tile: slice) -> Tensor:
             found = shares.new_zeros(len(rows[tile]), size * batch.num_queries)
@@ -126,6 +118,6 @@ class Teacher:
 
         return {"targets": of_queries, "targets_queries": of_documents}
 
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         name = "labels" if self.model is None else self.model.name
         return {"model": name, "temperature": self.temperature, "weight": self.weight}

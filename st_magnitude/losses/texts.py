@@ -1,5 +1,4 @@
-"""The texts of a batch, read back from its tokens: what the features of a column say, and which
-prompt they have."""
+"""The texts of a batch, read back from its tokens, and its labels."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import get_rank
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_magnitude._upstream import batch_size_of, tokenizer_of
 from st_magnitude.surgery.raw import prompt_of, unwrapped
@@ -41,8 +40,7 @@ Labels = Literal["weights", "classes", "teacher"]
 class Texts:
     """The texts and labels of a batch, column by column, as far as the loss depends on them."""
 
-    # (B,) each, equal for equal texts; empty if nothing depends on them
-    keys: Sequence[Tensor] = ()
+    keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
     guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
     teacher: Sequence[Tensor] = ()  # (B, T) each, the teacher's embeddings; empty without them
     scores: Tensor | None = None  # (B, n), a teacher's scores of the documents of each row
@@ -55,14 +53,7 @@ class Texts:
 def check_labels(
     name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]
 ) -> None:
-    """Checks that the labels of a batch are what a loss was told that they are.
-
-    Args:
-        name: Name of the loss.
-        kind: What the labels should be; None: there should be none.
-        labels: The labels, with B rows.
-        sizes: Number of texts B of each column, queries first.
-    """
+    """Checks that the labels of a batch, with columns of these sizes, are what a loss takes."""
     if kind is None:
         refuse_labels(name, labels)
         return
@@ -73,11 +64,7 @@ def check_labels(
     shapes: list[tuple[int, ...]] = [(sizes[0],)]
     if kind == "teacher":
         shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
-    fits_type = (
-        labels.is_floating_point()
-        if kind == "teacher"
-        else labels.is_floating_point() == (kind == "weights")
-    )
+    fits_type = labels.is_floating_point() == (kind != "classes")
     if tuple(labels.shape) not in shapes or not fits_type:
         what = "whole numbers" if kind == "classes" else "numbers"
         raise ValueError(
@@ -108,24 +95,18 @@ def read_labels(texts: Texts, kind: Labels | None, labels: Tensor | None) -> Tex
         return replace(texts, weights=labels)
     if kind == "classes":
         return replace(texts, classes=labels)
-    return (
-        replace(texts, scores=labels)
-        if labels.ndim == 2
-        else replace(texts, teacher=labels.unbind(dim=1))
-    )
+    if labels.ndim == 2:
+        return replace(texts, scores=labels)
+    return replace(texts, teacher=labels.unbind(dim=1))
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
-    """For each token of a column its id, the number of its text, and its place in it or -1 for
-    padding: (N,) each.
+    """For each token its id, the number of its text, and its place or -1 for padding: (N,) each.
 
     None for inputs that are not plain text, and for models without token ids.
     """
-    if (
-        "input_ids" not in features
-        or "pixel_values" in features
-        or features.get("modality", "text") != "text"
-    ):
+    is_text = "pixel_values" not in features and features.get("modality", "text") == "text"
+    if "input_ids" not in features or not is_text:
         return None
     ids = features["input_ids"]
     # a StaticEmbedding, or a batch for FlashAttention
@@ -144,15 +125,13 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
 def text_keys(features: Features, column: int = 0) -> Tensor:
     """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
 
-    Inputs without token ids get keys that no other input of the batch has, on this rank and all
-    others.
+    Inputs without token ids get keys that no other input has, on this rank and all others.
     """
     tokens = tokens_of(features)
     if tokens is None:
         return unlike_all(torch.empty(batch_size_of(features), device=device_of(features)), column)
     ids, texts, places = tokens
-    # A sum over tokens of a mix of id and place: multiplications by odd numbers modulo 2^64, and
-    # shifts.
+    # A sum over tokens of a mix of id and place: products with odd numbers modulo 2^64, and shifts
     mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
     mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
@@ -180,20 +159,16 @@ def spelled(features: Features, model: BaseModel) -> list[str]:
     for token, text, place in zip(*(x.tolist() for x in tokens), strict=True):
         if place >= 0:
             rows[text].append(token)
-    tokenizer = tokenizer_of(model, features.get("task"))
-    # of transformers, or not
+    tokenizer = tokenizer_of(model, features.get("task"))  # of transformers, or of tokenizers
     decode = getattr(tokenizer, "batch_decode", None) or tokenizer.decode_batch
     found: list[str] = decode(rows, skip_special_tokens=True)
     return found
 
 
 def split_prompt(features: Features, model: BaseModel) -> tuple[str, list[str]]:
-    """The prompt of the model with which all texts of a column begin, or "", and the B texts
-    without it."""
+    """The prompt of the model with which all texts begin, or "", and the B texts without it."""
     texts = spelled(features, model)
-    for prompt in sorted(
-        {prompt for prompt in model.prompts.values() if prompt}, key=len, reverse=True
-    ):
+    for prompt in sorted(filter(None, model.prompts.values()), key=len, reverse=True):
         [begin] = spelled(model.preprocess([prompt], task=features.get("task")), model)
         # empty if all its tokens are special or unknown, which texts do not show either
         begin = begin.strip()
@@ -202,20 +177,16 @@ def split_prompt(features: Features, model: BaseModel) -> tuple[str, list[str]]:
     return "", texts
 
 
-def warn_without_prompts(columns: Sequence[Features], model: Any, who: str) -> None:
-    """Warns if a model puts prompts before texts, and these columns, the queries first, have
-    none."""
+def warn_without_prompts(columns: Sequence[Features], model: nn.Module, who: str) -> None:
+    """Warns if a model puts prompts before texts, and columns, the queries first, have none."""
     model = unwrapped(model)
     if not isinstance(model, BaseModel):
         return
     for number, features in enumerate(columns, start=1):
         role = "query" if number == 1 else "document"
+        prompt = prompt_of(model, role)
         # A Transformer notes the length of a prompt; a prompt may also stand in the data.
-        if (
-            not (prompt := prompt_of(model, role))
-            or "prompt_length" in features
-            or tokens_of(features) is None
-        ):
+        if not prompt or "prompt_length" in features or tokens_of(features) is None:
             continue
         if not split_prompt(features, model)[0]:
             logger.warning(

@@ -28,13 +28,11 @@ CORNERS = [COSINE, DOT, QNORM, DNORM]
 
 def embeddings(num_queries=6, num_documents=13, dim=8, seed=0, scale=2.0):
     generator = torch.Generator().manual_seed(seed)
-    return (
+    return tuple(
         (
-            torch.randn(num_queries, dim, generator=generator, dtype=torch.float64) * scale
-        ).requires_grad_(),
-        (
-            torch.randn(num_documents, dim, generator=generator, dtype=torch.float64) * scale
-        ).requires_grad_(),
+            torch.randn(number, dim, generator=generator, dtype=torch.float64) * scale
+        ).requires_grad_()
+        for number in (num_queries, num_documents)
     )
 
 
@@ -232,30 +230,9 @@ def test_hardness_is_a_constant_weight(gammas, directions, mode):
         assert_equals_the_reference(queries, documents, terms, similarity, directions, 1, **options)
 
 
-@pytest.mark.parametrize("directions", DIRECTIONS)
-@pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
-def test_queries_of_other_devices(directions, gammas):
-    """all_queries holds the queries from row offset on; the softmax of a document runs over all of
-    them."""
-    queries, documents = embeddings(4, 9)
-    others = embeddings(3, 2, seed=1)
-    all_queries = torch.cat([others[0], queries, others[1]])
-    arguments = documents, MANY, Similarity(*gammas), directions, 3
-    assert_equals_the_reference(queries, *arguments, all_queries=all_queries)
-    own = documents[3:7].detach().requires_grad_()
-    # documents without a gradient of their own positives, as CLIP gathers them
-    for others in (all_queries, None):
-        assert_equals_the_reference(queries, *arguments, all_queries=others, own_documents=own)
-    with pytest.raises(ValueError, match=r"positives of the queries, \(4, 8\); got \(3, 8\)"):
-        infonce(queries, *arguments, own_documents=own[:3])
-    both = [infonce(queries, *arguments, all_queries=x) for x in (all_queries, None)]
-    assert (both[0] == both[1]).item() == (directions == FORWARD)
-    with pytest.raises(ValueError, match=r"\(Q, 8\) with Q >= 7; got \(6, 8\)"):
-        infonce(queries, *arguments, all_queries=all_queries[:6])
-
-
 GATHERED = {
-    "exclude": {
+    "nothing": {},
+    "functions": {
         "exclude": [IDS, above_the_positive(0.3, 2)],
         "exclude_queries": (above_the_positive(0.3, 2),),
     },
@@ -264,15 +241,17 @@ GATHERED = {
 
 
 @pytest.mark.parametrize("directions", DIRECTIONS)
+@pytest.mark.parametrize("gammas", [(1, 0), (0.3, 0.8)])
 @pytest.mark.parametrize("options", GATHERED.values(), ids=GATHERED)
-def test_rules_for_gathered_queries(directions, options):
+def test_queries_of_other_devices(directions, gammas, options):
+    """As CLIP gathers them: documents without the gradient of their own positives too."""
     queries, documents = embeddings(3, 9)
-    own, all_queries = documents[2:5].detach().requires_grad_(), embeddings(6, seed=1)[0].detach()
-    all_queries[2:5] = queries.detach()
-    all_queries.requires_grad_()
-    arguments = queries, documents, MANY, Similarity(0.3, 0.8), directions, 2
-    assert_equals_the_reference(*arguments, all_queries=all_queries, **options)
-    assert_equals_the_reference(*arguments, all_queries=all_queries, own_documents=own, **options)
+    others = embeddings(2, 1, seed=1)
+    all_queries = torch.cat([others[0], queries, others[1]])
+    own = documents[2:5].detach().requires_grad_()
+    arguments = queries, documents, MANY, Similarity(*gammas), directions, 2
+    for given in ({"all_queries": all_queries}, {"all_queries": all_queries, "own_documents": own}):
+        assert_equals_the_reference(*arguments, **given, **options)
 
 
 def test_gathered_queries_have_the_ids_of_their_positives():
@@ -291,11 +270,9 @@ def test_gathered_queries_have_the_ids_of_their_positives():
     torch.testing.assert_close(loss(positives=LABELS), expected.mean())
 
 
-def log_frequencies(size, seed=5):
-    return (
-        torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
-        - 7
-    )
+def log_frequencies(size):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(size, generator=generator, dtype=torch.float64) * 2 - 7
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8)])
@@ -338,8 +315,6 @@ def test_log_q_is_the_definition():
     logits = QNORM(queries, documents) / 0.5 - log_q
     loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, log_q=log_q)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, torch.arange(4)))
-    with pytest.raises(ValueError, match=r"log_q takes 9 logarithms.*got torch.int64"):
-        infonce(queries, documents, log_q=torch.arange(9))
 
 
 @pytest.mark.parametrize("temperature", [0.01, 1.0])
@@ -372,12 +347,8 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
         [torch.randn(6, 8), scale * queries.detach().sum(dim=0, keepdim=True)]
     ).requires_grad_()
     terms = [Term(4, 0.5), Term(None, 0.3), Term(None, 0.1)]
-    losses = [
-        infonce(
-            queries, documents, terms, similarity, hardness_strength=hardness, exclude=last_column
-        ),
-        infonce(queries, documents[:6], terms, similarity, hardness_strength=hardness),
-    ]
+    of = partial(infonce, terms=terms, similarity=similarity, hardness_strength=hardness)
+    losses = [of(queries, documents, exclude=last_column), of(queries, documents[:6])]
     torch.testing.assert_close(*losses)
     found, expected = (torch.autograd.grad(loss, [queries, documents]) for loss in losses)
     assert (found[1][6] == 0).all()
@@ -400,8 +371,7 @@ def test_all_negatives_excluded(exclude, directions, hardness):
 
 
 def test_what_a_judge_sees():
-    """The scores of the longest prefix before the temperature, once for each tile; distinct ids
-    exclude nothing."""
+    """The scores of the longest prefix before the temperature, once for each tile."""
     queries, documents = embeddings(5, 9)
     seen, terms = [], [Term(2, 0.5), Term(6, 0.3)]
 
@@ -445,12 +415,7 @@ def test_equals_sentence_transformers(num_negatives, name, softmax, mode):
     theirs = MultipleNegativesRankingLoss(nn.Identity(), scale, similarity_fct, **options)
     expected = theirs.compute_loss_from_embeddings(columns, None)
     wanted = torch.autograd.grad(expected, columns)
-    arguments = (
-        columns[0],
-        torch.cat(columns[1:]),
-        [Term(temperature=1 / scale)],
-        Similarity.named(name),
-    )
+    arguments = columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], name
     for function in (kernel.infonce_reference, partial(stm.infonce, backend="tiled", tile_rows=4)):
         ours = function(*arguments, **options)
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
@@ -470,8 +435,7 @@ JOINT = [
     "rule", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"]
 )
 def test_joint_softmax(gammas, directions, rule):
-    """With prefixes, learned temperatures and exponents, log q, hardness, and the queries of other
-    devices."""
+    """With prefixes, learned temperatures and exponents, log q, hardness, and gathered queries."""
     queries, documents = embeddings(4, 9)
     own, all_queries = documents[2:6].detach().requires_grad_(), embeddings(7, seed=1)[0]
     leaves = [
@@ -495,44 +459,6 @@ def test_joint_softmax(gammas, directions, rule):
     for others in ({"log_q_queries": log_frequencies(4)}, everywhere):
         arguments = queries, documents, terms, similarity, directions, 2
         assert_equals_the_reference(*arguments, leaves=leaves, **options, **others)
-
-
-def test_directions_are_checked():
-    queries, documents = embeddings(4, 9)
-    pairs = torch.ones(4, 9).bool()
-    for options, message in (
-        ({"directions": ("query_to_query",)}, "must include 'query_to_doc'"),
-        ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
-        (
-            {"directions": JOINT[-1], "partition_mode": "per_direction"},
-            "Use partition_mode='joint'",
-        ),
-        ({"directions": JOINT[-1], "offset": 2}, "num_queries, the number of positives"),
-        ({"directions": JOINT[-1], "positives": pairs}, r"give integer ids \(M,\)"),
-        ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
-        ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
-    ):
-        for function in (stm.infonce, kernel.infonce_reference):
-            with pytest.raises(ValueError, match=message):
-                function(queries, documents, **options)
-
-
-def test_proposition_4_2_gradient_asymmetry():
-    """DNorm: the gradient to the *unit* positive document is -(|q| / tau)(1 - p+) q / |q| (Eq. 10),
-    and the norm of
-    the query acts as an inverse temperature (Eq. 9)."""
-    queries, documents = embeddings(1, 6)
-    unit = (documents / documents.norm(dim=1, keepdim=True)).detach().requires_grad_()
-    tau = 0.7
-    # the unit document itself is the variable
-    loss = infonce(queries, unit, [Term(temperature=tau)], DOT)
-    (gradient,) = torch.autograd.grad(loss, unit)
-    probability = (queries @ unit.T / tau).softmax(dim=1)[0, 0]
-    norm = queries.norm()
-    torch.testing.assert_close(gradient[0], -(norm / tau) * (1 - probability) * (queries[0] / norm))
-
-    sharper = infonce(queries / norm, documents, [Term(temperature=tau / norm.item())], DNORM)
-    torch.testing.assert_close(infonce(queries, documents, [Term(temperature=tau)], DNORM), sharper)
 
 
 def test_outer_gradient_scales():
@@ -609,8 +535,7 @@ def test_float32_holds_where_probabilities_underflow():
 
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, Similarity(0.5, 0.5)], ids=str)
 def test_short_vectors(similarity):
-    """Gradients grow as norms fall, to what float32 still holds; the square of such a norm is 0
-    there."""
+    """Gradients grow as norms fall, whose square is 0 in float32."""
     inputs = [torch.randn(n, 8) * 1e-20 for n in (3, 5)]
     found, expected = (
         of_type(x, *inputs, [Term(4), Term()], similarity)[1:]
@@ -626,8 +551,7 @@ def test_short_vectors(similarity):
 @pytest.mark.parametrize("norm", [1e18, 1e30])
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, DNORM], ids=lambda s: s.name)
 def test_long_vectors(norm, similarity):
-    """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in
-    sentence-transformers."""
+    """In float32 the square of such a norm is infinite."""
     queries, documents = ((x.detach().float() * norm).requires_grad_() for x in embeddings())
     loss = infonce(queries, documents, [Term(4), Term()], similarity)
     loss.backward()
@@ -648,43 +572,56 @@ def test_zero_vectors():
         assert all(g.isfinite().all() for g in torch.autograd.grad(loss, [queries, documents]))
 
 
-def test_input_is_checked():
-    queries, documents = embeddings()
-    with pytest.raises(ValueError, match=r"documents \(M, D\)"):
-        infonce(queries, documents[:, :4])
-    with pytest.raises(ValueError, match="offset 10"):
-        infonce(queries, documents, offset=10)
-    with pytest.raises(ValueError, match=r"\[9\] exceed the 8"):
-        infonce(queries, documents, [Term(9)])
-    with pytest.raises(ValueError, match=r"losses learn temperatures.* Term\(temperature=tau\)"):
-        infonce(queries, documents, [Term(temperature="learned")])
-    with pytest.raises(
-        ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"
-    ):
-        infonce(queries, documents, exclude=torch.arange(8))
-    with pytest.raises(ValueError, match=r"positives take the shape \(6, 13\)"):
-        infonce(queries, documents, positives=torch.ones(6, 12).bool())
-    matrix = torch.ones(6, 13)
-    for wrong, message in (
-        ({"positives": matrix.bool(), "targets": matrix}, "give one of the two"),
-        (
-            {"targets": matrix, "directions": BACKWARD, "all_queries": documents},
-            "needs targets_queries",
-        ),
-        ({"targets": lambda rows: matrix[rows], "directions": BACKWARD}, "needs targets_queries"),
-        (
-            {"targets_queries": matrix, "directions": BACKWARD},
-            r"targets_queries take the shape \(6, 6\)",
-        ),
-        ({"weights": torch.ones(5)}, "weights takes 6 weights of rows"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            infonce(queries, documents, **wrong)
+MATRIX = torch.ones(4, 9)
+WRONG = {
+    "shapes": ({"documents": torch.ones(9, 4)}, r"documents \(M, D\)"),
+    "offset": ({"offset": 10}, "offset 10"),
+    "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
+    "learned": ({"terms": [Term(temperature="learned")]}, r"Term\(temperature=tau\)"),
+    "all_queries": ({"all_queries": torch.ones(3, 8)}, r"\(Q, 8\) with Q >= 4; got \(3, 8\)"),
+    "own_documents": ({"own_documents": torch.ones(3, 8)}, r"\(4, 8\); got \(3, 8\)"),
+    "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
+    "positives": ({"positives": MATRIX[:, :8].bool()}, r"take the shape \(4, 9\)"),
+    "both": ({"positives": MATRIX.bool(), "targets": MATRIX}, "give one of the two"),
+    "gathered": (
+        {"targets": MATRIX, "directions": BACKWARD, "all_queries": torch.ones(9, 8)},
+        "needs targets_queries",
+    ),
+    "function": (
+        {"targets": lambda rows: MATRIX[rows], "directions": BACKWARD},
+        "needs targets_queries",
+    ),
+    "targets_queries": (
+        {"targets_queries": MATRIX, "directions": BACKWARD},
+        r"targets_queries take the shape \(4, 4\)",
+    ),
+    "weights": ({"weights": torch.ones(5)}, "weights takes 4 weights of rows"),
+    "log_q": ({"log_q": torch.arange(9)}, r"log_q takes 9 logarithms.*got torch.int64"),
+    "no positives": ({"directions": ("query_to_query",)}, "must include 'query_to_doc'"),
+    "direction": ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
+    "per_direction": ({"directions": JOINT[-1]}, "Use partition_mode='joint'"),
+    "num_queries": (
+        {"directions": JOINT[-1], "partition_mode": "joint", "offset": 2},
+        "num_queries, the number of positives",
+    ),
+    "pairs": (
+        {"directions": JOINT[-1], "partition_mode": "joint", "positives": MATRIX.bool()},
+        r"give integer ids \(M,\)",
+    ),
+    "mode": ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
+    "strength": ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_input_is_checked(options, message):
+    queries, documents = embeddings(4, 9)
+    with pytest.raises(ValueError, match=message):
+        infonce(queries, **({"documents": documents} | options))
 
 
 def test_booleans_as_positives():
-    """Also where the own document is not one of them, and where a row names none: its own document
-    is the positive."""
+    """Where the own document is none of them, and where a row names none and keeps its own."""
     queries, documents = embeddings(4, 9)
     matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
     matrix[0], matrix[1] = False, torch.arange(9) == 7
@@ -707,14 +644,10 @@ def test_booleans_as_positives():
 
 
 def test_memory_never_holds_the_matrix():
-    """Tiles of 64 rows, in units of the B x B matrix: two of 1/32, and little else at so small a
-    D."""
+    """In units of the B x B matrix: two tiles of 1/32, and little else at so small a D."""
     size, dim = 2048, 32
-    queries, documents = (
-        torch.randn(size, dim, requires_grad=True),
-        torch.randn(size, dim, requires_grad=True),
-    )
-    peak = peak_bytes(lambda: infonce(queries, documents, tile_rows=64).backward())
+    pair = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
+    peak = peak_bytes(lambda: infonce(*pair, tile_rows=64).backward())
     assert 2 / 32 <= peak / (4 * size * size) < 5 / 32
 
 
@@ -722,12 +655,8 @@ def test_memory_never_holds_the_matrix():
     "terms", [(Term(),), (Term(64), Term(128, 0.1), Term(256), Term())], ids=["one", "many"]
 )
 def test_memory_of_wide_embeddings(terms):
-    """Both sides divided by their norms and both gradients, four tensors of B x D; autograd of the
-    norms took six."""
+    """Both sides divided by their norms and both gradients: four tensors of B x D."""
     size, dim = 256, 2048
-    queries, documents = (
-        torch.randn(size, dim, requires_grad=True),
-        torch.randn(size, dim, requires_grad=True),
-    )
-    peak = peak_bytes(lambda: infonce(queries, documents, terms, tile_rows=8).backward())
+    pair = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
+    peak = peak_bytes(lambda: infonce(*pair, terms, tile_rows=8).backward())
     assert 4 <= peak / (4 * size * dim) < 4.5

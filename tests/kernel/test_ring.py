@@ -63,8 +63,7 @@ def above_threshold(rows: slice, scores: torch.Tensor) -> torch.Tensor:
 
 
 def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
-    """What is known about documents and queries of each rank; ids and labels occur on several
-    ranks, and repeat."""
+    """What is known about texts of each rank; ids and labels occur on several ranks, and repeat."""
     ids, labels = (torch.Generator().manual_seed(seed) for seed in (1, 2))
     found = []
     for rank, (queries, documents) in enumerate(pairs):
@@ -150,8 +149,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_equals_the_joined_batch(num_ranks):
-    """Loss and gradients, learned temperatures and exponents among them, of batches that differ in
-    size."""
+    """Learned temperatures and exponents among them, for batches that differ in size."""
     found = on_ranks(num_ranks, in_the_ring, num_ranks)
     for case, (_, _, directions, hardness, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
@@ -221,8 +219,7 @@ def autocast_and_memory() -> dict[str, object]:
 
 
 def test_memory_does_not_grow_with_the_ranks():
-    """In units of the documents of a rank; float32 under autocast agrees with the kernel on
-    gathered documents."""
+    """In units of the documents of a rank; under autocast it agrees with gathering."""
     peaks = []
     for num_ranks in (2, 4):
         for result in on_ranks(num_ranks, autocast_and_memory):

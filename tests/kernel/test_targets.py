@@ -1,5 +1,4 @@
-"""Targets and weights of rows against the formula, and against sentence-transformers'
-distillation."""
+"""Targets and weights of rows: the formula, and sentence-transformers' distillation."""
 
 import pytest
 import torch
@@ -19,8 +18,7 @@ def draw(*shape, seed=0):
 
 
 def formula(queries, documents, terms, similarity, targets, weights, log_q, excluded):
-    """-sum_j T_ij log softmax_j of every term; the softmax of a document has the transposed targets
-    of the positives."""
+    """-sum_j T_ij log softmax_j of every term; a document has the targets transposed."""
 
     def of_rows(scores, share, bias, left_out):
         logits = scores + bias
@@ -43,8 +41,7 @@ def formula(queries, documents, terms, similarity, targets, weights, log_q, excl
 @pytest.mark.parametrize("kind", ["matrix", "function"])
 @pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8), (1, 0)])
 def test_targets_are_the_formula(backend, kind, gammas):
-    """In value and gradient, with prefixes, learned temperatures, a prior, exclusions and weights
-    of rows."""
+    """With prefixes, learned temperatures, a prior, exclusions and weights of rows."""
     queries, documents = draw(4, 8), draw(9, 8, seed=1)
     targets = draw(4, 9, seed=2).detach().softmax(dim=1) * (draw(4, 9, seed=3) > -0.5)
     targets[0] *= 3.0  # rows are divided by their sums
@@ -93,8 +90,7 @@ def test_targets_are_the_formula(backend, kind, gammas):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("directions", [FORWARD, BACKWARD, BOTH])
 def test_positives_are_equal_targets(backend, directions):
-    """A mask of the caller is never written to, and a row that names nothing keeps its own
-    positive."""
+    """A row that names nothing keeps its own positive."""
     queries, documents = draw(4, 8), draw(9, 8, seed=1)
     mask = draw(4, 9, seed=2) > 0.5
     mask[3] = False
@@ -116,8 +112,7 @@ def test_positives_are_equal_targets(backend, directions):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("similarity", [COSINE, DOT], ids=lambda s: s.name)
 def test_equals_sentence_transformers_distillation(backend, similarity):
-    """DistillKLDivLoss compares a row with its own documents only, and adds the teacher's
-    entropy."""
+    """DistillKLDivLoss compares a row with its own documents, and adds the teacher's entropy."""
     queries, *documents = columns = [draw(5, 8, seed=seed) for seed in range(4)]
     teacher = draw(5, 3, seed=9).detach()
     theirs = DistillKLDivLoss(nn.Identity(), similarity.pairwise, temperature=0.5)

@@ -63,8 +63,7 @@ def reference(
     excluded_queries=None,
     log_q=0.0,
 ):
-    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, with -inf for excluded pairs
-    of a matrix."""
+    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, without excluded pairs."""
     own, total = torch.arange(len(embeddings[0])), 0.0
     if excluded is None:
         excluded = torch.zeros(len(own), len(own) * len(embeddings[1:]), dtype=torch.bool)
@@ -99,23 +98,11 @@ def train(
     **options,
 ):
     """Through the Trainer; returns it."""
-    defaults = {
-        "max_steps": 8,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "save_strategy": "no",
-        "seed": 3,
-    }
+    defaults = {"max_steps": 8, "per_device_train_batch_size": 8, "learning_rate": 1e-3}
+    defaults |= {"lr_scheduler_type": "constant", "save_strategy": "no", "seed": 3}
+    defaults |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
     trainer_class, arguments_class = trainer
-    args = arguments_class(
-        str(output),
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        logging_steps=1,
-        **defaults | options,
-    )
+    args = arguments_class(str(output), **defaults | options)
     data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
     trainer = trainer_class(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
     trainer.add_callback(begins := Begins())
@@ -127,8 +114,7 @@ def train(
 
 
 class Begins(TrainerCallback):
-    """The step at which training begins: a run that silently starts anew ends with the weights of
-    one that resumes."""
+    """The step at which training begins, by which a run that resumes is known."""
 
     step: int
 

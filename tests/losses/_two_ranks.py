@@ -1,5 +1,4 @@
-"""What each of two gloo processes does for test_training.py: `torchrun --nproc_per_node 2
-_two_ranks.py IN OUT`."""
+"""What each of two gloo processes of test_training.py does: torchrun _two_ranks.py IN OUT."""
 
 from __future__ import annotations
 
@@ -25,13 +24,8 @@ NUM_ROWS = 6  # a rank
 
 
 def arguments(output: Path, **options: Any) -> SentenceTransformerTrainingArguments:
-    here = {
-        "use_cpu": True,
-        "ddp_backend": "gloo",
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
+    here = {"use_cpu": True, "ddp_backend": "gloo", "report_to": []}
+    here |= {"save_strategy": "no", "disable_tqdm": True}
     return SentenceTransformerTrainingArguments(
         str(output / "trainer"), max_steps=3, per_device_train_batch_size=4, **here, **options
     )
@@ -75,8 +69,7 @@ def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:
 
 
 def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
-    """In a step, each rank has a batch of another data set, whose loss learns a temperature of its
-    own."""
+    """In a step, each rank has a batch of another data set, whose loss learns a temperature."""
     model = load_transformer(folder)
     losses = {
         name: stm.DotRankingLoss(model, temperature="learned", scale=3.0)

@@ -1,5 +1,4 @@
-"""SIGReg in losses: values, gradients, caching, logs, two processes; and other regularizers next to
-it."""
+"""SIGReg and other regularizers in losses: values, gradients, caching, logs, two processes."""
 
 import json
 
@@ -17,14 +16,12 @@ from _helpers import (
     value_and_gradients,
 )
 from _ranks import on_ranks
-from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
-from datasets import Dataset
+from _tiny import ROWS, formula, load_transformer, raw_embeddings
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.losses import regularizers as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,16 +30,7 @@ SIGREGS = {
     "dims": {"num_directions": 64, "dims": (8, 16, 32)},
     "raw": {"num_directions": 64, "scale": None},
 }
-LOSSES = [
-    stm.CosineRankingLoss,
-    stm.DotRankingLoss,
-    stm.QNormRankingLoss,
-    stm.DNormRankingLoss,
-    stm.LearnableNormLoss,
-    stm.TempAggLoss,
-    stm.TempAggMRLLoss,
-    stm.SIGRegInfoNCE,
-]
+LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss, stm.TempAggMRLLoss, stm.SIGRegInfoNCE]
 
 
 # --- one step -------------------------------------------------------------------------------------
@@ -109,47 +97,40 @@ def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
 def test_arguments(model):
     with pytest.raises(ValueError, match=r"weight must be at least 0 .* got -1\."):
         stm.SIGRegInfoNCE(model, -1)
-    loss = stm.SIGRegInfoNCE(model, similarity="dot")
-    assert json.loads(json.dumps(loss.get_config_dict()))["regularizers"] == {"sigreg": 0.05}
+    loss = stm.SIGRegInfoNCE(model, similarity="dot", regularizers=(mean_square, 0.2))
+    weights = {"sigreg": 0.05, "mean_square": 0.2}
+    assert json.loads(json.dumps(loss.get_config_dict()))["regularizers"] == weights
     assert model.similarity_fn_name == "dot"
-    assert "2511.08544" in loss.citation
 
 
-@BATCHING
-@pytest.mark.parametrize("name", ["infonce", "loss", "steps"])
-def test_a_regularizer_replaces_nothing_of_its_name(model, name, mini_batch_size):
+@pytest.mark.parametrize("name", ["infonce", "loss"])
+def test_a_regularizer_replaces_nothing_of_its_name(model, name):
     def spread(x):
         return x.square().mean()
 
     spread.name = name
-    batch, plain = features(model), stm.CosineRankingLoss(model)
-    loss = stm.CosineRankingLoss(model, regularizers=spread, mini_batch_size=mini_batch_size)
-    values = loss(batch)
+    values = stm.CosineRankingLoss(model, regularizers=spread)(features(model))
     assert list(values) == ["infonce", f"{name}_2"]
-    torch.testing.assert_close(values["infonce"], plain(features(model)), rtol=1e-5, atol=1e-6)
 
 
-def test_one_regularizer_needs_no_list(model):
-    penalties = [
-        stm.CosineRankingLoss(model, regularizers=given).get_config_dict()["regularizers"]
-        for given in (
-            stm.SIGReg(8),
-            (stm.SIGReg(8), 0.05),
-            [(stm.SIGReg(8), 0.05)],
-            (stm.SIGReg(8), stm.SIGReg(8)),
-        )
-    ]
-    assert penalties == [
-        {"sigreg": 1.0},
-        {"sigreg": 0.05},
-        {"sigreg": 0.05},
-        {"sigreg": 1.0, "sigreg_2": 1.0},
-    ]
-    both = stm.SIGRegInfoNCE(model, regularizers=(mean_square, 0.2))
-    assert both.get_config_dict()["regularizers"] == {"sigreg": 0.05, "mean_square": 0.2}
-    for wrong in ([0.05], [(stm.SIGReg(8), "much")], [(0.05, stm.SIGReg(8))]):
-        with pytest.raises(TypeError, match="functions of embeddings"):
-            stm.CosineRankingLoss(model, regularizers=wrong)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (stm.SIGReg(8), {"sigreg": 1.0}),
+        ((stm.SIGReg(8), 0.05), {"sigreg": 0.05}),
+        ([(stm.SIGReg(8), 0.05)], {"sigreg": 0.05}),
+        ((stm.SIGReg(8), stm.SIGReg(8)), {"sigreg": 1.0, "sigreg_2": 1.0}),
+    ],
+)
+def test_one_regularizer_needs_no_list(model, given, expected):
+    loss = stm.CosineRankingLoss(model, regularizers=given)
+    assert loss.get_config_dict()["regularizers"] == expected
+
+
+@pytest.mark.parametrize("wrong", [[0.05], [(stm.SIGReg(8), "much")], [(0.05, stm.SIGReg(8))]])
+def test_regularizers_are_checked(model, wrong):
+    with pytest.raises(TypeError, match="functions of embeddings"):
+        stm.CosineRankingLoss(model, regularizers=wrong)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -157,40 +138,21 @@ def test_one_regularizer_needs_no_list(model):
 
 @BATCHING
 def test_in_a_trainer(model, tmp_path, mini_batch_size):
-    """Every micro-batch has directions of its own, evaluation in between changes nothing, and
-    embeddings spread."""
-    drawn, evaluated = [], []
-
-    class Recording(stm.SIGReg):
-        name = "sigreg"
-
-        def _draw(self, x):
-            directions = super()._draw(x)
-            (drawn if torch.is_grad_enabled() else evaluated).append(directions.sum().item())
-            return directions
+    """Embeddings spread, and the log has the terms of the loss."""
 
     def mean_cosine():
         return stm.geometry.mean_cosine(model.encode([row[1] for row in ROWS]))
 
     before = mean_cosine()
-    loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=Recording(64), mini_batch_size=mini_batch_size)
-    options = {"max_steps": 10, "gradient_accumulation_steps": 2, "lr_scheduler_type": "linear"}
-    options |= {
-        "eval_data": Dataset.from_dict(columns(num_negatives=1)),
-        "eval_strategy": "steps",
-        "eval_steps": 5,
-    }
-    trainer = train(model, loss, tmp_path, 1, per_device_eval_batch_size=8, **options)
-    assert len(drawn) == len(set(drawn)) == 20
-    assert len(evaluated) == 2 * 2
-    assert len(set(evaluated)) == 1
-    values = logged(trainer, "sigreg")
-    assert len(values) == 10
-    assert values[-1] < 0.7 * values[0]
+    loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=stm.SIGReg(64), mini_batch_size=mini_batch_size)
+    trainer = train(model, loss, tmp_path, 1, max_steps=10)
     assert abs(mean_cosine()) < abs(before) - 0.1
-    for entry in trainer.state.log_history:
-        if "infonce" in entry:
-            assert entry["loss"] == pytest.approx(entry["infonce"] + entry["sigreg"], abs=2e-3)
+    values = logged(trainer, "sigreg")
+    assert values[-1] < 0.7 * values[0]
+    for total, infonce, sigreg in zip(
+        logged(trainer, "loss"), logged(trainer, "infonce"), values, strict=True
+    ):
+        assert total == pytest.approx(infonce + sigreg, abs=2e-3)
 
 
 # --- two processes --------------------------------------------------------------------------------
@@ -203,9 +165,7 @@ CASES: dict[str, dict] = {
     "alone": {"gather": False},
 }
 SPLIT, NUM_ROWS = 5, 14  # rank 0 has 5 rows, rank 1 the other 9
-# of the rows of rank 1, where length counts: what a rank reads off its own rows is wrong for the
-# others
-STRETCH = 4.0
+STRETCH = 4.0  # of the rows of rank 1, where length counts
 
 
 def one_step(folder, options, cached):
@@ -227,7 +187,6 @@ def one_step(folder, options, cached):
 
 
 def one_rank(folder):
-    module._CHUNK["cpu"] = 2**12  # several chunks of directions, each with a reduction of its own
     return {
         (name, cached): one_step(folder, o, cached)
         for name, o in CASES.items()
@@ -243,8 +202,7 @@ def two_ranks(folder):
 @pytest.mark.parametrize("name", CASES)
 @BATCHING
 def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, mini_batch_size):
-    """Value, excess and gradient, with 5 rows on one rank and 9 on the other; without gathering
-    they are others."""
+    """With 5 rows on one rank and 9 on the other; without gathering the values are others."""
     model.double()
     sigreg = stm.SIGReg(**CASES[name])
     stretch = torch.ones(NUM_ROWS, 1, dtype=torch.float64)
@@ -258,14 +216,6 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, m
     for found, excess, gradient in (rank[name, mini_batch_size is not None] for rank in two_ranks):
         if name == "alone":
             assert abs(found / value.item() - 1) > 0.02
-            assert (
-                max(
-                    (gradient[n] - g).norm() / g.norm()
-                    for n, g in expected.items()
-                    if g.norm() > 1e-6
-                )
-                > 0.1
-            )
             continue
         assert found == pytest.approx(value.item(), rel=1e-10)
         assert excess == pytest.approx(sigreg.last_excess.item(), rel=1e-8, abs=1e-10)

@@ -1,7 +1,5 @@
-"""Learned temperatures: gradients, optimizers, checkpoints, logs, ranks, and what is left in the
-saved model."""
+"""Learned temperatures: gradients, optimizers, checkpoints and logs."""
 
-import json
 import math
 
 import pytest
@@ -17,8 +15,6 @@ from _helpers import (
 )
 from _tiny import columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset, DatasetDict
-from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch.func import functional_call
 
@@ -111,9 +107,7 @@ def test_arguments(model):
     assert all(isinstance(term.temperature, LearnedTemperature) for term in several.terms)
     partly = stm.CosineRankingLoss(model, terms=temp_spec_mrl({8: 0.05, 32: "learned"}))
     assert len(partly.temperatures.bias) == 1
-    with pytest.raises(
-        ValueError, match=r"temperature=0\.1 is for a loss of one term, and this one has 3"
-    ):
+    with pytest.raises(ValueError, match="for a loss of one term, and this one has 3"):
         stm.TempAggLoss(model, temperature=0.1)
     with pytest.raises(ValueError, match="a positive number or 'learned'; got 'cold'"):
         stm.CosineRankingLoss(model, temperature="cold")
@@ -121,8 +115,7 @@ def test_arguments(model):
 
 @BATCHING
 def test_matryoshka(model, mini_batch_size):
-    """sentence-transformers' MatryoshkaLoss cuts off the columns in which a cached loss carries
-    temperatures."""
+    """MatryoshkaLoss cuts off the columns in which a cached loss carries temperatures."""
     inner = stm.CosineRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
     loss = MatryoshkaLoss(model, inner, [32, 8])
     if mini_batch_size is not None:
@@ -155,25 +148,18 @@ def test_resume_with_several_data_sets(folder, tmp_path):
     data = DatasetDict(
         pairs=Dataset.from_dict(columns()), triplets=Dataset.from_dict(columns(num_negatives=1))
     )
-    options = {
-        "data": data,
-        "max_steps": 6,
-        "save_strategy": "steps",
-        "save_steps": 3,
-        "learning_rate": 0.01,
-    }
+    options = {"data": data, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     options |= {"multi_dataset_batch_sampler": "round_robin", "per_device_train_batch_size": 4}
-    options |= {"learning_rate_mapping": MAPPING(0.05)}
+    options |= {"learning_rate": 0.01, "learning_rate_mapping": MAPPING(0.05)}
     runs = []
-    for resume in (None, str(tmp_path / "first" / "checkpoint-3")):
+    checkpoint = str(tmp_path / "first" / "checkpoint-3")
+    for name, resume in (("first", None), ("again", checkpoint)):
         model = load_transformer(folder)
         losses = {
             "pairs": stm.DotRankingLoss(model, temperature="learned"),
             "triplets": stm.MagnitudeRankingLoss(model, "cosine", TERMS, mini_batch_size=3),
         }
-        trainer = train(
-            model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options
-        )
+        trainer = train(model, losses, tmp_path / name, resume=resume, **options)
         runs.append([model.state_dict(), losses, trainer])
     (state, losses, trainer), (again, resumed, _) = runs
     for name, loss in losses.items():
@@ -194,16 +180,11 @@ def test_resume_with_several_data_sets(folder, tmp_path):
 
 def test_the_best_step_brings_its_temperature_back(model, tmp_path):
     loss = stm.CosineRankingLoss(model, temperature="learned")
-    options = {
-        "max_steps": 4,
-        "learning_rate_mapping": MAPPING(0.3),
-        "load_best_model_at_end": True,
-    }
-    options |= dict.fromkeys(("save_strategy", "eval_strategy"), "steps") | dict.fromkeys(
-        ("save_steps", "eval_steps"), 1
-    )
-    # the worst step, which is the first
-    options |= {"metric_for_best_model": "eval_loss", "greater_is_better": True}
+    options = {"max_steps": 4, "learning_rate_mapping": MAPPING(0.3)}
+    options |= {"save_strategy": "steps", "save_steps": 1}
+    options |= {"eval_strategy": "steps", "eval_steps": 1}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    options |= {"greater_is_better": True}  # the worst step, which is the first
     trainer = train(model, loss, tmp_path, eval_data=Dataset.from_dict(columns()), **options)
     best = int(trainer.state.best_model_checkpoint.rpartition("-")[2])
     seen = logged(trainer)
@@ -217,39 +198,9 @@ def test_a_resume_that_would_start_anew_is_refused(folder, tmp_path):
     checkpoint = str(tmp_path / "first" / "checkpoint-1")
     for name, resume in (("first", None), ("resumed", checkpoint)):
         model = load_transformer(folder)
-        train(
-            model,
-            stm.CosineRankingLoss(model, temperature="learned"),
-            tmp_path / name,
-            resume=resume,
-            **options,
-        )
+        loss = stm.CosineRankingLoss(model, temperature="learned")
+        train(model, loss, tmp_path / name, resume=resume, **options)
     assert not model._load_state_dict_post_hooks
     loss = stm.CosineRankingLoss(model, temperature="learned")
-    with pytest.raises(
-        ValueError, match=r"learned temperature starts anew .* stm\.attach\(trainer\)"
-    ):
+    with pytest.raises(ValueError, match="learned temperature starts anew"):
         train(model, loss, tmp_path / "refused", attach=False, resume=checkpoint, **options)
-
-
-def test_the_saved_model_has_nothing_of_it(folder, tmp_path):
-    for temperature in (0.05, "learned"):
-        model = load_transformer(folder)
-        train(
-            model,
-            stm.QNormRankingLoss(model, temperature=temperature),
-            tmp_path / "run",
-            max_steps=2,
-        )
-        model.save_pretrained(str(tmp_path / str(temperature)))
-    fixed, learned = tmp_path / "0.05", tmp_path / "learned"
-    assert {p.relative_to(fixed) for p in fixed.rglob("*")} == {
-        p.relative_to(learned) for p in learned.rglob("*")
-    }
-    for file in fixed.rglob("*.json"):
-        assert json.loads(file.read_text()) == json.loads(
-            (learned / file.relative_to(fixed)).read_text()
-        )
-    for file in fixed.rglob("*.safetensors"):
-        assert load_file(file).keys() == load_file(learned / file.relative_to(fixed)).keys()
-    assert SentenceTransformer(str(learned), device="cpu").similarity_fn_name == "dot"

@@ -1,5 +1,4 @@
-"""What users combine: every two settings meet in some run, which learns, resumes exactly, and saves
-what it learned."""
+"""What users combine: every two settings meet in a run, which learns, resumes and is saved."""
 
 from __future__ import annotations
 
@@ -57,17 +56,12 @@ Cell = dict[str, Any]
 
 def possible(cell: Cell) -> bool:
     """fit() has none of these settings."""
-    return cell.get("way") != "fit" or not (
-        cell.get("accumulation") == 2
-        or cell.get("bf16")
-        or cell.get("resume")
-        or cell.get("compiled")
-    )
+    unlike_fit = cell["accumulation"] == 2 or cell["bf16"] or cell["resume"] or cell["compiled"]
+    return cell["way"] != "fit" or not unlike_fit
 
 
 def covering() -> list[Cell]:
-    """Few cells in which all possible pairs of settings meet: greedily, the cell next that has most
-    pairs left."""
+    """Few cells in which all possible pairs meet: always the cell that has most pairs left."""
 
     def pairs(cell: Cell) -> set[tuple[Any, ...]]:
         return set(itertools.combinations(cell.items(), 2))
@@ -126,13 +120,9 @@ def trained(
         "torch_compile_backend": "eager" if cell["compiled"] else None,
     }
     trainer = train(model, loss, output, cell["num_negatives"], **options)
-    wrapped = trainer.model
-    return (
-        trainer.accelerator.unwrap_model(
-            wrapped, keep_fp32_wrapper=False, keep_torch_compile=False
-        ),
-        trainer,
-    )
+    unwrap = trainer.accelerator.unwrap_model
+    plain = unwrap(trainer.model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    return plain, trainer
 
 
 def weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
@@ -178,9 +168,8 @@ def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
     else:
         assert len(moved) > 0.9 * len(after)
     learned = temperatures(loss)
-    assert all(
-        (a != b) == (cell["temperature"] == "learned") for a, b in zip(learned, start, strict=True)
-    )
+    is_learned = cell["temperature"] == "learned"
+    assert all((a != b) == is_learned for a, b in zip(learned, start, strict=True))
     if cell["loss"] == "learnable":
         assert {name.rpartition(".")[2] for name in moved} >= {"query_bias", "document_bias"}
 

@@ -1,5 +1,4 @@
-"""same_text, margin and guide: against full score matrices in float64 and against
-sentence-transformers."""
+"""same_text, margin and guide: score matrices in float64, and sentence-transformers."""
 
 import itertools
 import random
@@ -48,8 +47,7 @@ def static_guide():
 
 
 def equal_texts(rows):
-    """(B, M): documents with the text of the positive, and positives of queries with the text of
-    the query."""
+    """(B, M): documents with the text of the positive, and positives of the same query."""
     queries, positives, *negatives = zip(*rows, strict=True)
     documents = [*positives, *itertools.chain(*negatives)]
     same = torch.tensor(
@@ -68,8 +66,7 @@ def too_close(scores, positive, margin, strategy):
 
 
 def assert_same(model, found, expected):
-    """Two losses by value and by gradients; exponents that the embeddings do not reach have none in
-    the reference."""
+    """By value and gradients; exponents that embeddings do not reach have none in the reference."""
     (found, gradients), (expected, others) = (
         value_and_gradients(model, x) for x in (found, expected)
     )
@@ -155,14 +152,6 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
 
 
-def test_embeddings_alone_have_no_texts(model):
-    embeddings = raw_embeddings(model, batch_of(model, TWICE))
-    exclude, keep = (stm.CosineRankingLoss(model, same_text=x) for x in ("exclude", "keep"))
-    torch.testing.assert_close(
-        *(loss.compute_loss_from_embeddings(embeddings) for loss in (exclude, keep))
-    )
-
-
 @BATCHING
 def test_the_share_that_is_left_out(model, caplog, mini_batch_size):
     loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
@@ -226,19 +215,6 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     assert_same(model, loss(columns), expected)
     torch.testing.assert_close(
         loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0
-    )
-
-
-def test_margin_of_learned_exponents(model):
-    loss = stm.LearnableNormLoss(model, 0.3, 0.6, margin=0.1, scale=3.0).double()
-    columns = batch_of(model, [row[:2] for row in ROWS])
-    embeddings = raw_embeddings(model, columns)
-    scores = loss.similarity(*embeddings).detach()
-    excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
-    assert_same(
-        model,
-        loss(columns),
-        reference(embeddings, loss.similarity, loss.terms, ("query_to_doc",), excluded),
     )
 
 
@@ -322,7 +298,7 @@ def test_the_model_is_not_its_own_guide(model):
 )
 def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
     stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
-    assert ("Use a negative margin, such as -0.1" in caplog.text) is warns
+    assert bool(caplog.records) is warns
 
 
 def test_guide_needs_texts(guide):

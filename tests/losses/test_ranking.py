@@ -1,7 +1,6 @@
 """Ranking losses against the formula, against autograd, and against sentence-transformers."""
 
 import inspect
-import json
 import logging
 import typing
 from functools import partial
@@ -51,8 +50,7 @@ def build(loss_class, model, **options):
 
 
 def reference_gradients(model, columns, exponents, scale, **options):
-    """Of the formula, by autograd through the model as a whole; exponents from the model if it
-    learns them."""
+    """Of the formula, by autograd through the model; exponents from the model, if it has some."""
     if isinstance(model[-1], ExponentNorm):
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     return value_and_gradients(
@@ -65,11 +63,10 @@ def reference_gradients(model, columns, exponents, scale, **options):
 
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 UPSTREAM = [
-    {"directions": directions, "hardness_mode": mode}
-    for directions in (GTE[:1], GTE[::2], GTE)
-    for mode in (None, "in_batch_negatives", "hard_negatives", "all_negatives")
+    {},
+    {"directions": GTE, "hardness_mode": "hard_negatives"},
+    {"directions": GTE[::2], "partition_mode": "per_direction"},
 ]
-UPSTREAM.append({"directions": GTE[::2], "partition_mode": "per_direction"})
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
@@ -142,8 +139,7 @@ def test_looks_at_raw_embeddings(model):
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
 def test_auto_scale(model, loss_class, mini_batch_size):
-    """The size of the scores is that of the batch at hand, with its gradient; twice the norm
-    changes nothing."""
+    """The size of the scores is that of the batch, with its gradient; twice the norm is nothing."""
     loss = build(loss_class, model, scale="auto", mini_batch_size=mini_batch_size)
     columns, exponents, values = features(model, num_negatives=1), EXPONENTS[loss_class], []
     for _ in range(2):
@@ -166,8 +162,7 @@ def test_auto_scale(model, loss_class, mini_batch_size):
 @BATCHING
 @pytest.mark.parametrize("factor", [1 / 4, 2.0**16])
 def test_outer_factor(model, mini_batch_size, factor):
-    """Gradient accumulation divides the loss, a GradScaler multiplies it: encoder *and* exponents
-    must see that."""
+    """Gradient accumulation divides the loss, a GradScaler multiplies it."""
     columns = features(model)
     loss = build(stm.LearnableNormLoss, model, scale=3.0, mini_batch_size=mini_batch_size)
     _, expected = reference_gradients(model, columns, None, 3.0)
@@ -176,20 +171,6 @@ def test_outer_factor(model, mini_batch_size, factor):
     assert_same_gradients(gradients(model), expected, factor)
     (loss(columns) * factor).backward()  # a second micro-batch adds up
     assert_same_gradients(gradients(model), expected, 2 * factor)
-
-
-@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
-def test_two_cached_batches_before_one_backward(model, loss_class):
-    first, second = features(model), features(model, start=8)
-    loss = build(loss_class, model, scale=3.0, mini_batch_size=3)
-    expected = [
-        reference_gradients(model, c, EXPONENTS[loss_class], 3.0)[1] for c in (first, second)
-    ]
-    losses = [loss(first), loss(second)]
-    (losses[0] + losses[1]).backward()
-    assert_same_gradients(
-        gradients(model), {name: g + expected[1][name] for name, g in expected[0].items()}
-    )
 
 
 @pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
@@ -229,12 +210,6 @@ def test_refuses_normalize_and_names_a_call_that_helps(model, build):
     build(eval(call, {"stm": stm, "model": model}))
 
 
-def test_cosine_takes_any_model(model):
-    columns = features(model)
-    value = stm.CosineRankingLoss(model)(columns)
-    torch.testing.assert_close(stm.CosineRankingLoss(stm.prepare(model, "cosine"))(columns), value)
-
-
 @pytest.mark.parametrize(
     "loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))]
 )
@@ -264,16 +239,6 @@ def test_cosine_in_matryoshka_loss(model, mini_batch_size):
 def test_static_model_cannot_be_cached(static_model):
     with pytest.raises(ValueError, match="Leave mini_batch_size out"):
         stm.QNormRankingLoss(static_model, mini_batch_size=4)
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-@BATCHING
-def test_one_row(model, loss_class, mini_batch_size):
-    loss = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size)
-    value = loss(features(model, 1))
-    assert value.item() == 0.0
-    value.backward()
-    assert all((g == 0).all() for g in gradients(model).values())
 
 
 @pytest.mark.parametrize(
@@ -309,26 +274,6 @@ def test_learnable_goes_on_from_the_models_exponents(model, folder):
 # --- what sentence-transformers asks of a loss ----------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
-def test_config_is_json(model, loss_class):
-    loss = build(
-        loss_class,
-        model,
-        mini_batch_size=3,
-        regularizers=[(stm.SIGReg(8), 0.1)],
-        terms=[Term(8, 0.1), Term()],
-    )
-    loss(features(model))
-    config = json.loads(json.dumps(loss.get_config_dict()))
-    assert config["similarity"] == pytest.approx(
-        dict(zip(("query", "document"), EXPONENTS[loss_class], strict=True))
-    )
-    assert config["terms"][0] == {"dim": 8, "temperature": 0.1, "weight": 1.0}
-    assert config["scale"] == (20 if EXPONENTS[loss_class] == (1, 1) else "auto")
-    assert config["regularizers"] == {"sigreg": 0.1}
-    assert (config["mini_batch_size"], config["directions"]) == (3, ["query_to_doc"])
-
-
 @pytest.mark.parametrize("before", [None, "cosine", "dot"])
 @pytest.mark.parametrize(
     ("loss_class", "function"), zip(LOSSES, ["cosine", "dot", "dot", "cosine", "dot"], strict=True)
@@ -345,7 +290,7 @@ def test_fractional_document_exponent_warns(model, caplog):
         stm.MagnitudeRankingLoss(model, Similarity(0.5, 1.0))
         assert not caplog.records
         stm.MagnitudeRankingLoss(model, Similarity(1.0, 0.5))
-    assert "stm.prepare(model, Similarity(1, 0.5))" in caplog.text
+    assert len(caplog.records) == 1
     caplog.clear()
     stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))
     assert not caplog.records
@@ -357,15 +302,13 @@ def test_fractional_document_exponent_warns(model, caplog):
 @pytest.mark.parametrize("labels", [[1.0, 0.0, 0.2], [1, 0, 1], [True, False, True], [4, 7, 4]])
 def test_labels_are_refused(model, labels):
     loss, labels = stm.CosineRankingLoss(model), torch.tensor(labels)
+    batch = features(model, 3)
     for call, given in (
-        (loss, features),
-        (
-            loss.compute_loss_from_embeddings,
-            lambda model, rows: raw_embeddings(model, features(model, rows)),
-        ),
+        (loss.compute_loss_from_embeddings, raw_embeddings(model, batch)),
+        (loss, batch),
     ):
         with pytest.raises(ValueError, match=r"SimilarityMSELoss.*remove_columns"):
-            call(given(model, 3), labels)
+            call(given, labels)
 
 
 @pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
@@ -398,7 +341,7 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     losses = [first(model), second(model)]
     for loss in losses:
         loss(features(model, 3), torch.ones(3) if isinstance(loss, stm.SimilarityMSELoss) else None)
-    assert contradicts == ("Give all losses of a Trainer the same similarity" in caplog.text)
+    assert contradicts == bool(caplog.records)
 
 
 def test_nan_names_its_column(model, caplog):

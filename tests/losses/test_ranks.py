@@ -63,8 +63,7 @@ def wrapped(folder, case, gather, dtype, **options):
 
 
 def one_batch(folder, case, gather):
-    """Loss and gradient of one batch, and the gradient after a second backward pass:
-    accumulation."""
+    """Loss and gradient of one batch, and the gradient accumulated over two."""
     model, loss = wrapped(folder, case, gather, torch.float64)
     rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
     found = []
@@ -89,23 +88,18 @@ def ranks(request, folder):
 @pytest.mark.parametrize("gather", STARTS)
 def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     name, _, direction = case
+    exponents = (1, 0)
     if name == "learnable":
-        model.append(ExponentNorm(0.5, 0.5, learnable=True))
+        model.append(ExponentNorm(0.5, 0.5, learnable=True).double())
+        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     model.double()
     values, of_once, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
-    exponents = (
-        (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid())
-        if name == "learnable"
-        else (1, 0)
-    )
     columns = embeddings[: 2 if direction == ("doc_to_query",) else None]
     scale = auto_scale(columns, exponents)  # of the joined batch
-    parts = (
-        itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
-        if name == "temp_agg_mrl"
-        else [(32, 0.05)]
-    )
+    parts = [(32, 0.05)]
+    if name == "temp_agg_mrl":
+        parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
     expected = sum(
         formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts
     )
@@ -119,8 +113,7 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
 
 
 def ring_and_gathering(folder):
-    """The gradients of both, that of a temperature among them, in float32 and under bfloat16
-    autocast."""
+    """The gradients of both, that of a temperature too, in float32 and under autocast."""
     rank, found = dist.get_rank(), []
     for bf16, gather in itertools.product((False, True), ("ring", True)):
         _, loss = wrapped(
@@ -175,24 +168,21 @@ COUNTS = (
     {ROWS[0][1]: 9, ROWS[1][1]: 4, ROWS[2][1]: 1, "lima": 30, "see below": 2},
     {"see below": 50, "returns a list": 3},
 )
+RULES = [
+    {},
+    {"margin": 0.1, "margin_strategy": "relative"},
+    {"margin": 0.02, "guide": "cls"},
+    {"prior": COUNTS},
+]
+WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]
 OF_TEXTS = [
     (gather, options, *way)
-    for gather, options in itertools.product(
-        ("ring", True),
-        (
-            {},
-            {"margin": 0.1, "margin_strategy": "relative"},
-            {"margin": 0.02, "guide": "cls"},
-            {"prior": COUNTS},
-        ),
-    )
-    for way in ((None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",)))
+    for gather, options, way in itertools.product(("ring", True), RULES, WAYS)
 ]
 
 
 def of_texts(folder, case, rows):
-    """Value and gradients for some of the rows, by a model in DDP where there are several
-    processes."""
+    """Value and gradients for some of the rows, by a model in DDP if there are processes."""
     gather, options, mini_batch_size, direction = case
     model, options = load_transformer(folder).double(), dict(options)
     if "guide" in options:
@@ -238,8 +228,7 @@ GATHERED = [
 
 
 def gathered(folder):
-    """For each way, values and gradients of one rank by this package and by
-    sentence-transformers."""
+    """Values and gradients of one rank by this package and by sentence-transformers."""
     model, found = load_transformer(folder), []
     generator = torch.Generator().manual_seed(dist.get_rank())
     columns = [
@@ -265,8 +254,5 @@ def test_one_process_needs_no_ring(model):
         for gather in (False, "ring")
     ]
     assert values[0] == values[1]
-    with pytest.raises(
-        ValueError,
-        match=r"gather_across_devices must be one of False, True and 'ring'; got 'all'\.",
-    ):
+    with pytest.raises(ValueError, match="gather_across_devices must be one of"):
         stm.QNormRankingLoss(model, gather_across_devices="all")

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from _memory import peak_bytes
 
 from st_magnitude import SIGReg
-from st_magnitude.losses import regularizers as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,18 +47,15 @@ def naive(x, directions, num_knots=17, t_max=3.0, scale="sqrt_d"):
 
 
 @both
-def test_value_and_gradient_equal_the_definition(monkeypatch, options):
-    """However many directions are in a chunk."""
-    x, directions = data()
+@pytest.mark.parametrize("size", [{}, {"n": 300, "num_directions": 500}], ids=["one", "three"])
+def test_value_and_gradient_equal_the_definition(options, size):
+    """In one chunk of directions, and in three of which the last is smaller."""
+    x, directions = data(**size)
     expected = naive(x, directions, **options)
-    [wanted] = torch.autograd.grad(3 * expected, x)
-    for chunk in (1, 20, 27, 10**6):
-        monkeypatch.setattr(module, "_CHUNK", {"cpu": chunk})
-        value = SIGReg(**options)(x, directions)
-        assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-        torch.testing.assert_close(
-            *torch.autograd.grad(3 * value, x), wanted, rtol=1e-10, atol=1e-12
-        )
+    value = SIGReg(**options)(x, directions)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    found, wanted = (torch.autograd.grad(3 * y, x) for y in (value, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
 @both
@@ -68,29 +64,11 @@ def test_gradcheck(options):
     assert torch.autograd.gradcheck(lambda x: SIGReg(**options)(x, directions), x)
 
 
-def test_holds_a_few_chunks_only(monkeypatch):
+def test_holds_a_few_chunks_only():
     """Not N x K x knots, not even N x K."""
-    monkeypatch.setattr(module, "_CHUNK", {"cpu": 2**11})
-    x = torch.randn(512, 16, requires_grad=True)
-    peak = peak_bytes(lambda: SIGReg(512)(x).backward())
-    assert peak < 0.6 * 4 * 512 * 512, peak
-
-
-def epps_pulley(samples):
-    """17 knots on [0, 3], the one-sided trapezoid doubled, a Gaussian window, times N: (N, K) ->
-    (K,)."""
-    t = torch.linspace(0, 3, 17, dtype=samples.dtype)
-    phi = torch.exp(-t.square() / 2)
-    angles = samples[..., None] * t
-    error = (angles.cos().mean(0) - phi).square() + angles.sin().mean(0).square()
-    return 2 * torch.trapezoid(error * phi, t) * len(samples)
-
-
-def test_lejepa():
-    """Embeddings as they are."""
-    x, directions = data()
-    expected = epps_pulley(x @ directions).mean()
-    torch.testing.assert_close(SIGReg(scale=None)(x, directions), expected, rtol=1e-12, atol=0)
+    x = torch.randn(2048, 16, requires_grad=True)
+    peak = peak_bytes(lambda: SIGReg(2048)(x).backward())
+    assert peak < 0.3 * 4 * 2048 * 2048, peak
 
 
 # --- distribution ---------------------------------------------------------------------------------
@@ -101,8 +79,8 @@ def test_null_expectation(n):
     """1.0525 at any N."""
     expected = SIGReg().null_expectation
     assert expected == pytest.approx(1.0525, abs=5e-5)
-    values = epps_pulley(torch.randn(n, 600_000 // n, generator=torch.Generator().manual_seed(0)))
-    assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(values))
+    value = SIGReg(scale=None)(torch.randn(n, 2000), torch.eye(2000))
+    assert value.item() == pytest.approx(expected, abs=0.1)
 
 
 def test_excess():
@@ -133,17 +111,6 @@ def test_evaluation_has_directions_of_its_own():
     with torch.no_grad():
         assert SIGReg(32)(x) == SIGReg(32)(x)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_directions_are_uniform_unit_columns():
-    directions = SIGReg(20_000)._draw(torch.zeros(1, 3, dtype=torch.float64))
-    torch.testing.assert_close(
-        directions.norm(dim=0), torch.ones(20_000, dtype=torch.float64), rtol=0, atol=1e-15
-    )
-    torch.testing.assert_close(
-        directions @ directions.T / 20_000, torch.eye(3).double() / 3, rtol=0, atol=0.01
-    )
-    assert directions.mean(dim=1).abs().max() < 0.02
 
 
 # --- prefixes -------------------------------------------------------------------------------------

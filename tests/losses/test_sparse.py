@@ -1,19 +1,14 @@
-"""Ranking losses on a SparseEncoder: against sentence-transformers, with the texts of the batch,
-and in its Trainer."""
-
-import subprocess
-import sys
+"""Ranking losses on a SparseEncoder: sentence-transformers, texts of the batch, the Trainer."""
 
 import pytest
 import torch
-from _helpers import assert_same_gradients, features, gradients, train
+from _helpers import assert_same_gradients, features, gradients, logged, train
 from _tiny import columns, load_transformer, raw_embeddings, save_transformer
 from sentence_transformers import (
     SparseEncoder,
     SparseEncoderTrainer,
     SparseEncoderTrainingArguments,
 )
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sparse_encoder.losses import (
     CachedSpladeLoss,
     SparseMultipleNegativesRankingLoss,
@@ -90,17 +85,6 @@ def test_equal_to_sparse_mnrl(model, splade, ours, score, scale, num_negatives, 
     assert_same_gradients(gradient, reference, rtol=1e-7)
 
 
-def test_aggregated_temperatures(model, splade):
-    batch = features(model, 8, 1)
-    taus = (0.05, 0.1)
-    loss = stm.TempAggLoss(model, taus, similarity="dot", scale=1.0, same_text="keep")
-    found, _ = run(splade(loss), batch)
-    embeddings = raw_embeddings(model, batch)
-    terms = [MultipleNegativesRankingLoss(model, 0.05 / tau, dot_score) for tau in taus]
-    values = [term.compute_loss_from_embeddings(embeddings, None).item() for term in terms]
-    assert found["base_loss"] == pytest.approx(sum(values), rel=1e-6)
-
-
 # --- with the texts of the batch ------------------------------------------------------------------
 
 
@@ -155,9 +139,7 @@ def test_repeated_texts_without_texts_warn_once(model, splade, caplog):
         loss = splade(stm.DotRankingLoss(model, **options))
         for _ in range(2):
             loss(features(model))
-        assert (
-            sum("repeated texts count as negatives" in r.message for r in caplog.records) == times
-        )
+        assert len([r for r in caplog.records if r.name.startswith("st_magnitude")]) == times
 
 
 def test_with_texts_takes_a_loss_around_ours(model):
@@ -173,53 +155,26 @@ def test_with_texts_takes_a_loss_around_ours(model):
 # --- a learned temperature, and the Trainer -------------------------------------------------------
 
 
-def test_learned_temperature_has_the_same_gradient_with_caching(model):
-    batch, found = features(model, 8, 1), {}
-    for name, wrapper in WRAPPERS.items():
-        inner = stm.DotRankingLoss(model, scale=1.0, temperature="learned").double()
-        _, found[name] = run(with_texts(wrapper(model, inner, **WEIGHTS)), batch)
-    assert_same_gradients(found["cached"], found["plain"], rtol=1e-7)
-    assert found["plain"]["loss.temperatures.bias"].abs() > 1e-3
-
-
-STOCK = """
-import sys
-sys.modules["st_magnitude"] = None  # an import of it fails
-import torch
-from sentence_transformers import SparseEncoder
-model = SparseEncoder(sys.argv[1], device="cpu")
-assert model.similarity_fn_name == "dot"
-texts = ["green tea", "a prime number"]
-torch.save(model.encode(texts, convert_to_sparse_tensor=False), sys.argv[2])
-"""
-
-
-def test_trained_saved_and_loaded_without_this_package(folder, splade, tmp_path):
+def test_trained_saved_and_loaded(folder, splade, tmp_path):
     model = SparseEncoder(folder, device="cpu")
     prior = stm.DocumentPrior.from_texts(model, columns()["positive"])
     inner = stm.DotRankingLoss(model, scale=1.0, temperature="learned", prior=prior, margin=-0.5)
     loss = with_texts(splade(inner))
-    texts = ["green tea", "a prime number"]
-    before = (
-        model.encode(texts, convert_to_sparse_tensor=False),
-        inner(features(model, 16, 1)).item(),
-    )
-    options = {
-        "learning_rate": 1e-4,
-        "learning_rate_mapping": LearnedTemperature.learning_rate_mapping(1e-2),
-    }
-    trainer = (SparseEncoderTrainer, SparseEncoderTrainingArguments)
-    log = train(
-        model, loss, tmp_path / "run", 1, trainer=trainer, max_steps=6, **options
-    ).state.log_history
-    assert inner(features(model, 16, 1)).item() < 0.9 * before[1]
-    assert len({entry["temperature"] for entry in log if "temperature" in entry}) > 1
+    batch = features(model, 16, 1)
+    before = inner([dict(column) for column in batch]).item()
+    options = {"learning_rate": 1e-4, "max_steps": 6}
+    options |= {"learning_rate_mapping": LearnedTemperature.learning_rate_mapping(1e-2)}
+    options |= {"trainer": (SparseEncoderTrainer, SparseEncoderTrainingArguments)}
+    trainer = train(model, loss, tmp_path / "run", 1, **options)
+    assert len(set(logged(trainer))) > 1
+    assert inner(batch).item() < 0.9 * before
     model.save_pretrained(str(tmp_path / "model"))
-    after = model.encode(texts, convert_to_sparse_tensor=False)
-    assert not torch.allclose(before[0], after, atol=1e-3)
-    command = [sys.executable, "-c", STOCK, str(tmp_path / "model"), str(tmp_path / "found.pt")]
-    subprocess.run(command, check=True, timeout=300)
-    torch.testing.assert_close(torch.load(tmp_path / "found.pt"), after)
+    loaded = SparseEncoder(str(tmp_path / "model"), device="cpu")
+    assert loaded.similarity_fn_name == "dot"
+    found, expected = (
+        m.encode(columns()["anchor"], convert_to_sparse_tensor=False) for m in (loaded, model)
+    )
+    torch.testing.assert_close(found, expected)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "SpladeLoss" in card
     assert "DotRankingLoss" in card

@@ -1,5 +1,4 @@
-"""The kernel on a GPU: `make gpu` runs what is marked gpu, and everywhere else the same tests run
-small on the CPU."""
+"""The kernel on a GPU: `make gpu`; elsewhere the same tests run small on the CPU."""
 
 import importlib
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude.kernel.infonce import infonce_reference
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 OPTIONS = {
     "plain": {},
