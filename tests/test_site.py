@@ -139,7 +139,7 @@ def test_the_site_builds(tmp_path):
     assert ":class:" not in losses
     home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert 'href="guide.html"' in home_page
-    assert 'src="norms.png"' in home_page
+    assert 'src="training.png"' in home_page
     # for search in pages that are opened from a disk
     assert 'src="assets/iframe-worker.js"' in home_page
     assert (
