@@ -52,7 +52,8 @@ def test_the_citations_of_the_losses_are_in_the_citation_file():
     numbers = set(re.findall(r"arXiv:([\d.]+)", text("CITATION.cff")))
     for citation in (MAGNITUDE, SIGREG, TEMPERATURE, revela.CITATION):
         citation = " ".join(citation.split())
-        eprint, title = (re.search(rf"{name}={{([^}}]+)}}", citation) for name in ("eprint", "title"))
+        eprint = re.search(r"eprint={([^}]+)}", citation)
+        title = re.search(r"title={([^}]+)}", citation)
         assert (eprint and eprint[1] in numbers) or title[1] in references
 
 
