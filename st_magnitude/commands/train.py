@@ -48,6 +48,7 @@ def train(
     if not trained.trainer.is_world_process_zero():
         return figures
     figures |= {"geometry": trained.geometry, "prior": trained.prior}
+    figures["norm_warning"] = trained.norm_warning
     for key, after in trained.geometry["after"].items():
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
     if trained.prior is not None:
@@ -66,6 +67,8 @@ def train(
         figures["dev"] = {"split": dev_split, "is_better": comparison.is_better, **comparison.to_dict()}
         typer.echo(str(comparison))
         say(comparison.verdict(dev_split))
+    if trained.norm_warning:
+        say(trained.norm_warning)
     if trained.output is None:
         return {**figures, "exit_code": 3}
     loads_anywhere = comparison is None or comparison.saved.exponent in (0.0, 1.0)

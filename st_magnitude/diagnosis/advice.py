@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from st_magnitude import geometry
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
@@ -114,12 +115,21 @@ def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
         "{share_of_answers_kept:.0%} of the relevant documents stay in the index. nDCG@10 changes from {ndcg_full:.3f} "
         "to {ndcg_pruned:.3f}, and to {ndcg_pruned_by_words:.3f} if the number of words decides instead of the norm."
     ).format(**evidence)
-    if check.verdict == DO:
+    verdict, relevant = check.verdict, bench.is_relevant
+    warning = ""
+    if min(relevant.sum(), (~relevant).sum()) > 1:
+        d = geometry.cohens_d(documents.values[relevant], documents.values[~relevant])
+        warning = geometry.norm_warning(d)
+    if warning:
+        verdict = NO_BENEFIT
+        reason += f" {warning}"
+    elif verdict == DO:
         use = f"keep the {1 - share:.0%} with the largest norms"
         reason += " This holds for queries like these: other queries may need other documents."
     action = f"Drop the {share:.0%} of the documents with the smallest norms"
     gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
-    return _recommend(bench, "pruning", action, check, use, reason, gain_of, **evidence)
+    advice = _recommend(bench, "pruning", action, check, use, reason, gain_of, **evidence)
+    return replace(advice, verdict=verdict)
 
 
 def storage(bench: Bench, stored: Stored) -> list[Recommendation]:

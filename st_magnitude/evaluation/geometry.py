@@ -28,7 +28,7 @@ class GeometryEvaluator(CsvEvaluator):
     """The norms of embeddings and how evenly their directions spread, without judgments.
 
     Embeddings are taken before a closing Normalize or ExponentNorm. Two evaluators with the names "before" and "after"
-    put a table with both into the model card; ``st-magnitude train`` and ``revela`` do. Returned keys, with the prefix
+    put a table with both into the model card; ``st-magnitude train`` does. Returned keys, with the prefix
     ``"{name}_"`` if there is a name:
 
     - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over mean);
@@ -114,6 +114,7 @@ def card_evaluators(data: RetrievalData, seed: int = 0) -> tuple[GeometryEvaluat
     answers = set().union(*data.relevant.values())
     sample = [data.corpus[i] for i in documents], [data.queries[i] for i in asked], [i in answers for i in documents]
     before, after = (GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after"))
+    before.warns = after.warns = False  # `train` says it once, with its verdict
     return before, after
 
 

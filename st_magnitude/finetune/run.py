@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 from collections import Counter
@@ -28,6 +29,7 @@ from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
 from st_magnitude.finetune.merge import Merge, merge_with_base, parameters_of
 from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.geometry import norm_warning
 from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -77,6 +79,11 @@ class TrainedModel:
     prior: str | None = None  # with ``config.prior``: what it was counted from, or why it was left out
     merge: Merge | None = None  # with ``config.merge``: nDCG@10 by the weight of the trained model
 
+    @property
+    def norm_warning(self) -> str:
+        """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
+        return _about_norms(self.geometry)
+
 
 def train(
     model: SentenceTransformer | str,
@@ -125,6 +132,7 @@ def train(
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)
+        _warn_without_negatives(config.loss, data, rows)
         before, after = card_evaluators(data, seed=config.seed)
         model = load(model) if isinstance(model, str) else model
         with reading(model, config.max_length), reading(model, config.serve_length):
@@ -163,7 +171,7 @@ def train(
                 )
                 return TrainedModel(trainer, geometry, comparison, None, prior, merge)
         figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison}
-        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior}
+        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior, "Norms": _about_norms(geometry)}
         if dev is not None and comparison is not None:
             sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
         save_trained(trainer, output, figures, sections)
@@ -191,9 +199,27 @@ def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Data
     return data.triplets(int(any(data.negatives.values())) if negatives is None else negatives, seed)
 
 
+def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> None:
+    """Warns of a loss that keeps document norms where no row shows a never-relevant document."""
+    answers = set().union(*data.relevant.values())
+    has_negatives = len(rows.column_names) > 2 and set().union(*data.negatives.values()) - answers
+    if loss in ("qnorm", "dot", "learnable") and not has_negatives:
+        logger.warning(
+            f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
+            "is judged 0 and answers no query, from which norms learn what is never relevant. Add "
+            "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
+            "loss='cosine'."
+        )
+
+
 def is_uneven(positives: Iterable[str]) -> bool:
     """Whether some documents are positives more often than others, without which a prior changes nothing."""
     return len(set(Counter(positives).values())) > 1
+
+
+def _about_norms(geometry: dict[str, dict[str, float]]) -> str:
+    before, after = (geometry.get(key, {}).get("cohens_d", math.nan) for key in ("before", "after"))
+    return norm_warning(after, before)
 
 
 def _about_prior(rows: Dataset) -> str:

@@ -111,6 +111,23 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(fol
     assert SentenceTransformer(str(tmp_path / "kept")).similarity_fn_name == "dot"
 
 
+@pytest.mark.parametrize("long_ones_answer", [False, True])
+def test_train_says_that_norms_mark_the_wrong_documents(model_path, tmp_path, caplog, long_ones_answer):
+    """The mean of token vectors is the smaller, the longer a text is, and the rate 0 leaves it so."""
+    answers = [key for key in CORPUS if (key < "d13") == long_ones_answer]
+    relevant = {query: {answer} for query, answer in zip(QUERIES, answers, strict=False)}
+    queries = {key: QUERIES[key] for key in relevant}
+    shown = dict.fromkeys(relevant, {"d19"}) if long_ones_answer else {}
+    data = RetrievalData(queries, CORPUS, relevant, shown)
+    config = TrainConfig(loss="qnorm", batch_size=4, max_steps=1, learning_rate=0.0)
+    trained = train(str(model_path), data, tmp_path / "out", config)
+    assert (trained.geometry["after"]["cohens_d"] < 0) == long_ones_answer
+    assert bool(trained.norm_warning) == long_ones_answer
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("never-relevant" in card.lower()) == long_ones_answer
+    assert ("no training row has a negative" in caplog.text) == (not shown)
+
+
 def test_train_without_a_dev_split_says_that_nothing_was_compared(folder, model_path, tmp_path):
     result = fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--dev-split", "validation")
     said = " ".join(result.output.split())
