@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "studies" / "norm_sign"))
 import batch_scale
 import claims
 import compression_control
@@ -25,6 +26,7 @@ import fragments
 import inheritance
 import late_interaction
 import merging
+import norm_sign
 import pages
 import prior
 import reading
@@ -67,6 +69,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"pages, {base}": partial(pages.table, base) for base in pages.CELLS},
     **{f"gains over pages, {base}": partial(pages.gain_table, base) for base in pages.CELLS},
     **{f"norms of pages, {base}": partial(pages.auc_table, base) for base in pages.CELLS},
+    **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": partial(revela_text.ablation_table, revela_text.LATEST),
     "bases": inheritance.base_table,
     "inheritance": inheritance.tuned_table,

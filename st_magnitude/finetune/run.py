@@ -171,7 +171,7 @@ def train(
                 )
                 return TrainedModel(trainer, geometry, comparison, None, prior, merge)
         figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison}
-        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior, "Norms": _about_norms(geometry)}
+        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior}
         if dev is not None and comparison is not None:
             sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
         save_trained(trainer, output, figures, sections)
@@ -279,7 +279,11 @@ def save_trained(
         with one_line_about_the_disk(output):
             write_model(trainer.model, output)
             (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
-            for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
+            sections = sections | {
+                "Norms": _about_norms(figures.get("geometry", {})),
+                "Prompts": _about_prompts(trainer),
+            }
+            for title, text in sections.items():
                 if text:
                     add_section(output / "README.md", f"### {title}\n\n{text}\n")
     except OSError as error:

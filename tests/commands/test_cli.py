@@ -87,7 +87,8 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(fol
     """With the rate 0 the trained model is the pretrained one, so every figure can be checked."""
     options = ("--loss", "qnorm", "--learning-rate", 0, "--max-steps", 1)
     result = fit(folder, model_path, tmp_path / "best", *options, "--json")
-    dev = report_of(result)["dev"]
+    report = report_of(result)
+    dev = report["dev"]
     pretrained = [SentenceTransformer(str(model_path), similarity_fn_name=name) for name in ("cosine", "dot")]
     cosine, dot = ndcg(pretrained[0], "cosine"), ndcg(pretrained[1], "dot")
     assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
@@ -99,6 +100,8 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(fol
     said = " ".join(result.stderr.split())
     assert "The trained model is not clearly better than the pretrained one on the dev split: nDCG@10" in said
     assert f'Load it with SentenceTransformer("{tmp_path / "best"}")' in result.stderr
+    assert report["norm_warning"] in said  # these answers are long, and their norms small
+    assert "Never-relevant documents have the larger norms" in report["norm_warning"]
     assert f"Next:\n  st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev" in result.stderr
     saved = SentenceTransformer(str(tmp_path / "best"))
     assert saved.similarity_fn_name == "cosine"
@@ -117,7 +120,7 @@ def test_train_says_that_norms_mark_the_wrong_documents(model_path, tmp_path, ca
     answers = [key for key in CORPUS if (key < "d13") == long_ones_answer]
     relevant = {query: {answer} for query, answer in zip(QUERIES, answers, strict=False)}
     queries = {key: QUERIES[key] for key in relevant}
-    shown = dict.fromkeys(relevant, {"d19"}) if long_ones_answer else {}
+    shown = {query: {"d19"} for query in relevant} if long_ones_answer else {}
     data = RetrievalData(queries, CORPUS, relevant, shown)
     config = TrainConfig(loss="qnorm", batch_size=4, max_steps=1, learning_rate=0.0)
     trained = train(str(model_path), data, tmp_path / "out", config)
