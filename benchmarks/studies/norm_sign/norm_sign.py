@@ -44,7 +44,6 @@ from st_magnitude.data.retrieval import RetrievalData
 
 CELLS = Path(__file__).parent / "cells"
 KINDS = {"far": "encyclopedia", "middle": "out of scope", "like": "related articles"}
-Texts = dict[str, list[str]]
 
 
 class OverPositives(stm.QNormRankingLoss):
@@ -89,9 +88,9 @@ BASES: dict[str, tuple[Callable[[], SentenceTransformer], int, int, float]] = {
 }
 
 
-def questions(file: Path) -> Texts:
+def questions(file: Path) -> dict[str, list[str]]:
     """The questions of every intent, in a fixed random order."""
-    found: Texts = defaultdict(list)
+    found = defaultdict(list)
     for row in csv.DictReader(file.open(encoding="utf-8")):
         found[row["category"]].append(row["text"].strip())
     rng = np.random.default_rng(0)
@@ -131,7 +130,7 @@ def rows_of(folder: Path, kind: str, number: int, seed: int) -> Dataset:
     return Dataset.from_dict({"anchor": anchors, "positive": positives, "negative": negatives})
 
 
-def first_of(intents: Texts, number: int) -> dict[str, str]:
+def first_of(intents: dict[str, list[str]], number: int) -> dict[str, str]:
     """Intent/number -> question."""
     return {f"{name}/{k}": texts[k] for name, texts in intents.items() for k in range(number)}
 
@@ -208,25 +207,24 @@ def cell(folder: Path, base: str, kind: str, way: str, seed: int) -> dict[str, A
 
 
 def table(base: str) -> list[str]:
-    """All cells of a base, the mean over seeds; for tables.py."""
+    """All cells of a base, means over seeds, and how often the push has the sign of the change."""
     head = ["negatives", "loss", "seeds", "push apart", "d before", "d", "AUC", "kept", "nDCG@10"]
     rows = [f"| {' | '.join(head)} | by cosine |", f"| --- | --- {'| ---: ' * 8}|"]
-    for kind in KINDS:
-        for way in WAYS:
-            files = sorted(CELLS.glob(name_of(base, kind, way, "[0-9]")))
-            found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-            if not found:
-                continue
-            before = [f["push"]["before"] for f in found]
-            push = np.mean([push["positive"] - push["negative"] for push in before])
-            shown = ("auc", "kept", "ndcg", "by cosine")
-            mean = {key: np.mean([f["after"][key] for f in found]) for key in shown}
-            d = ", ".join(f"{f['after']['d']:+.2f}" for f in found)
-            start = f"| {KINDS[kind]} | {way} | {len(found)} | {push + 0.0:+.2f} | "
-            start += f"{found[0]['before']['d']:+.2f} | {d} | "
-            end = "{auc:.3f} | {kept:.0%} | {ndcg:.3f} | {by cosine:.3f} |"
-            rows.append(start + end.format(**mean))
-    return rows
+    agree = []
+    for kind, way in product(KINDS, WAYS):
+        files = sorted(CELLS.glob(name_of(base, kind, way, "[0-9]")))
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        if not found:
+            continue
+        pushes = [f["push"]["before"]["positive"] - f["push"]["before"]["negative"] for f in found]
+        d, before = [f["after"]["d"] for f in found], found[0]["before"]["d"]
+        agree += [p * (x - before) > 0 for p, x in zip(pushes, d, strict=True) if way != "cosine"]
+        after = [[f["after"][key] for key in ("auc", "kept", "ndcg", "by cosine")] for f in found]
+        end = "{:.3f} | {:.0%} | {:.3f} | {:.3f} |".format(*np.mean(after, axis=0))
+        push, seeds = round(np.mean(pushes), 2) + 0.0, ", ".join(f"{x:+.2f}" for x in d)
+        start = f"| {KINDS[kind]} | {way} | {len(found)} | {push:+.2f} | {before:+.2f} | {seeds}"
+        rows.append(f"{start} | {end}")
+    return [*rows, "", f"Push apart and the change of d agree in {sum(agree)} of {len(agree)}."]
 
 
 def main() -> None:
