@@ -245,6 +245,8 @@ def main() -> None:
             [list(item) for item in differences.items()],
         ).to_text()
     )
+    if warning := geometry.norm_warning(qnorm["d"], measured["pretrained"]["d"]):
+        print(warning)
     print(f"The control, a classifier on length and punctuation, has an AUC of {auc:.3f}.")
     print(f"Pretrained cosine + {weight:g} x its log-probability: nDCG@10 {control.mean():.3f}.")
     plot(measured, encoded["test"].degrees > 0, output / "norms.png")

@@ -12,6 +12,7 @@ that answer a query, and those that never do.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
@@ -30,17 +31,21 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 
 
-def report(name: str, encoded: EncodedTask, similarity: stm.Similarity) -> None:
-    """Prints how well a model ranks, and how well the norms of its documents tell answers from
-    boilerplate."""
+def report(
+    name: str, encoded: EncodedTask, similarity: stm.Similarity, before: float = math.nan
+) -> float:
+    """Prints how well a model ranks, and how its norms tell answers from boilerplate: their d."""
     norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0  # (m,), (m,)
-    larger_half = norms > np.median(norms)
+    larger_half, d = norms > np.median(norms), geometry.cohens_d(norms[answers], norms[~answers])
     print(
         f"{name}: nDCG@10 {encoded.ndcg(encoded.top(similarity)).mean():.3f}, "
-        f"Cohen's d {geometry.cohens_d(norms[answers], norms[~answers]):+.2f}, "
+        f"Cohen's d {d:+.2f}, "
         f"AUC of the norm {roc_auc_score(answers, norms):.3f}, "
         f"half of the index, by norm, keeps {larger_half[answers].mean():.0%} of the answers"
     )
+    if warning := geometry.norm_warning(d, before):
+        print(warning)
+    return d
 
 
 def plot(tasks: dict[str, EncodedTask], path: Path) -> None:
@@ -112,8 +117,8 @@ def main() -> None:
     curve = stm.calibrate_exponent(model, dev)
     print(curve)
     trained = test_task.encode(model)
-    report("pretrained", pretrained, stm.COSINE)
-    report("trained", trained, curve.best_similarity)
+    before = report("pretrained", pretrained, stm.COSINE)
+    report("trained", trained, curve.best_similarity, before)
     picture = arguments.output / "magnitude_retriever.png"
     plot({"pretrained": pretrained, f"QNorm, {arguments.steps} steps": trained}, picture)
 

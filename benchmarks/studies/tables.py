@@ -21,6 +21,7 @@ from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
 from benchmarks.studies.late_interaction import late_interaction
 from benchmarks.studies.merging import merging
+from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.reading import reading
 from benchmarks.studies.revela import revela_text
@@ -59,6 +60,7 @@ TABLES: dict[str, Table] = {
     **by_name(pages.TABLES, pages.CELLS),
     **late_interaction.TABLES,
     **merging.TABLES,
+    **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "reading": reading.table,
     "revela": revela_text.table,
     **inheritance.TABLES,

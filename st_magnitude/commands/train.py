@@ -49,6 +49,7 @@ def train(
     if not trained.trainer.is_world_process_zero():
         return figures
     figures |= {"geometry": trained.geometry, "prior": trained.prior, "moved": trained.moved}
+    figures["norm_warning"] = trained.norm_warning
     for key, after in trained.geometry["after"].items():
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
     if trained.prior is not None:
@@ -68,6 +69,8 @@ def train(
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
         typer.echo(str(verdict))
         say(verdict.summary(dev_split, stuck))
+    if trained.norm_warning:
+        say(trained.norm_warning)
     if trained.output is None:
         return {**figures, "exit_code": 3}
     loads_anywhere = verdict is None or verdict.saved.exponent in (0.0, 1.0)

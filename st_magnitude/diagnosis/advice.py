@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from st_magnitude import geometry
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
@@ -107,11 +108,21 @@ def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
         "number of words decides instead of the norm."
     ).format(**evidence)
     reasons = {DO: start, NO_BENEFIT: start, NOT_ENOUGH: f"{start} {UNDECIDED}"}
+    relevant = bench.is_relevant
+    warning = ""
+    if min(relevant.sum(), (~relevant).sum()) > 1:
+        d = geometry.cohens_d(documents.values[relevant], documents.values[~relevant])
+        warning = geometry.norm_warning(d)
+    if warning:
+        reasons = dict.fromkeys(reasons, f"{start} {warning}")
     action = f"Drop the {share:.0%} of the documents with the smallest norms"
     uses = (f"keep the {1 - share:.0%} with the largest norms", "keep all documents")
+    if warning:
+        uses = (uses[1], uses[1])
     judged = bench.margin(values[who], full[who])
     gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
-    return _recommend(bench, "pruning", action, judged, gain_of, uses, reasons, evidence)
+    advice = _recommend(bench, "pruning", action, judged, gain_of, uses, reasons, evidence)
+    return replace(advice, verdict=NO_BENEFIT) if warning else advice
 
 
 def storage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
@@ -15,6 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.geometry import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
@@ -28,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may append rows to a CSV file.
+
+    Every call warns as `st_magnitude.geometry.norm_warning` does, if the metrics have ``cohens_d``;
+    the first call stands for the model before training.
 
     A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, perhaps
     ``settings``, the attributes that the model card shows, and implements `measure`.
@@ -48,6 +53,8 @@ class CsvEvaluator(SentenceEvaluator):
         super().__init__()
         self.name = name
         self.write_csv = write_csv
+        self.warns = True  # whether calls warn of norms
+        self.first_d = math.nan
         self.encoding: dict[str, Any] = {
             "batch_size": batch_size,
             "show_progress_bar": show_progress_bar,
@@ -85,6 +92,10 @@ class CsvEvaluator(SentenceEvaluator):
         if output_path is not None and self.write_csv:
             place = {"epoch": epoch, "steps": steps}
             _append(Path(output_path) / self.csv_file, [place | dict(row) for row in rows])
+        d = metrics.get("cohens_d", math.nan)
+        if self.warns and (warning := norm_warning(d, self.first_d)):
+            logger.warning(warning)
+        self.first_d = d if math.isnan(self.first_d) else self.first_d
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics

@@ -123,7 +123,7 @@ def card_evaluators(
     texts = [data.corpus[i] for i in documents]
     queries = [data.queries[i] for i in asked]
     is_relevant = [i in answers for i in documents]
-    return (
-        GeometryEvaluator(texts, queries, is_relevant, name="before", write_csv=False),
-        GeometryEvaluator(texts, queries, is_relevant, name="after", write_csv=False),
-    )
+    before = GeometryEvaluator(texts, queries, is_relevant, name="before", write_csv=False)
+    after = GeometryEvaluator(texts, queries, is_relevant, name="after", write_csv=False)
+    before.warns = after.warns = False  # `train` says it once, with its verdict
+    return before, after

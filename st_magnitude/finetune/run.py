@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections import Counter
@@ -26,6 +27,7 @@ from st_magnitude.finetune.merge import Merge, merge_with_base, parameters_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading, training_rows
 from st_magnitude.finetune.verdict import Verdict, judge_model, own_ndcg
+from st_magnitude.geometry import norm_warning
 from st_magnitude.result import to_plain
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load, write_model
@@ -70,6 +72,11 @@ class TrainedModel:
             f" norm at the learning rate {self.trainer.args.learning_rate:g}. Raise it"
             " (--learning-rate), or train longer."
         )
+
+    @property
+    def norm_warning(self) -> str:
+        """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
+        return _about_norms(self.geometry)
 
 
 def train(
@@ -130,6 +137,7 @@ def train(
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)
+        _warn_without_negatives(config.loss, data, rows)
         model = load(model) if isinstance(model, str) else model
         with reading(model, config.max_length):
             pass  # a model without such a limit is refused before anything is encoded
@@ -211,9 +219,27 @@ def _merge(
     return merge
 
 
+def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> None:
+    """Warns of a loss that keeps document norms where no row shows a never-relevant document."""
+    answers = set().union(*data.relevant.values())
+    has_negatives = len(rows.column_names) > 2 and set().union(*data.negatives.values()) - answers
+    if loss in ("qnorm", "dot", "learnable") and not has_negatives:
+        logger.warning(
+            f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
+            "is judged 0 and answers no query, from which norms learn what is never relevant. Add "
+            "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
+            "loss='cosine'."
+        )
+
+
 def _distance(start: Tensor, end: Tensor) -> float:
     """Mean distance of two matrices of embeddings, (n, D), as a share of the first's mean norm."""
     return float((end - start).norm(dim=1).mean() / start.norm(dim=1).mean())
+
+
+def _about_norms(geometry: dict[str, dict[str, float]]) -> str:
+    before, after = (geometry.get(key, {}).get("cohens_d", math.nan) for key in ("before", "after"))
+    return norm_warning(after, before)
 
 
 def _about_prior(rows: Dataset) -> str:
@@ -279,7 +305,9 @@ def save_trained(
         (folder / "training.json").write_text(
             json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8"
         )
-        for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
+        norms = _about_norms(figures.get("geometry", {}))
+        about = {"Norms": norms, "Prompts": _about_prompts(trainer)}
+        for title, text in (sections | about).items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
 

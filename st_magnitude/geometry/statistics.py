@@ -43,6 +43,36 @@ def cohens_d(relevant: Any, irrelevant: Any) -> float:
     return difference / deviation if deviation else math.copysign(math.inf, difference)
 
 
+def norm_warning(d: float, before: float = math.nan) -> str:
+    """Why no document may be kept for its large norm, in two sentences; empty where d allows it.
+
+    The norm marks never-relevant documents by a small norm only where d is positive, and training
+    has taught it that only where d did not fall by more than 0.2, a small effect. docs/norms.md has
+    the conditions.
+
+    Args:
+        d: `cohens_d` of document norms, relevant minus never-relevant; nan where it is undefined.
+        before: The same before training.
+
+    Example:
+        >>> norm_warning(0.5), norm_warning(0.5, before=0.6)
+        ('', '')
+        >>> print(norm_warning(-1.8, before=-0.2).split(". ")[0])
+        Never-relevant documents have the larger norms (Cohen's d -1.80, before training -0.20)
+    """
+    if not (d < 0 or before - d > 0.2):
+        return ""
+    change = "" if math.isnan(before) else f", before training {before:+.2f}"
+    fault = "Never-relevant documents have the larger norms"
+    if d >= 0:
+        fault = "Training has brought the norms of answers and of never-relevant documents together"
+    return (
+        f"{fault} (Cohen's d {d:+.2f}{change}). Do not drop documents by their norm; to learn one "
+        "that marks them, train on negatives that resemble the queries, or with a higher "
+        "temperature (docs/norms.md)."
+    )
+
+
 def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any) -> float:
     """Cohen's d of the residuals of a regression of the values on a covariate: (n,) thrice -> d.
 

@@ -194,7 +194,9 @@ def _nearest_change(local: LocalModel, side: Side) -> tuple[Change, bool, float]
     short = side.tokens <= SHORT  # long texts can be cut elsewhere
     served = side.served[short]
     texts = [text for text, is_short in zip(side.texts, short, strict=True) if is_short]
-    are_unit = np.quantile(np.abs(norms(served) - 1), NEARLY_ALL) < EQUAL
+    lengths = norms(served)
+    lengths = lengths[lengths > 0]  # a text of unknown words alone may have a zero vector
+    are_unit = len(lengths) and np.quantile(np.abs(lengths - 1), NEARLY_ALL) < EQUAL
     ways = [side.role == "query"]  # the norm of a query changes no ranking
     if side.role == "document" and are_unit:
         ways.append(True)

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import json
 import shlex
-import sys
 
 import pytest
 import typer
@@ -147,7 +146,7 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
 
 @pytest.mark.parametrize("source", ["README.md", "docs/cli.md", "train"])
 def test_the_printed_sequence_runs_on_one_model(data_folder, tiny, tmp_path, monkeypatch, source):
-    """train, diagnose, calibrate, compress and check-serving, with the arguments as printed."""
+    """With the arguments as printed; README.md has the plain route, without calibration."""
     monkeypatch.chdir(tmp_path)
     data_folder.rename("my-data")
     tiny.rename("my-model")
@@ -159,6 +158,8 @@ def test_the_printed_sequence_runs_on_one_model(data_folder, tiny, tmp_path, mon
     else:
         text = (ROOT / source).read_text(encoding="utf-8")
         sequence = ["train", *sequence]
+        if source == "README.md":
+            sequence = ["train", "diagnose", "compress"]
     lines = [line for line in text.splitlines() if line.lstrip().startswith("st-magnitude ")]
     printed = [shlex.split(line, comments=True) for line in reversed(lines)]
     found = {words[1]: words[2:] for words in printed}
@@ -229,7 +230,6 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny, tmp_path)
     with (output / "compression.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows == [{key: str(x) for key, x in cell.row.items()} for cell in evaluator.cells]
-    assert (output / "compression.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_compress_of_a_late_interaction_model_prints_its_table(data_folder, tmp_path):
@@ -242,17 +242,6 @@ def test_compress_of_a_late_interaction_model_prints_its_table(data_folder, tmp_
     assert str(evaluator.table) in done.output
     written = (tmp_path / "out" / "compression.csv").read_text()
     assert len(written.splitlines()) == 1 + len(evaluator.cells)
-
-
-def test_compress_without_matplotlib_keeps_table_and_csv(
-    data_folder, static_path, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = invoke("compress", static_path, data=data_folder, output=tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "nDCG@10" in done.stdout
-    assert 'pip install ".[plot]"' in done.stderr
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["compression.csv"]
 
 
 # --- calibrate ------------------------------------------------------------------------------------

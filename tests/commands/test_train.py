@@ -369,3 +369,22 @@ def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     state = finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked))
     assert (state is not None) == is_finished
+
+
+@pytest.mark.parametrize("long_ones_answer", [False, True])
+def test_train_says_that_norms_mark_the_wrong_documents(
+    static_path, tmp_path, caplog, long_ones_answer
+):
+    """The mean of token vectors is smaller for longer texts, and the rate 0 leaves it so."""
+    answers = [key for key in CORPUS if (key < "d13") == long_ones_answer]
+    relevant = {query: {answer} for query, answer in zip(QUERIES, answers, strict=False)}
+    queries = {key: QUERIES[key] for key in relevant}
+    shown = {query: {"d19"} for query in relevant} if long_ones_answer else {}
+    data = RetrievalData(queries, CORPUS, relevant, shown)
+    config = TrainConfig(loss="qnorm", batch_size=4, max_steps=1, learning_rate=0.0)
+    trained = train(str(static_path), data, tmp_path / "out", config)
+    assert (trained.geometry["after"]["cohens_d"] < 0) == long_ones_answer
+    assert bool(trained.norm_warning) == long_ones_answer
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("### Norms" in card) == long_ones_answer
+    assert ("no training row has a negative" in caplog.text) == (not shown)

@@ -22,6 +22,19 @@ def test_centring_helps_where_documents_share_a_direction_to_different_degrees()
     assert found_in(0, "noise")["centring"].verdict != "do"
 
 
+def test_no_document_is_kept_for_a_large_norm_where_never_relevant_ones_have_the_largest():
+    """The smaller half can go, but some documents that no query finds have huge norms."""
+    model, queries, corpus, relevant = planted(0, "relevance", similarity="dot")
+    table = {text: np.append(x, 0.0) for text, x in table_of(model).items()}
+    assert quick(model_of(table, "dot"), queries, corpus, relevant)["pruning"].verdict == "do"
+    huge = {f"huge {i}": 100.0 * np.eye(DIM + 1)[-1] for i in range(100)}
+    corpus = corpus | {text: text for text in huge}
+    found = quick(model_of(table | huge, "dot"), queries, corpus, relevant)
+    assert found.cohens_d < 0
+    assert found["pruning"].gain[1] > 0  # these queries lose nothing
+    assert found["pruning"].verdict == "no benefit expected"
+
+
 def test_norms_stay_with_a_model_that_uses_them():
     found = found_in(0, "relevance", similarity="dot")
     assert abs(found["centring"].gain[0]) < 0.04  # directions are even already

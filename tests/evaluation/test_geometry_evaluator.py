@@ -10,10 +10,11 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import GeometryEvaluator
+from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
 from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,6 +61,32 @@ def test_without_judgments_or_queries(model, tmp_path):
     assert not any("query" in key or "cohens" in key for key in found)
     assert (tmp_path / "Geometry_evaluation_mine_results.csv").read_text().count("\n") == 2
     assert evaluator.primary_metric in found
+
+
+@pytest.mark.parametrize("evaluator", [GeometryEvaluator, MagnitudeEvaluator])
+def test_norms_that_mark_the_wrong_documents_are_told(evaluator, caplog):
+    """At once where never-relevant documents have the larger norms, later where d fell."""
+    corpus = {"a": "bee bee bee", "b": "bee bee", "c": "wax", "d": "wax wax"}
+
+    def warnings_of(evaluator, weights):
+        caplog.clear()
+        model = SentenceTransformer(modules=[BoW(["bee", "wax"], weights)], device="cpu")
+        evaluator(model)
+        messages = [r.message for r in caplog.records if r.levelname == "WARNING"]
+        return [message for message in messages if "Cohen" in message]
+
+    def of(answers):
+        if evaluator is GeometryEvaluator:
+            return evaluator(list(corpus.values()), is_relevant=[key in answers for key in corpus])
+        return evaluator({"q": "bee"}, corpus, {"q": set(answers)})
+
+    equal, wax = {"bee": 1.0, "wax": 1.0}, {"bee": 1.0, "wax": 1.3}
+    assert len(warnings_of(of("cd"), equal)) == 1
+    right = of("ab")
+    assert not warnings_of(right, equal)
+    assert not warnings_of(right, equal)
+    assert len(warnings_of(right, wax)) == 1
+    assert not warnings_of(of("ab"), wax)
 
 
 def test_sample_for_a_card():

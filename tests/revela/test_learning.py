@@ -14,7 +14,7 @@ from revela_tiny import arguments
 from st_magnitude.revela import RevelaLoss, RevelaTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import copy_task
+from benchmarks.studies.revela import copy_task
 
 
 @pytest.mark.slow

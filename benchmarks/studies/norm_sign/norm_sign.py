@@ -1,0 +1,245 @@
+"""When does QNorm give never-relevant documents the smaller norm? On Banking77.
+
+    python benchmarks/studies/norm_sign/norm_sign.py DATA [--base static] [--seeds 3]
+
+DATA is a folder with banking77_train.csv, banking77_test.csv (columns text and category),
+clinc150_full.json and xquad_en.json. A query is a question, its answers are other questions of its
+intent, and each row of the training has an explicit negative of one of three kinds: sentences of an
+encyclopedia (XQuAD), out-of-scope questions (CLINC150), or "Related articles: ..." with two
+questions of the same intent. The test index has 385 answers and as many unseen negatives. A cell is
+written when it is done, and one that exists is not trained again. benchmarks/studies/tables.py
+rebuilds docs/research/norm_sign.md from the cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.studies.models import minilm, static_model
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformerTrainer as Trainer
+from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import st_magnitude as stm
+from st_magnitude import geometry
+from st_magnitude.data.retrieval import RetrievalData
+
+CELLS = Path(__file__).parent / "cells"
+KINDS = {"far": "encyclopedia", "middle": "out of scope", "like": "related articles"}
+
+
+class OverPositives(stm.QNormRankingLoss):
+    """scale="auto" with the mean norm of the positives alone."""
+
+    columns, detach = slice(1), False
+
+    def by_mean_norms(self, queries: Tensor, documents: list[Tensor], *_: Any) -> Any:
+        mean = torch.cat(documents[self.columns]).norm(dim=1).mean()
+        return queries, [column / (mean.detach() if self.detach else mean) for column in documents]
+
+
+class Detached(OverPositives):
+    """scale="auto" with the mean norm of all documents as a constant."""
+
+    columns, detach = slice(None), True
+
+
+class NormOrder:
+    """softplus(8 (|n| - |d|) / mean): a positive d has a larger norm than its negative n."""
+
+    name = "norm_order"
+
+    def of_columns(self, columns: list[Tensor]) -> Tensor:
+        positive, negative = (column.norm(dim=1) for column in columns[1:3])
+        mean = torch.cat([positive, negative]).mean()
+        return torch.nn.functional.softplus(8 * (negative - positive) / mean).mean()
+
+
+WAYS: dict[str, Callable[[SentenceTransformer], stm.MagnitudeRankingLoss]] = {
+    "cosine": stm.CosineRankingLoss,
+    "qnorm": stm.QNormRankingLoss,
+    "qnorm, tau .1": partial(stm.QNormRankingLoss, temperature=0.1),
+    "qnorm, tau .2": partial(stm.QNormRankingLoss, temperature=0.2),
+    "qnorm, mean of positives": OverPositives,
+    "qnorm, detached mean": Detached,
+    "qnorm, norm order": partial(stm.QNormRankingLoss, regularizers=[(NormOrder(), 0.1)]),
+}
+BASES: dict[str, tuple[Callable[[], SentenceTransformer], int, int, float]] = {
+    "minilm": (minilm, 40, 32, 1e-4),  # model, steps, batch, learning rate
+    "static": (static_model, 200, 32, 1e-2),
+}
+
+
+def questions(file: Path) -> dict[str, list[str]]:
+    """The questions of every intent, in a fixed random order."""
+    found = defaultdict(list)
+    for row in csv.DictReader(file.open(encoding="utf-8")):
+        found[row["category"]].append(row["text"].strip())
+    rng = np.random.default_rng(0)
+    return {name: [texts[i] for i in rng.permutation(len(texts))] for name, texts in found.items()}
+
+
+def pools(folder: Path, kind: str) -> tuple[list[str], list[str]]:
+    """Negatives of a kind for training and for the test."""
+    if kind == "middle":
+        stored = json.loads((folder / "clinc150_full.json").read_text(encoding="utf-8"))
+        pool = [text for text, _ in stored["oos_test"]]
+        return pool[:600], pool[600:]
+    articles = json.loads((folder / "xquad_en.json").read_text(encoding="utf-8"))["data"]
+    pages = [[part["context"] for part in article["paragraphs"]] for article in articles]
+    found = [[s for text in page for s in re.split(r"(?<=[.]) ", text)] for page in pages]
+    found = [[sentence for sentence in page if len(sentence) > 40] for page in found]
+    cut = len(pages) * 2 // 3
+    return list(chain(*found[:cut])), list(chain(*found[cut:]))
+
+
+def related(texts: list[str], rng: np.random.Generator) -> str:
+    first, second = rng.choice(texts, 2, replace=False)
+    return f"Related articles: {first} {second}"
+
+
+def rows_of(folder: Path, kind: str, number: int, seed: int) -> Dataset:
+    """Training rows: question, another one of its intent, explicit negative."""
+    intents, rng = questions(folder / "banking77_train.csv"), np.random.default_rng(seed)
+    labels = rng.integers(len(intents), size=number)
+    free = [intents[list(intents)[label]][5:] for label in labels]
+    pairs = [list(map(str, rng.choice(texts, 2, replace=False))) for texts in free]
+    if kind == "like":
+        negatives = [related(texts, rng) for texts in free]
+    else:
+        negatives = np.random.default_rng(seed).choice(pools(folder, kind)[0], number).tolist()
+    anchors, positives = zip(*pairs, strict=True)
+    return Dataset.from_dict({"anchor": anchors, "positive": positives, "negative": negatives})
+
+
+def first_of(intents: dict[str, list[str]], number: int) -> dict[str, str]:
+    """Intent/number -> question."""
+    return {f"{name}/{k}": texts[k] for name, texts in intents.items() for k in range(number)}
+
+
+def test_of(folder: Path, kind: str) -> RetrievalData:
+    """308 test questions, 5 answers of each intent, which no training reads, and 385 negatives."""
+    intents, rng = questions(folder / "banking77_train.csv"), np.random.default_rng(0)
+    if kind == "like":
+        unseen = [related(texts[:5], rng) for texts in intents.values() for _ in range(5)]
+    else:
+        unseen = rng.choice(pools(folder, kind)[1], 385, replace=False).tolist()
+    corpus = first_of(intents, 5) | {f"negative/{i}": text for i, text in enumerate(unseen)}
+    queries = first_of(questions(folder / "banking77_test.csv"), 4)
+    relevant = {query: {f"{query.split('/')[0]}/{k}" for k in range(5)} for query in queries}
+    return RetrievalData(queries, corpus, relevant)
+
+
+def name_of(base: str, kind: str, way: str, seed: int | str) -> str:
+    return f"{base} {kind} {way} {seed}.json".replace(" ", "_").replace(",", "")
+
+
+def pushes(loss: stm.MagnitudeRankingLoss, rows: Dataset, batch: int) -> dict[str, float]:
+    """-dL / d log|d| = -d · dL/dd of a positive and of a negative, times the batch size.
+
+    Means over ten batches; the cosine is that of the negatives and the queries.
+    """
+    model, found = loss.model.eval(), []
+    for start in range(0, 10 * batch, batch):
+        part = rows[start : start + batch]
+        columns = [model.tokenize(part[name]) for name in ("anchor", "positive", "negative")]
+        texts = loss.read(columns)
+        with torch.no_grad():
+            embeddings = [model(dict(c))["sentence_embedding"].clone() for c in columns]
+        embeddings = [e.requires_grad_() for e in embeddings]
+        total = loss.compute_loss_from_embeddings(embeddings, texts)
+        total = sum(total.values()) if isinstance(total, dict) else total
+        total.backward()
+        push = [-batch * (e.detach() * e.grad).sum(dim=1).mean().item() for e in embeddings[1:]]
+        found.append([*push, stm.COSINE(embeddings[0], embeddings[2]).mean().item()])
+    positive, negative, cosine = np.mean(found, axis=0).tolist()
+    return {"positive": positive, "negative": negative, "cosine": cosine}
+
+
+def measured(model: Any, data: RetrievalData, similarity: stm.Similarity) -> dict[str, float]:
+    """d and AUC of the norm, what half of the index keeps, and nDCG@10 as trained and by cosine."""
+    task = data.encode(model, before_normalize=True)
+    norms, answers = geometry.norms(task.documents), task.degrees > 0
+    half = norms >= np.sort(norms)[len(norms) // 2]
+    return {
+        "d": geometry.cohens_d(norms[answers], norms[~answers]),
+        "auc": float(roc_auc_score(answers, norms)),
+        "kept": float(half[answers].mean()),
+        "ndcg": float(task.ndcg(task.top(similarity)).mean()),
+        "by cosine": float(task.ndcg(task.top(stm.COSINE)).mean()),
+    }
+
+
+def cell(folder: Path, base: str, kind: str, way: str, seed: int) -> dict[str, Any]:
+    """One training."""
+    load, steps, batch, rate = BASES[base]
+    rows, data = rows_of(folder, kind, steps * batch, seed), test_of(folder, kind)
+    model, similarity = load(), stm.COSINE if way == "cosine" else stm.QNORM
+    before = measured(model, data, stm.COSINE)
+    model.model_card_data.widget = [{"text": "a question"}]  # else every Trainer computes examples
+    loss = WAYS[way](stm.prepare(model, similarity))
+    push = {"before": pushes(loss, rows, batch)}
+    with tempfile.TemporaryDirectory() as output:
+        options: dict[str, Any] = {"max_steps": steps, "warmup_steps": steps // 10, "seed": seed}
+        options |= {"per_device_train_batch_size": batch, "learning_rate": rate, "use_cpu": True}
+        options |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
+        Trainer(model, Arguments(output, **options), train_dataset=rows, loss=loss).train()
+    push["after"] = pushes(loss, rows, batch)
+    return {"before": before, "after": measured(model, data, similarity), "push": push}
+
+
+def table(base: str) -> list[str]:
+    """All cells of a base, means over seeds, and how often the push has the sign of the change."""
+    head = ["negatives", "loss", "seeds", "push apart", "d before", "d", "AUC", "kept", "nDCG@10"]
+    rows = [f"| {' | '.join(head)} | by cosine |", f"| --- | --- {'| ---: ' * 8}|"]
+    agree = []
+    for kind, way in product(KINDS, WAYS):
+        files = sorted(CELLS.glob(name_of(base, kind, way, "[0-9]")))
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        if not found:
+            continue
+        pushes = [f["push"]["before"]["positive"] - f["push"]["before"]["negative"] for f in found]
+        d, before = [f["after"]["d"] for f in found], found[0]["before"]["d"]
+        agree += [p * (x - before) > 0 for p, x in zip(pushes, d, strict=True) if way != "cosine"]
+        after = [[f["after"][key] for key in ("auc", "kept", "ndcg", "by cosine")] for f in found]
+        end = "{:.3f} | {:.0%} | {:.3f} | {:.3f} |".format(*np.mean(after, axis=0))
+        push, seeds = round(np.mean(pushes), 2) + 0.0, ", ".join(f"{x:+.2f}" for x in d)
+        start = f"| {KINDS[kind]} | {way} | {len(found)} | {push:+.2f} | {before:+.2f} | {seeds}"
+        rows.append(f"{start} | {end}")
+    return [*rows, "", f"Push apart and the change of d agree in {sum(agree)} of {len(agree)}."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The study of norm_sign.md.")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--base", choices=BASES, default="minilm")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seeds", type=int, default=2)
+    given = parser.parse_args()
+    CELLS.mkdir(exist_ok=True)
+    for seed, way, kind in product(range(given.seeds), given.ways, given.kinds):
+        file = CELLS / name_of(given.base, kind, way, seed)
+        if not file.exists():
+            found = cell(given.data, given.base, kind, way, seed)
+            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            print(f"{file.stem}: d {found['after']['d']:+.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
