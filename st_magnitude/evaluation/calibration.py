@@ -270,11 +270,15 @@ class PriorCurve(Result):
         """nDCG@10 by weight, and the gain."""
         marks = {self.highest: "highest"} | {self.weight: "best"}
         title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
-        verdict = "" if self.weight or not self.highest else ", a tie: the best weight is 0"
         sentence = (
             "With the prior, on queries that did not choose its weight: "
-            f"{interval(self.gain)}{verdict}."
+            f"{interval(self.gain)} nDCG@10."
         )
+        if self.highest and not self.weight:
+            sentence += (
+                " This is not clearly a gain, so the recommended weight is 0. The highest weight, "
+                f"{self.highest:.3g}, is worth a try where a prior without effect costs nothing."
+            )
         return [_curve_table("weight", self.weights, self.ndcg, marks, title), sentence]
 
 
