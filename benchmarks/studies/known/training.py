@@ -12,7 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor, nn
 
-BENCHMARKS = Path(__file__).parents[2]
-sys.path += [str(BENCHMARKS), str(BENCHMARKS / "evidence")]  # benchmarks/ is not a package
+# benchmarks/ is not a package
+sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "evidence")]
 from data import banking77, clinc150
 from data.intents import find_name, find_questions, name_pairs, question_pairs, split_off
 from temperature import minilm, static_model
@@ -104,7 +104,7 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
 # --- one training -------------------------------------------------------------------------------
 
 
-def objective(model: SentenceTransformer, cell: Cell, rows: Dataset) -> nn.Module:
+def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Module:
     tau = cell.temperatures[0]
     if cell.loss.startswith("MNRL"):
         return MultipleNegativesRankingLoss(model, scale=1 / tau)
@@ -122,7 +122,7 @@ def objective(model: SentenceTransformer, cell: Cell, rows: Dataset) -> nn.Modul
     elif cell.loss == "SIGReg":
         options["regularizers"] = [(stm.SIGReg(), 0.05)]
     elif cell.loss == "prior":
-        options["prior"] = stm.DocumentPrior.from_texts(model, rows["positive"])
+        options["prior"] = stm.DocumentPrior.from_texts(reader, reader.columns["positive"])
     return stm.CosineRankingLoss(model, terms=terms, **options)
 
 
@@ -154,7 +154,11 @@ def tokens(texts: tuple[str, ...]) -> list[list[int]]:
 
 
 class Reader:
-    """The features of texts. Of a table, only the rows that they use are trained."""
+    """The features of texts. Of a table, only the rows that they use are trained.
+
+    These rows have other numbers than the tokens, so a prior, which knows a text by its tokens, is
+    made with this ``preprocess`` in place of the model's.
+    """
 
     def __init__(self, model: SentenceTransformer, columns: dict[str, tuple[str, ...]]) -> None:
         self.model, self.columns = model, columns
@@ -163,22 +167,22 @@ class Reader:
             return
         read = {name: tokens(texts) for name, texts in columns.items()}
         self.used = sorted({token for texts in read.values() for text in texts for token in text})
-        place = {token: i for i, token in enumerate(self.used)}
-        self.ids = {
-            name: [[place[token] for token in text] for text in texts]
-            for name, texts in read.items()
-        }
+        self.place = {token: i for i, token in enumerate(self.used)}
+        self.ids = {name: self._placed(texts) for name, texts in read.items()}
         model[0].embedding = nn.EmbeddingBag.from_pretrained(
             self.table.weight[self.used].detach().clone(), freeze=False
         )
 
+    def _placed(self, texts: list[list[int]]) -> list[list[int]]:
+        return [[self.place[token] for token in text] for text in texts]
+
     def features(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
         if self.table is None:
             return self.model.preprocess([self.columns[name][i] for i in rows])
-        texts = [self.ids[name][i] for i in rows]
-        ends = np.cumsum([0, *(len(text) for text in texts[:-1])])
-        ids = torch.tensor([token for text in texts for token in text])
-        return {"input_ids": ids, "offsets": torch.from_numpy(ends)}
+        return as_features([self.ids[name][i] for i in rows])
+
+    def preprocess(self, texts: list[str]) -> dict[str, Tensor]:
+        return as_features(self._placed(tokens(tuple(texts))))
 
     def close(self) -> None:
         """Puts the trained rows back into the whole table."""
@@ -188,13 +192,19 @@ class Reader:
             self.model[0].embedding = self.table
 
 
+def as_features(texts: list[list[int]]) -> dict[str, Tensor]:
+    ends = np.cumsum([0, *(len(text) for text in texts[:-1])])
+    ids = torch.tensor([token for text in texts for token in text])
+    return {"input_ids": ids, "offsets": torch.from_numpy(ends)}
+
+
 def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     """The model after training, and its document exponent."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(static_model() if cell.base == "table" else minilm()).train()
-    loss = objective(model, cell, rows)
     columns = [name for name in rows.column_names if name != "label"]
     reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
+    loss = objective(model, cell, reader)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
     exponents = [p for name, p in loss.named_parameters() if "gamma" in name]
     others = [p for name, p in loss.named_parameters() if "gamma" not in name]
