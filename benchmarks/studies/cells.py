@@ -86,7 +86,7 @@ WIDE = (0.02, 0.05, 0.1, 0.2)
 SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {
     "tempagg": stm.TempAggLoss,
     "tempaggmrl": stm.TempAggMRLLoss,
-    "tempaggwide": partial(stm.TempAggLoss, temperatures=WIDE, weights=WIDE),
+    "tempaggwide": partial(stm.CosineRankingLoss, terms=[stm.Term(None, tau, tau) for tau in WIDE]),
 }
 BASES: dict[str, Callable[[], SentenceTransformer]] = {
     "static": static_model,

@@ -1,0 +1,277 @@
+"""The trainings of run.py: a cell is the settings of one, and measuring it gives its figures.
+
+The base is wordllama's static table. Only the rows of tokens that the training texts have are
+trained, which changes nothing: AdamW without weight decay leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.data import banking77, clinc150
+from benchmarks.data.intents import (
+    find_name,
+    find_questions,
+    name_pairs,
+    question_pairs,
+    split_off,
+)
+from benchmarks.studies.models import minilm, static_model
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch import Tensor, nn
+
+# benchmarks/ is not a package
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.compression import search_compressed
+
+INTENTS = ("banking names", "clinc names", "banking questions", "clinc questions")
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the document, among which dev chooses
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The settings of a training. Weights of the terms are temperature ** power."""
+
+    data: str
+    loss: str
+    temperatures: tuple[float, ...]
+    power: float = 0.0
+    prefixes: bool = False  # whether a quarter and a half of the dimensions have terms as well
+    base: str = "table"
+    steps: int = 300
+    batch: int = 64
+    rate: float = 0.03
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        return json.dumps(asdict(self))
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    rows: Dataset
+    dev: RetrievalData
+    test: RetrievalData
+
+
+@cache
+def data(name: str, folder: Path | None) -> Data:
+    if name in INTENTS:
+        return intents(*name.split(), folder)
+    from benchmarks.data import texts  # noqa: F401  which adds package descriptions to DATA
+    from benchmarks.studies.cells import DATA
+
+    found = DATA[name]()
+    return Data(found.rows, found.dev, found.tests[name])
+
+
+def intents(source: str, documents: str, folder: Path | None) -> Data:
+    """Questions of Banking77 or CLINC150, with names of intents or other questions as documents."""
+    if folder is None:
+        raise SystemExit("Give the folder of Banking77 and CLINC150 with --data FOLDER.")
+    if source == "banking":
+        train, dev = split_off(banking77.read(folder, "train"), 1500)
+        _, test = split_off(banking77.read(folder, "test"), 2000)
+    else:
+        file = folder / "clinc150_full.json"
+        train = clinc150.read(file, "train")
+        _, dev = split_off(clinc150.read(file, "val"), 1500)
+        _, test = split_off(clinc150.read(file, "test"), 2000)
+    if documents == "questions":
+        dev, test = dev[:500], test[:1000]  # the corpus is large
+        return Data(question_pairs(train), find_questions(dev, train), find_questions(test, train))
+    names = sorted({intent for _, intent in train})
+    return Data(name_pairs(train), find_name(dev, names), find_name(test, names))
+
+
+# --- one training -------------------------------------------------------------------------------
+
+
+def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Module:
+    tau = cell.temperatures[0]
+    if cell.loss.startswith("MNRL"):
+        return MultipleNegativesRankingLoss(model, scale=1 / tau)
+    width = model.get_embedding_dimension()
+    dims = (width // 4, width // 2, width) if cell.prefixes else (None,)
+    total = sum(t**cell.power for t in cell.temperatures)
+    terms = [stm.Term(d, t, t**cell.power / total) for d in dims for t in cell.temperatures]
+    if cell.loss == "QNorm":
+        return stm.QNormRankingLoss(model, terms=terms)
+    if cell.loss == "Learnable":
+        return stm.LearnableNormLoss(model, terms=terms)
+    options: dict[str, Any] = {}
+    if cell.loss == "Cosine, classes":
+        options["labels"] = "classes"
+    elif cell.loss == "SIGReg":
+        options["regularizers"] = [(stm.SIGReg(), 0.05)]
+    elif cell.loss == "prior":
+        options["prior"] = stm.DocumentPrior.from_texts(reader, reader.columns["positive"])
+    return stm.CosineRankingLoss(model, terms=terms, **options)
+
+
+def batches(rows: Dataset, cell: Cell) -> Iterator[list[int]]:
+    """Row numbers of one step after another, epoch after epoch."""
+    generator = torch.Generator().manual_seed(cell.seed)
+    sampler = None
+    if cell.loss == "MNRL, NO_DUPLICATES":
+        rows = rows.remove_columns("label")  # else it is one of the values that a batch has once
+    if cell.loss in ("MNRL, NO_DUPLICATES", "MNRL, other classes"):
+        options = {"generator": generator, "seed": cell.seed, "precompute_hashes": True}
+        sampler = NoDuplicatesBatchSampler(rows, cell.batch, drop_last=True, **options)
+    epoch = 0
+    while True:
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+            yield from sampler
+        else:
+            order = torch.randperm(len(rows), generator=generator).split(cell.batch)
+            yield from (part.tolist() for part in order if len(part) == cell.batch)
+        epoch += 1
+
+
+@cache
+def tokens(texts: tuple[str, ...]) -> list[list[int]]:
+    """The tokens of each text for the table."""
+    found = static_model()[0].tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [text.ids for text in found]
+
+
+class Reader:
+    """The features of texts. Of a table, only the rows that they use are trained.
+
+    These rows have other numbers than the tokens, so a prior, which knows a text by its tokens, is
+    made with this ``preprocess`` in place of the model's.
+    """
+
+    def __init__(self, model: SentenceTransformer, columns: dict[str, tuple[str, ...]]) -> None:
+        self.model, self.columns = model, columns
+        self.table = getattr(model[0], "embedding", None)
+        if self.table is None:
+            return
+        read = {name: tokens(texts) for name, texts in columns.items()}
+        self.used = sorted({token for texts in read.values() for text in texts for token in text})
+        self.place = {token: i for i, token in enumerate(self.used)}
+        self.ids = {name: self._placed(texts) for name, texts in read.items()}
+        model[0].embedding = nn.EmbeddingBag.from_pretrained(
+            self.table.weight[self.used].detach().clone(), freeze=False
+        )
+
+    def _placed(self, texts: list[list[int]]) -> list[list[int]]:
+        return [[self.place[token] for token in text] for text in texts]
+
+    def features(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
+        if self.table is None:
+            return self.model.preprocess([self.columns[name][i] for i in rows])
+        return as_features([self.ids[name][i] for i in rows])
+
+    def preprocess(self, texts: list[str]) -> dict[str, Tensor]:
+        return as_features(self._placed(tokens(tuple(texts))))
+
+    def close(self) -> None:
+        """Puts the trained rows back into the whole table."""
+        if self.table is not None:
+            with torch.no_grad():
+                self.table.weight[self.used] = self.model[0].embedding.weight
+            self.model[0].embedding = self.table
+
+
+def as_features(texts: list[list[int]]) -> dict[str, Tensor]:
+    ends = np.cumsum([0, *(len(text) for text in texts[:-1])])
+    ids = torch.tensor([token for text in texts for token in text])
+    return {"input_ids": ids, "offsets": torch.from_numpy(ends)}
+
+
+def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
+    """The model after training, and its document exponent."""
+    torch.manual_seed(cell.seed)
+    model = stm.strip_normalize(static_model() if cell.base == "table" else minilm()).train()
+    columns = [name for name in rows.column_names if name != "label"]
+    reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
+    loss = objective(model, cell, reader)
+    labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
+    exponents = [p for name, p in loss.named_parameters() if "gamma" in name]
+    others = [p for name, p in loss.named_parameters() if "gamma" not in name]
+    groups = [{"params": others}, {"params": exponents, "lr": 1e-2}]
+    optimizer = torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=cell.rate, weight_decay=0.0, fused=True
+    )
+    warmup = cell.steps // 10
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min((i + 1) / warmup, (cell.steps - i) / (cell.steps - warmup))
+    )
+    for _, batch in zip(range(cell.steps), batches(rows, cell), strict=False):
+        inputs = [reader.features(name, batch) for name in columns]
+        found = loss(inputs, None if labels is None else labels[batch])
+        optimizer.zero_grad()
+        (sum(found.values()) if isinstance(found, dict) else found).backward()
+        nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    reader.close()
+    learned = getattr(model[-1], "gamma_document", None)
+    own = 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
+    return model.eval(), own
+
+
+def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
+    """The settings, the scores on dev and, packed, those of every test query."""
+    found = data(cell.data, folder)
+    began = time.perf_counter()
+    model, own = trained(cell, found.rows)
+    seconds = time.perf_counter() - began
+    dev = found.dev.encode(model, batch_size=256)
+    exponents = [own] if own == 1 else [own, *EXPONENTS]
+    tops = dev.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
+    scores = [float(dev.ndcg(top).mean()) for top in tops]
+    chosen = exponents[int(np.argmax(scores))]
+    test = found.test.encode(model, batch_size=256)
+    return asdict(cell) | {
+        "exponents": {"trained": own, "chosen": chosen},
+        "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
+        "test": {size: packed(x) for size, x in sizes(test, chosen).items()},
+        "seconds": round(seconds, 1),
+    }
+
+
+def sizes(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:
+    """nDCG@10 of every query in full, at a quarter of the dimensions, and by rescored bits."""
+    similarity = stm.Similarity(1.0, exponent)
+    quarter = encoded.prefix(encoded.queries.shape[1] // 4)
+    q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
+    tops = {
+        "full": encoded.top(similarity),
+        "quarter": quarter.top(similarity),
+        "bits": search_compressed(q, d, "binary", 100, stm.COSINE, encoded.own)["query"],
+    }
+    return {name: encoded.ndcg(top) for name, top in tops.items()}
+
+
+def packed(values: NDArray[np.float64]) -> str:
+    """Numbers from 0 to 1, to the nearest 1/200, as text."""
+    return base64.b64encode(
+        zlib.compress(np.rint(200 * values).astype(np.uint8).tobytes(), 9)
+    ).decode()
+
+
+def unpacked(text: str) -> NDArray[np.float64]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8) / 200
