@@ -42,7 +42,7 @@ _PROJECTIONS = {
 
 
 class _Unnormalized:
-    """What open_clip's models return, with embeddings as they are."""
+    """The outputs of open_clip's models, with embeddings as they are."""
 
     def forward(
         self: Any, image: Tensor | None = None, text: Tensor | None = None

@@ -64,7 +64,7 @@ class TrainedModel:
 
     @property
     def advice(self) -> str:
-        """What to do if the training hardly changed the model, or nothing."""
+        """Advice if the training hardly changed the model; else empty."""
         if not self.moved < LITTLE:
             return ""
         return (

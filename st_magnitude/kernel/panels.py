@@ -27,7 +27,7 @@ MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in floa
 
 @dataclass(frozen=True)
 class Plan:
-    """What the panels of a softmax share. Nothing of it depends on the value of a tensor."""
+    """The sizes that panels of a softmax share; none depends on the value of a tensor."""
 
     dims: tuple[int, ...]  # ascending prefixes
     members: tuple[tuple[int, ...], ...]  # of a prefix, its terms, by falling temperature

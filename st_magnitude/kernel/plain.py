@@ -64,8 +64,8 @@ def _in_float32(batch: Batch) -> Batch:
 class Comparison:
     """The rows of a direction with its columns: who is a positive, and who is no negative.
 
-    The rows are the B queries or their positives. Query i and its positive have the number ``offset
-    + i``.
+    The rows are the B queries or their positives. Query i and its positive have the number
+    ``offset + i``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Comparison:
         return rows @ columns.T
 
     def logits(self, term: Term) -> Tensor:
-        """What the softmax runs over, (B, M). A hard negative counts exp(strength · s) times."""
+        """The logits of the softmax, (B, M). A hard negative counts exp(strength · s) times."""
         scores = self.scores(term.dim)
         logits = scores / term.temperature
         if self.hardness is not None:
@@ -142,7 +142,7 @@ class Comparison:
         return torch.stack([self.same_pair, *shared]).any(dim=0)
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
-        """What ``exclude`` says of the scores of the longest prefix, (B, M)."""
+        """The pairs that ``exclude`` leaves out, by scores of the longest prefix, (B, M)."""
         batch = self.batch
         rows = slice(0, len(scores))
         functions: Sequence[Judge] = batch.excluding_functions

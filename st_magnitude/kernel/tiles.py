@@ -29,7 +29,7 @@ def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
 
 
 class Softmax:
-    """What is known of each row so far: the log-sum-exp, and the attraction of its positives.
+    """The sums of each row so far: the log-sum-exp, and the attraction of its positives.
 
     Args:
         plan: Prefixes, terms and weights.

@@ -280,7 +280,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     def _targets(self, texts: Texts, batch: Gathered) -> dict[str, Any]:
-        """What infonce takes as positives or targets; nothing where a query has its own alone."""
+        """The positives or targets of infonce; none where a query has its own positive alone."""
         if texts.classes is not None:
             others = [unlike_all(texts.classes, column) for column in range(1, texts.num_documents)]
             return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}

@@ -1,4 +1,4 @@
-"""What a loss shares with the processes that train with it."""
+"""The batches of the processes that train together."""
 
 from __future__ import annotations
 
