@@ -101,13 +101,13 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         teacher: Frozen SentenceTransformer, which may be the guide, that says how relevant the
             documents of the batch are: the targets of a query are softmax(t / teacher_temperature)
             over its scores t. It helps where it knows more than the data; see ``labels``.
-        teacher_temperature: Temperature of the targets. None: 0.05 for a model, 1 for scores.
+        teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one
             class are positives of each other. ``"teacher"``: a teacher's scores of the documents of
             the row, (B, n), as for sentence-transformers' DistillKLDivLoss, or its embeddings of
-            all columns, (B, 1 + n, T), as for EmbedDistillLoss.
+            all columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
             all documents.
         precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half

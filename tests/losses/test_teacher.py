@@ -1,10 +1,13 @@
 """Labels and teachers: weights of rows, classes, targets of another model or of scores."""
 
 import copy
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from _helpers import logged, train
+from _ranks import on_ranks
 from _tiny import load_transformer, save_transformer
 from datasets import Dataset
 
@@ -160,3 +163,43 @@ def test_embeddings_alone_can_have_labels(model):
         for given in (weights, Texts(weights=weights))
     )
     torch.testing.assert_close(found, expected)
+
+
+def label_columns():
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "weights": torch.rand(6, generator=generator),
+        "classes": torch.tensor([4, 7, 4, 9, 7, 4]),
+        "scores": torch.randn(6, 2, generator=generator),
+        "embeddings": torch.randn(6, 3, 5, generator=generator) / 5,
+    }
+
+
+def of_rows(folder, rows, gather):
+    """The loss of some rows of six by each kind of labels, in both directions."""
+    generator = torch.Generator().manual_seed(0)
+    columns = [torch.randn(6, 8, generator=generator)[rows] for _ in range(3)]
+    values = []
+    for kind, labels in label_columns().items():
+        loss = stm.CosineRankingLoss(
+            load_transformer(folder),
+            labels=kind if kind in ("weights", "classes") else "teacher",
+            directions=("query_to_doc", "doc_to_query"),
+            partition_mode="per_direction",
+            gather_across_devices=gather,
+            same_text="keep",
+        )
+        values.append(loss.compute_loss_from_embeddings(columns, labels[rows]))
+    return torch.stack(values)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+def test_two_ranks_have_the_loss_of_the_joined_batch(tmp_path):
+    folder = save_transformer(tmp_path / "tiny")
+
+    def of_rank():
+        start = 3 * dist.get_rank()
+        return of_rows(folder, slice(start, start + 3), True)
+
+    found = torch.stack(on_ranks(2, of_rank)).mean(dim=0)
+    torch.testing.assert_close(found, of_rows(folder, slice(None), False))
