@@ -205,11 +205,9 @@ def formula(
 def auto_scale(
     embeddings: list[torch.Tensor], exponents: tuple, dim: int | None = None, unit: float = 20
 ):
-    """``unit`` over the mean norms that the exponents leave in."""
-    queries, *documents = (x[:, :dim].norm(dim=1) for x in embeddings)
-    return unit / (
-        queries.mean() ** (1 - exponents[0]) * torch.cat(documents).mean() ** (1 - exponents[1])
-    )
+    """``unit`` over the mean norms of queries and positives that the exponents leave in."""
+    queries, positives = (x[:, :dim].norm(dim=1).mean() for x in embeddings[:2])
+    return unit / (queries ** (1 - exponents[0]) * positives ** (1 - exponents[1]))
 
 
 _SMALL = {

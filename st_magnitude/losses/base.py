@@ -70,9 +70,10 @@ class EmbeddingLoss(PreparesModel):
     """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
     With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with
-    the means over the batch at hand, which are not constants: their gradient reaches the
-    embeddings. So a loss keeps no state, and growing norms do not act as a falling temperature. The
-    size is 1 for cosine, whose scale is ``unit``.
+    the means over the queries and the positives of the batch at hand. Explicit negatives do not
+    count: they would grow where positives shrink. The means are not constants, and their gradient
+    reaches the embeddings. So a loss keeps no state, and growing norms do not act as a falling
+    temperature. The size is 1 for cosine, whose scale is ``unit``.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant
         for norms of 1.
@@ -188,7 +189,7 @@ class EmbeddingLoss(PreparesModel):
         similarity: Similarity,
         terms: Sequence[Term] = (),
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and columns of documents (B, D) over their mean norms.
+        """Queries (B, D) and columns of documents (B, D) over the mean norms of queries and positives.
 
         Norms are those of the longest prefix of the terms. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
@@ -207,7 +208,7 @@ def _by_mean_norm(
     if not isinstance(gamma, Tensor) and gamma == 1:
         return columns  # the similarity removes the norm
     columns = [at_least_float32(x) for x in columns]
-    norms = torch.cat([torch.linalg.vector_norm(x[:, :dim], dim=1) for x in columns])
+    norms = torch.linalg.vector_norm(columns[0][:, :dim], dim=1)
     mean = mean_norm(norms, torch.ones_like(norms), across)
     return [x / mean for x in columns]
 

@@ -63,9 +63,10 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this term
             alone. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
-            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch (of all
-            devices, if they are gathered) and at the longest prefix. A temperature then means what
-            it means for cosine. A number is the paper's factor of the scores at temperature 0.05.
+            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
+            of the batch (of all devices, if they are gathered) and at the longest prefix. A
+            temperature then means what it means for cosine. A number is the paper's factor of the
+            scores at temperature 0.05.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or
             pairs of one and its weight. With any of them the loss is a dict of named terms, which
             the Trainer sums and logs. A regularizer with a method ``of_columns`` gets the list of
