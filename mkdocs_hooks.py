@@ -6,7 +6,7 @@ them, and docstrings that were written for ``help()``.
 - Links of any page to a file of the repository, such as ``../examples/x.py``, lead to a page with
   its text, so that they work in the site and wherever the repository is read. A link to what does
   not exist stays, and the strict build refuses it.
-- ``[guide.md](guide.md)`` goes by the name that the page has in the navigation.
+- ``[losses.md](losses.md)`` goes by the name that the page has in the navigation.
 - Lists: GitHub nests what is indented by two columns, Python-Markdown by four.
 - Docstrings: Sphinx roles become links, ``::`` code blocks, simple tables those of Markdown,
   ``Example:`` a section.
@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         )
 
     def titled(match: re.Match[str]) -> str:
-        """``[guide.md](guide.md)`` under the name that the page has in the navigation."""
+        """``[losses.md](losses.md)`` under the name that the page has in the navigation."""
         place = site_path(repository_path(page.file.src_uri, match["path"]))
         file = files.get_file_from_path(place) if place else None
         title = file.page.title if file and file.page else None

@@ -101,5 +101,5 @@ def test_the_readme_on_pypi_has_no_relative_links(monkeypatch, url):
         return
     assert not re.findall(r"\]\((?!https?://|#)", readme)
     assert f"]({url}/raw/v1.2/docs/training.png)" in readme
-    assert f"]({url}/blob/v1.2/docs/guide.md#evaluation)" in readme
+    assert f"]({url}/blob/v1.2/docs/evaluation.md)" in readme
     assert readme.count(url) == len(re.findall(r"\]\((?!https?://|#)", text("README.md")))

@@ -16,7 +16,7 @@ without SIGReg:
     place stands the Spearman correlation of the cosines of document pairs with those of the model
     before training.
 
-What was expected is on the page, docs/isotropy.md.
+What was expected is on the page, docs/research/isotropy.md.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def mean_square(x):
 
 
 class GOR:
-    """sentence-transformers' own, as docs/isotropy.md shows it: on columns."""
+    """sentence-transformers' own, as docs/compression.md shows it: on columns."""
 
     name = "gor"
 
