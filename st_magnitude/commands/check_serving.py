@@ -16,9 +16,7 @@ from st_magnitude.commands.core import Figures, command
 def check_serving(
     url: Annotated[str, Argument(help="URL of the server, such as http://localhost:8000/v1.")],
     model: Annotated[str, Option(help="Folder or hub id of the model that it is to serve.")],
-    name: Annotated[
-        str | None, Option(help="Its name there, if the server asks for it.")
-    ] = None,
+    name: Annotated[str | None, Option(help="Its name there, if the server asks for it.")] = None,
     api_key_env: Annotated[
         str | None, Option(help="Environment variable with the key, sent as a bearer token.")
     ] = None,

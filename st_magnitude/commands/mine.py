@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Figures, Judged, Model, command
+from st_magnitude.commands.core import Figures, Model, Scored, command
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mined(Judged):
+class Mined(Scored):
     """The judged queries that get negatives."""
 
     split: Annotated[str, Option(help="Split whose queries get negatives.")] = "train"
@@ -81,10 +80,6 @@ def mine(
     )
     _write(output, loaded, mined)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
-    if output.parent == judged.data / "qrels" and output.suffix == ".tsv":
-        words = ["train", "--data", str(judged.data), "--split", output.stem]
-        words += ["--negatives", str(num_negatives), "--model", model, "--output", "FOLDER"]
-        typer.echo(f"Next: {shlex.join(['st-magnitude', *words])}")
     return {"split": judged.split, "rows": len(mined), "output": str(output)}
 
 
