@@ -29,7 +29,7 @@ def check_serving(
 ) -> Figures:
     """Check whether a server returns what the model computes.
 
-    Some thirty texts are encoded here and by the server. The command says whether vectors and
+    About two dozen texts are encoded here and by the server. The command says whether vectors and
     rankings are the same, what differs, and the usual causes. The exit code is 0 if all is the
     same, 1 if something differs, and 2 if the server could not be checked.
     """

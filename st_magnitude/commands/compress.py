@@ -25,18 +25,25 @@ def compress(
     """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings,
-    with their storage. Nothing is trained. Queries and corpus are encoded once. For a
-    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep,
-    and --dims and --top-k do not apply.
+    with their storage. Nothing is trained. Queries and corpus are encoded once.
     """
-    from st_magnitude.saving.export import class_of
+    from st_magnitude.evaluation import CompressionEvaluator
+    from st_magnitude.evaluation.compression import table
 
-    options = {"similarity": judged.similarity, **judged.encode}
-    if class_of(model, {}) == "MultiVectorEncoder":
-        printed, rows = _tokens(model, judged, options)
-    else:
-        printed, rows = _vectors(model, judged, options | {"dims": dims, "top_k": top_k})
-    typer.echo(printed)
+    encoder, data = judged.load(model)
+    evaluator = CompressionEvaluator(
+        data.queries,
+        data.corpus,
+        data.relevant,
+        dims=dims,
+        top_k=top_k,
+        pca=True,
+        similarity=judged.similarity,
+        **judged.encode,
+    )
+    evaluator(encoder)
+    typer.echo(str(table(evaluator.cells)))
+    rows = [cell.row for cell in evaluator.cells]
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
@@ -45,31 +52,3 @@ def compress(
             writer.writerows(rows)
         typer.echo(f"Saved {output / 'compression.csv'}.")
     return {"split": judged.split, "cells": rows}
-
-
-Cells = tuple[str, list[dict[str, object]]]  # a table, and its rows
-
-
-def _vectors(model: str, judged: Scored, options: dict[str, object]) -> Cells:
-    from st_magnitude.evaluation import CompressionEvaluator
-    from st_magnitude.evaluation.compression import table
-
-    encoder, data = judged.load(model)
-    evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, pca=True, **options)
-    evaluator(encoder)
-    return str(table(evaluator.cells)), [cell.row for cell in evaluator.cells]
-
-
-def _tokens(model: str, judged: Scored, options: dict[str, object]) -> Cells:
-    from sentence_transformers import MultiVectorEncoder
-
-    from st_magnitude.evaluation import LateInteractionEvaluator
-
-    data = judged.read()
-    encoder = MultiVectorEncoder(model)
-    if judged.max_length is not None:
-        encoder.max_seq_length = judged.max_length
-    typer.echo(f"{judged.split}: {data}")
-    evaluator = LateInteractionEvaluator(data.queries, data.corpus, data.relevant, **options)
-    evaluator(encoder)
-    return str(evaluator.table), [vars(cell) for cell in evaluator.cells]

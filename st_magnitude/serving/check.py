@@ -28,8 +28,6 @@ K = 10  # ranks of a search that are compared
 LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
 QUERIES = (
     "How do I keep bread from going stale?",
-    "what makes a bicycle easier to pedal uphill",
-    "tomatoes frost",
     "When is the next train from platform nine to the coast, and does it take bicycles?",
     "photosynthesis",
     "RuntimeError: CUDA out of memory",
@@ -40,16 +38,10 @@ QUERIES = (
 )
 DOCUMENTS = (
     "Bread stays fresh longer in a paper bag or a bread box than in the fridge.",
-    "Low gears let a cyclist climb steep hills with less force on the pedals.",
-    "Plant tomatoes outdoors after the last frost, when the soil is warm.",
     "It leaves every hour from platform nine. Bicycles travel in the last carriage.",
-    "Plants turn light, water and carbon dioxide into sugar and oxygen.",
     "def merge(a, b):\n    return sorted([*a, *b])  # O(n log n)",
-    "The contract may be ended by either party with thirty days' notice in writing.",
     "See also: index. Parameters: none. Returns: none.",
-    "THE GUARANTEE DOES NOT COVER DAMAGE BY WATER.",
     "https://example.org/a/very/long/path?with=arguments&and=more#fragment",
-    "3.14159 26535 89793 23846 26433",
     "Los pingüinos viven en el hemisferio sur, cerca del hielo.",
     "naïve café, Ångström, ﬁne print, e\u0301 and é",
     "猫はソファで爪を研ぐ。",
@@ -112,7 +104,7 @@ def check_serving(
 ) -> ServingCheck:
     """Compares what a server, a client or an index returns with what the model computes.
 
-    Some thirty texts are encoded here and by the target: short, long, over the token limit, in
+    About two dozen texts are encoded here and by the target: short, long, over the token limit, in
     several scripts, nearly empty, in both roles. The result says whether vectors and rankings are
     the same, what differs, and the usual causes. docs/serving.md lists the findings.
 
@@ -140,7 +132,7 @@ def check_serving(
     Example:
         >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bread", "cats", "the"])], device="cpu")
+        >>> model = SentenceTransformer(modules=[BoW(["the", "in", "of", "a"])], device="cpu")
         >>> model.similarity_fn_name = "dot"
         >>> def client(texts, role):
         ...     return model.encode(texts, normalize_embeddings=True)

@@ -9,7 +9,7 @@ import pytest
 import typer
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
-from _tiny import load_tokens, load_transformer, save_transformer
+from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import CompressionEvaluator, LateInteractionEvaluator
+from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
 
 TASK = (QUERIES, CORPUS, RELEVANT_DOCS)
@@ -224,18 +224,6 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny, tmp_path)
     with (output / "compression.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows == [{key: str(x) for key, x in cell.row.items()} for cell in evaluator.cells]
-
-
-def test_compress_of_a_late_interaction_model_prints_its_table(data_folder, tmp_path):
-    model = load_tokens(save_transformer(tmp_path / "transformer"))
-    model.save_pretrained(str(tmp_path / "tiny"))
-    done = invoke("compress", tmp_path / "tiny", data=data_folder, output=tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    evaluator = LateInteractionEvaluator(*TASK)
-    evaluator(model)
-    assert str(evaluator.table) in done.output
-    written = (tmp_path / "out" / "compression.csv").read_text()
-    assert len(written.splitlines()) == 1 + len(evaluator.cells)
 
 
 # --- calibrate ------------------------------------------------------------------------------------

@@ -78,13 +78,13 @@ def test_a_server_that_keeps_norms_is_the_same(model):
     assert (found(check), check.changed_rankings) == ([], 0)
     assert check.error < 1e-5
     assert check.local_norms == pytest.approx(check.served_norms, rel=1e-5)
-    assert (check.num_queries, check.num_documents) == (10, 24)
+    assert (check.num_queries, check.num_documents) == (8, 18)
 
 
 @pytest.mark.parametrize(
     ("faults", "names", "says"),
     [
-        ({"pooling": "cls"}, ["vectors"], "2[0-4] of 24 document texts"),
+        ({"pooling": "cls"}, ["vectors"], "1[4-8] of 18 document texts"),
         ({"limit": 32}, ["truncation"], "from 35 tokens on differ: .* 64 tokens"),
         ({"limit": 128}, ["truncation"], "from 64 tokens on differ"),
         ({"refuse": 60}, ["refused"], "2 texts, .* 64 tokens: HTTP 413: .*Input"),
@@ -237,7 +237,7 @@ def test_an_index_that_misses_documents(model, fill):
     assert (found(check), check.changed_rankings) == (["recall"], 5)
 
 
-@pytest.mark.parametrize("answer", [[[0]] * 12, np.full((10, 2), 7), None, [1] * 10, [["a"]] * 10])
+@pytest.mark.parametrize("answer", [[[0]] * 12, np.full((8, 2), 7), None, [1] * 8, [["a"]] * 8])
 def test_an_index_that_answers_nonsense(model, answer):
     with pytest.raises(ValueError, match=r"row numbers of the 2 documents"):
         stm.check_serving(lambda vectors, k: answer, model, documents=["a", "b"])
