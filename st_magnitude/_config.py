@@ -43,34 +43,23 @@ Negatives = Annotated[
     int | None,
     Option(min=0, help="Hard negatives for a pair; default: 1 if there are judged ones."),
 ]
-Prompts = Annotated[
-    bool, Option("--prompts/--no-prompts", help="Put the model's prompts before the texts.")
-]
+Prompts = Annotated[bool, Option(help="Put the model's prompts before the texts.")]
 Bf16 = Annotated[bool | None, Option(help="Autocast to bfloat16; default: if it is fast here.")]
 SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
 
 
-def options_of(config: Any) -> dict[str, tuple[Any, OptionInfo]]:
-    """Annotation and typer option of every field of a dataclass that has one."""
-    hints = get_type_hints(config, include_extras=True)
-    found = {}
-    for field in fields(config):
-        for info in get_args(hints[field.name]):
-            if isinstance(info, OptionInfo):
-                found[field.name] = hints[field.name], info
-    return found
-
-
 def check_ranges(config: Any) -> None:
     """Checks every field of a dataclass against the smallest and largest value of its option."""
-    for name, (_, option) in options_of(type(config)).items():
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if option.min is not None and not value >= option.min:
-            raise ValueError(f"{name} must be at least {option.min:g}, got {value}.")
-        if option.max is not None and not value <= option.max:
-            raise ValueError(f"{name} must be at most {option.max:g}, got {value}.")
+    hints = get_type_hints(type(config), include_extras=True)
+    for field in fields(config):
+        value = getattr(config, field.name)
+        for option in get_args(hints[field.name]):
+            if value is None or not isinstance(option, OptionInfo):
+                continue
+            if option.min is not None and not value >= option.min:
+                raise ValueError(f"{field.name} must be at least {option.min:g}, got {value}.")
+            if option.max is not None and not value <= option.max:
+                raise ValueError(f"{field.name} must be at most {option.max:g}, got {value}.")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

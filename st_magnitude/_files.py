@@ -12,6 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+_NEW = ".new"  # what is being written inside of a folder
+
 
 @contextmanager
 def locked_folder(output: str | Path) -> Iterator[None]:
@@ -60,14 +62,6 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
         )
 
 
-def _fill(folder: Path, new: Path) -> None:
-    """Moves all of a new folder up into an empty one, large files last: without them no model
-    loads."""
-    for file in sorted(new.iterdir(), key=lambda file: (file.is_file(), file.stat().st_size)):
-        file.rename(folder / file.name)
-    new.rmdir()
-
-
 @contextmanager
 def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """Yields a new folder next to the path, and gives it this path when the block ends.
@@ -79,22 +73,22 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     point, the working directory, or in a folder that nobody may write to.
     """
     path = Path(path).resolve()
-    old, inside = path.with_name(f".{path.name}.old"), path / f".{path.name}.new"
+    old = path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():
         old.rename(path)
-    shutil.rmtree(inside, ignore_errors=True)
+    shutil.rmtree(path / _NEW, ignore_errors=True)
     refuse_used_folder(path, overwrite)
-    is_empty = path.is_dir() and not any(path.iterdir())
-    new = inside if is_empty else path.with_name(inside.name)
+    if path.is_dir() and not any(path.iterdir()):
+        with moved_in(path, "modules.json") as new:
+            yield new
+        return
+    new = path.with_name(f".{path.name}.new")
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
     try:
         yield new
         _flush(new)
-        if is_empty:
-            _fill(path, new)
-            return
         if path.exists():
             path.rename(old)
         new.rename(path)
@@ -113,7 +107,7 @@ def moved_in(path: Path, last: str) -> Iterator[Path]:
     A move takes no room on the disk. The file ``last`` comes last: it is there only when all of
     them are, whatever ends the process. Files and folders of the same names are replaced.
     """
-    new = path / ".new"
+    new = path / _NEW
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     try:

@@ -1,7 +1,6 @@
 """A server that speaks the embedding APIs as their documentation says, with faults that are
 switched on one by one."""
 
-import base64
 import json
 import threading
 import time
@@ -9,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -22,9 +20,8 @@ class EmbeddingServer:
 
     Args:
         model: A model whose first module is a Transformer and whose second is a Pooling.
-        kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"``, ``"ollama"``
-            or ``"openai"``. vLLM takes ``normalize`` from modules.json and from --pooler-config,
-            and normalises without modules.json.
+        kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"`` or
+            ``"openai"``. vLLM takes ``normalize`` from modules.json and from --pooler-config.
         faults: Any of the names below with their values.
     """
 
@@ -36,12 +33,11 @@ class EmbeddingServer:
         )
         rest = [] if faults.get("skip") else list(model)[2:]
         self.model = SentenceTransformer(modules=[first, pooling, *rest], device="cpu")
-        self.prompt = str(faults.get("prompt", ""))
 
     def embed(self, texts: list[str], normalize: bool) -> list[list[float]]:
         limit, own = self.faults.get("limit"), self.model.max_seq_length
         self.model.max_seq_length = limit or own
-        rows = torch.from_numpy(self.model.encode(texts, prompt=self.prompt))
+        rows = torch.from_numpy(self.model.encode(texts))
         self.model.max_seq_length = own
         if normalize:
             rows = torch.nn.functional.normalize(rows)
@@ -65,58 +61,29 @@ class EmbeddingServer:
                 "error": {"message": f"Incorrect API key provided: {headers.get('Authorization')}"}
             }
         if body.get("model", NAME) != NAME:
-            return 404, {
-                "error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}
-            }
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         texts = body["input"] if "input" in body else body["inputs"]
         if "refuse" in faults and max(len(text.split()) for text in texts) > faults["refuse"]:
-            return 413, {
-                "error": "Input validation error: `inputs` must have less than N tokens",
-                "error_type": "x",
-            }
+            return 413, {"error": "Input validation error: `inputs` must have less than N tokens"}
         if "raw_text" in faults:
             return 200, faults["raw_text"]
         if faults.get("busy", 0) >= len(self.requests):
             return 429, {"error": "Model is overloaded"}
         normalize = {
+            "openai": faults.get("normalize", False),
             "vllm": body.get("use_activation", faults.get("normalize", False)),
-            "tei": body.get("normalize", True),
-        }.get(self.kind, body.get("embd_normalize", 2) != -1)
+            "tei": body.get("normalize", True) or path != "/embed",
+            "llamacpp": body.get("embd_normalize", 2) != -1,
+            "infinity": True,
+        }[self.kind]
+        rows = self.embed(texts, normalize)
         if path == "/embed":
-            return 200, self.embed(texts, normalize)
-        raw = self.kind == "openai" and not faults.get("normalize")
-        rows = self.embed(
-            texts, (normalize and not raw) or self.kind in ("tei", "infinity", "ollama")
-        )
-        if path == "/api/embed":
-            return 200, {"embeddings": rows}
-        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
-        if faults.get("answer") in ("index missing", "index null"):
-            data = [
-                {"embedding": row, **({"index": None} if "null" in faults["answer"] else {})}
-                for row in rows
-            ]
-            return 200, {"data": data}
-        if faults.get("answer") == "base64":
-            for row in data:
-                row["embedding"] = base64.b64encode(
-                    np.array(row["embedding"], "<f4").tobytes()
-                ).decode()
+            return 200, rows
+        data = [{"index": i, "embedding": row} for i, row in enumerate(rows)]
+        if faults.get("index") == "missing":
+            return 200, {"data": [{"embedding": row} for row in rows]}
         # the order is in the index
         return 200, {"object": "list", "data": data[::-1], "model": NAME}
-
-    def told(self, path: str) -> object:
-        """What GET requests tell about the server; None for 404."""
-        owner = "library" if self.kind == "ollama" else self.kind
-        names = self.faults.get("names", [NAME])
-        if "told" in self.faults:
-            return self.faults["told"] if path == "/v1/models" else None
-        models = {"object": "list", "data": [{"id": name, "owned_by": owner} for name in names]}
-        routes: dict[str, dict[str, object]] = {
-            "tei": {"/info": {"model_id": NAME, "version": "1.9.3"}},
-            "infinity": {"/models": models},
-        }
-        return routes.get(self.kind, {"/v1/models": models}).get(path)
 
 
 @contextmanager
@@ -124,26 +91,15 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
     """The base URL of a server that runs within the block."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            told = server.told(self.path)
-            self._reply(404 if told is None else 200, told or {"detail": "Not Found"})
-
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            known = ("/v1/embeddings", "/embeddings", "/embed", "/api/embed")
             path = self.path.split("?")[0]
-            status, answer = (
-                server.answer(path, body, dict(self.headers))
-                if path in known
-                else (404, {"detail": "Not Found"})
-            )
-            self._reply(status, answer)
-
-        def _reply(self, status: int, answer: object) -> None:
+            status, answer = 404, {"detail": "Not Found"}
+            if path in ("/v1/embeddings", "/embeddings", "/embed"):
+                status, answer = server.answer(path, body, dict(self.headers))
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
-            self.send_header("Retry-After", "0")
             self.end_headers()
             with suppress(OSError):  # the client has given up waiting
                 self.wfile.write(content)

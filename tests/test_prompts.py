@@ -10,10 +10,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import st_magnitude as stm
-from st_magnitude.comparison.config import Candidate, CompareConfig
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.finetune.run import TrainConfig
 from st_magnitude.finetune.setup import make_trainer, training_rows
 from st_magnitude.losses.negatives import Guide
 from st_magnitude.modules import ExponentNorm
@@ -79,26 +78,6 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
     trainer.train()
     assert "The prior contains none" not in caplog.text
     assert ("begins with no prompt of the model" in caplog.text) is not prompts
-
-
-@pytest.mark.parametrize(
-    ("kind", "own", "prompts", "how"),
-    [
-        ("router", PROMPTS, True, "with"),
-        ("static", PROMPTS, False, "without"),
-        ("router", {}, True, ""),
-    ],
-)
-def test_the_card_says_which(folder, tmp_path, kind, own, prompts, how):
-    config = TrainConfig(max_steps=1, batch_size=4, prompts=prompts)
-    train(make(folder, kind, own), DATA, tmp_path / "out", config)
-    assert stm.load(tmp_path / "out").encode_query("tea").shape == (16,)
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert (f"Trained {how} the prompts" in card) is bool(how)
-    assert (
-        Candidate("dot", 0.05, 1e-3).settings(CompareConfig(prompts=prompts), None, 3).prompts
-        is prompts
-    )
 
 
 @pytest.mark.parametrize("reader", ["transformer", "router"])

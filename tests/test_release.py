@@ -29,22 +29,6 @@ def test_the_version_stands_in_the_package():
     assert text("CHANGELOG.md").split("\n## ")[1].startswith(f"{version} (")
 
 
-def test_the_address_of_the_repository_is_that_of_pyproject():
-    """Without an address nobody gives one; with one, the other files have it too."""
-    found = re.search(r'^Repository = "(https://\S+[^/])"', text("pyproject.toml"), re.MULTILINE)
-    url = found and found[1]
-    assert ("git clone" in text("README.md")) == (f"git clone {url} " in text("README.md"))
-    for file, name in (
-        ("CITATION.cff", "repository-code"),
-        ("mkdocs.yml", "repo_url"),
-        ("packaging/conda/recipe.yaml", "repository"),
-    ):
-        given = re.search(rf"^ *{name}: (.+)$", text(file), re.MULTILINE)
-        assert (given and given[1]) == url, (
-            f"{file}: {name} is not the Repository of pyproject.toml"
-        )
-
-
 def test_the_citations_of_the_losses_are_in_the_citation_file():
     revela = pytest.importorskip("st_magnitude.revela.loss")
     references = {entry["title"] for entry in yaml.safe_load(text("CITATION.cff"))["references"]}

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder
+from st_magnitude.commands.core import Figures, Model, Scored, command, folder
 
 
 @command
 def abstain(
     model: Model,
     *,
-    judged: Judged,
+    judged: Scored,
     confirm: Annotated[str | None, Option(help="Another split, which measures the rule.")] = None,
     risk: Annotated[float, Option(help="Largest share of wrong answers.")] = 0.1,
     delta: Annotated[float, Option(help="Probability that the guarantee fails.")] = 0.05,

@@ -16,9 +16,7 @@ from st_magnitude.commands.core import Figures, command
 def check_serving(
     url: Annotated[str, Argument(help="URL of the server, such as http://localhost:8000/v1.")],
     model: Annotated[str, Option(help="Folder or hub id of the model that it is to serve.")],
-    name: Annotated[
-        str | None, Option(help="Its name there; default: the only one listed.")
-    ] = None,
+    name: Annotated[str | None, Option(help="Its name there, if the server asks for it.")] = None,
     api_key_env: Annotated[
         str | None, Option(help="Environment variable with the key, sent as a bearer token.")
     ] = None,
@@ -31,11 +29,9 @@ def check_serving(
 ) -> Figures:
     """Check whether a server returns what the model computes.
 
-    Some thirty texts are encoded here and by the server. The command says whether norms are lost,
-    or the pooling, the prompt, the tokens or the precision differ, and names the switch of the
-    server that fixes it; if no such cause explains nearly all texts, it says that the cause is
-    unknown. The exit code is 0 if all is the same, 1 if something differs, and 2 if the server
-    could not be checked.
+    About two dozen texts are encoded here and by the server. The command says whether vectors and
+    rankings are the same, what differs, and the usual causes. The exit code is 0 if all is the
+    same, 1 if something differs, and 2 if the server could not be checked.
     """
     try:
         extra = json.loads(request or "{}")

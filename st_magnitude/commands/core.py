@@ -18,13 +18,12 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
-from typer.models import OptionInfo
 
-from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean, options_of
+from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -129,9 +128,6 @@ class Judged:
 
     data: Data
     split: Annotated[str, Option(help="Split of the qrels; read test last, and once.")] = "dev"
-    similarity: Annotated[
-        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None
     batch_size: EncodingBatch = 32
     max_length: MaxLength = None
     skip_empty: SkipEmpty = False
@@ -153,6 +149,15 @@ class Judged:
     def encode(self) -> dict[str, Any]:
         """Options of `RetrievalData.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
+
+
+@dataclass(frozen=True)
+class Scored(Judged):
+    """Options of the commands that also score with a similarity."""
+
+    similarity: Annotated[
+        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
+    ] = None
 
 
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
@@ -205,28 +210,24 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     return function
 
 
-def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
     """The parameters of a command, one for each field of a dataclass, and the dataclasses."""
     parameters: list[inspect.Parameter] = []
-    configs: dict[str, Any] = {}
+    configs: dict[str, type] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        kind: Any = parameter.annotation
+        kind = parameter.annotation
         if not is_dataclass(kind):
             parameters.append(_keyword(name, kind, parameter.default))
             continue
-        configs[name], options = kind, options_of(kind)
+        configs[name] = kind
+        hints = get_type_hints(kind, include_extras=True)
         for field in fields(kind):
             default = inspect.Parameter.empty if field.default is MISSING else field.default
-            parameters.append(_keyword(field.name, options[field.name][0], default))
+            parameters.append(_keyword(field.name, hints[field.name], default))
     return parameters, configs
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter of the command. What is off by default gets no option that turns it off."""
-    for info in getattr(annotation, "__metadata__", ()):
-        # typer holds a name that an option gives itself as its default
-        if default is False and isinstance(info, OptionInfo) and info.default is ...:
-            info.param_decls = (f"--{name.replace('_', '-')}",)
+def _keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, annotation=annotation, default=default)
 
@@ -255,11 +256,6 @@ def say(text: str) -> None:
     from st_magnitude.result import wrap
 
     typer.echo(wrap(text))
-
-
-def warn(message: str) -> None:
-    """Prints a warning to stderr."""
-    typer.secho(message, fg=typer.colors.YELLOW, err=True)
 
 
 def folder(help: str) -> Any:

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
+from st_magnitude.commands.core import Figures, Model, Scored, command, folder
 
 
 @command
 def diagnose(
     model: Model,
     *,
-    judged: Judged,
+    judged: Scored,
     symmetric: Annotated[bool, Option(help="Queries and documents may change places.")] = False,
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
     min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
@@ -63,5 +63,5 @@ def diagnose(
         try:
             typer.echo(f"Saved {write_page(found, output)}.")
         except ImportError as error:
-            warn(f"report.html was not written: {error}")
+            typer.secho(f"report.html was not written: {error}", err=True)
     return found.to_dict()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Figures, Judged, Model, command
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.commands.core import Figures, Model, Scored, command
 
 
 @dataclass(frozen=True)
-class Mined(Judged):
+class Mined(Scored):
     """The judged queries that get negatives."""
 
     split: Annotated[str, Option(help="Split whose queries get negatives.")] = "train"
@@ -30,12 +24,7 @@ def mine(
     model: Model,
     *,
     judged: Mined,
-    output: Annotated[
-        Path, Option(help="New file: .parquet, .jsonl, or .tsv for a split with judged negatives.")
-    ],
-    cross_encoder: Annotated[
-        str | None, Option(help="Folder or hub id of a CrossEncoder that scores for the margin.")
-    ] = None,
+    output: Annotated[Path, Option(help="New file of judgments, such as DATA/qrels/mined.tsv.")],
     num_negatives: Annotated[int, Option(min=1, help="Number of negatives for each query.")] = 3,
     never_relevant: Annotated[
         bool, Option(help="Take documents that are relevant to no query of any split only.")
@@ -50,23 +39,17 @@ def mine(
 ) -> Figures:
     """Mine hard negatives with the scores of a trained model.
 
-    Documents that the model scores high and that do not answer the query become training data. With
-    --output DATA/qrels/mined.tsv they are judged negatives of a new split, which train takes with
-    --split mined.
+    Documents that the model scores high and that do not answer the query become judged negatives
+    of a new split. With --output DATA/qrels/mined.tsv, train takes it with --split mined.
     """
-    if output.suffix not in (".parquet", ".jsonl", ".tsv"):
-        raise ValueError(f"--output must end in .parquet, .jsonl or .tsv; got {output}.")
+    if output.suffix != ".tsv":
+        raise ValueError(f"--output must end in .tsv; got {output}.")
     if output.exists():
         raise FileExistsError(f"{output} exists. Choose another --output.")
     from st_magnitude.data.beir import relevant_documents
-    from st_magnitude.evaluation.mining import mine_negatives
+    from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
     encoder, loaded = judged.load(model)
-    scorer = None
-    if cross_encoder is not None:
-        from sentence_transformers import CrossEncoder
-
-        scorer = CrossEncoder(cross_encoder)
     mined = mine_negatives(
         encoder,
         loaded,
@@ -76,25 +59,9 @@ def mine(
         relative_margin=relative_margin,
         similarity=judged.similarity,
         also_relevant=relevant_documents(judged.data),
-        cross_encoder=scorer,
         encode=judged.encode,
     )
-    _write(output, loaded, mined)
-    typer.echo(f"Saved {len(mined):,} rows in {output}.")
-    if output.parent == judged.data / "qrels" and output.suffix == ".tsv":
-        words = ["train", "--data", str(judged.data), "--split", output.stem]
-        words += ["--negatives", str(num_negatives), "--model", model, "--output", "FOLDER"]
-        typer.echo(f"Next: {shlex.join(['st-magnitude', *words])}")
-    return {"split": judged.split, "rows": len(mined), "output": str(output)}
-
-
-def _write(output: Path, data: RetrievalData, mined: Dataset) -> None:
-    from st_magnitude.evaluation.mining import with_negatives
-
     output.parent.mkdir(parents=True, exist_ok=True)
-    if output.suffix == ".tsv":
-        with_negatives(data, mined).save_qrels(output)
-    elif output.suffix == ".parquet":
-        mined.to_parquet(output)
-    else:
-        mined.to_json(output)
+    with_negatives(loaded, mined).save_qrels(output)
+    typer.echo(f"Saved {len(mined):,} rows in {output}.")
+    return {"split": judged.split, "rows": len(mined), "output": str(output)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,20 +75,4 @@ def train(
     loads_anywhere = verdict is None or verdict.saved.exponent in (0.0, 1.0)
     load = f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")'
     typer.echo(f"Saved to {output}. Load it with {load}.")
-    if verdict is not None:
-        _say_next(data, dev_split, output, verdict.keeps_norm)
     return {**figures, "output": str(output), "load": load}
-
-
-def _say_next(data: Path, split: str, output: Path, keeps_norm: bool) -> None:
-    """Prints the commands that follow a training."""
-    typer.echo("Next:")
-    measured, final = ["--data", str(data), "--split", split], str(output)
-    commands = [["diagnose", final, *measured]]
-    if keeps_norm:
-        final = f"{output}-calibrated"
-        commands.append(["calibrate", str(output), *measured, "--output", final])
-    commands += [["compress", final, *measured]]
-    commands += [["check-serving", "http://localhost:8000/v1", "--model", final]]
-    for words in commands:
-        typer.echo(f"  {shlex.join(['st-magnitude', *words])}")

@@ -7,32 +7,27 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.geometry import norms
-from st_magnitude.geometry.arrays import unit_rows
+from st_magnitude.geometry.arrays import Array, float64
 from st_magnitude.result import Result
 from st_magnitude.saving.export import load
-from st_magnitude.serving.explain import LocalModel, Side, explain
+from st_magnitude.serving.explain import Side, encode, explain, span, token_limit
 from st_magnitude.serving.fixes import Finding, finding
 from st_magnitude.serving.server import Embed, Server, embed_all
 from st_magnitude.surgery.raw import prompt_of
 
 __all__ = ["ServingCheck", "check_serving"]
 
-Array = NDArray[np.float64]
+Search = Callable[[NDArray[np.float32], int], ArrayLike | tuple[ArrayLike, ArrayLike]]
 K = 10  # ranks of a search that are compared
-ALONE = 5  # texts of a role that are sent in a request of their own, too
 LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
 QUERIES = (
     "How do I keep bread from going stale?",
-    "what makes a bicycle easier to pedal uphill",
-    "tomatoes frost",
     "When is the next train from platform nine to the coast, and does it take bicycles?",
     "photosynthesis",
     "RuntimeError: CUDA out of memory",
@@ -43,16 +38,10 @@ QUERIES = (
 )
 DOCUMENTS = (
     "Bread stays fresh longer in a paper bag or a bread box than in the fridge.",
-    "Low gears let a cyclist climb steep hills with less force on the pedals.",
-    "Plant tomatoes outdoors after the last frost, when the soil is warm.",
     "It leaves every hour from platform nine. Bicycles travel in the last carriage.",
-    "Plants turn light, water and carbon dioxide into sugar and oxygen.",
     "def merge(a, b):\n    return sorted([*a, *b])  # O(n log n)",
-    "The contract may be ended by either party with thirty days' notice in writing.",
     "See also: index. Parameters: none. Returns: none.",
-    "THE GUARANTEE DOES NOT COVER DAMAGE BY WATER.",
     "https://example.org/a/very/long/path?with=arguments&and=more#fragment",
-    "3.14159 26535 89793 23846 26433",
     "Los pingüinos viven en el hemisferio sur, cerca del hielo.",
     "naïve café, Ångström, ﬁne print, e\u0301 and é",
     "猫はソファで爪を研ぐ。",
@@ -70,7 +59,6 @@ class ServingCheck(Result):
     """The result of `check_serving`."""
 
     target: str  # URL, or name of the callable
-    server: str  # the kind of the server, such as "vLLM"; empty where it does not tell
     model: str  # hub id or folder of the model, as far as the model knows it
     findings: tuple[Finding, ...]  # the differences
     local_norms: tuple[float, float]  # smallest and largest norm of the model's own embeddings
@@ -81,7 +69,6 @@ class ServingCheck(Result):
     # for a search, the share of the first ten documents that it misses.
     error: float
     served_norms: tuple[float, float] = (math.nan, math.nan)  # of what came back; nan for a search
-    remark: str = ""  # what could not be checked
 
     @property
     def same(self) -> bool:
@@ -91,26 +78,25 @@ class ServingCheck(Result):
     def tables(self) -> list[str]:
         number = len(self.findings)
         verdict = f"DIFFERS: {number} difference{'s' * (number > 1)}" if number else "SAME"
-        server = f" ({self.server})" if self.server else ""
-        parts = [f"{self.target}{server} against {self.model or 'the model'}\n{verdict}"]
+        parts = [f"{self.target} against {self.model or 'the model'}\n{verdict}"]
         parts += [f"[{found.name}] {found.text}\n     -> {found.fix}" for found in self.findings]
         figures = "Norms: of the model {:.3f} to {:.3f}".format(*self.local_norms)
         if not math.isnan(self.served_norms[0]):
             figures += ", of the target {:.3f} to {:.3f}".format(*self.served_norms)
         figures += (
             f".\nRankings: {self.changed_rankings} of {self.num_queries} queries rank the "
-            f"{self.num_documents} documents differently.\n{self.remark}"
+            f"{self.num_documents} documents differently."
         )
-        return [*parts, figures.rstrip()]
+        return [*parts, figures]
 
 
 def check_serving(
-    target: str | Callable[..., Any],
+    target: str | Embed | Search,
     model: SentenceTransformer | str | os.PathLike[str],
     *,
     name: str | None = None,
     api_key: str | None = None,
-    request: Mapping[str, Any] | None = None,
+    request: Mapping[str, object] | None = None,
     send_prompts: bool = False,
     documents: Sequence[str] | None = None,
     tolerance: float = 1e-4,
@@ -118,23 +104,22 @@ def check_serving(
 ) -> ServingCheck:
     """Compares what a server, a client or an index returns with what the model computes.
 
-    Some thirty texts are encoded here and by the target: short, long, over the token limit, in
-    several scripts, nearly empty, in both roles; a few are sent alone, too. The model is then
-    changed here as servers change it. A change is named, with its fix, if it explains nearly all
-    texts; otherwise the cause is unknown. docs/serving.md lists the findings.
+    About two dozen texts are encoded here and by the target: short, long, over the token limit, in
+    several scripts, nearly empty, in both roles. The result says whether vectors and rankings are
+    the same, what differs, and the usual causes. docs/serving.md lists the findings.
 
     Args:
         target: URL of a server that speaks OpenAI's ``/v1/embeddings`` (vLLM, Infinity, llama.cpp,
-            Ollama and others), Ollama's ``/api/embed`` or ``/embed`` of text-embeddings-inference;
-            a callable ``embed(texts, role)`` that returns one vector for each text; or, with
-            documents, a callable ``search(vectors, k)`` that returns row numbers of the documents
-            for each vector, best first, or FAISS's ``(scores, row numbers)``. A row that is too
-            short, or ends in -1, misses documents.
+            Ollama and others) or ``/embed`` of text-embeddings-inference; a callable
+            ``embed(texts, role)`` that returns one vector for each text; or, with documents, a
+            callable ``search(vectors, k)`` that returns row numbers of the documents for each
+            vector, best first, or FAISS's ``(scores, row numbers)``. A row that is too short, or
+            ends in -1, misses documents.
         model: The model, or its folder. It is used as saved, with its own prompts and token limit.
-        name: Name of the model on the server; None takes the only one that the server lists.
+        name: Name of the model on the server, for one that asks for it.
         api_key: Key that is sent as a bearer token. No message contains it.
         request: Further entries of every request, such as ``{"normalize": False}``: what your
-            client sends, or a fix to try.
+            client sends, or a remedy to try.
         send_prompts: Whether the model's prompt is put before each text that is sent.
         documents: Texts in the order of an index, which is then the target.
         tolerance: Median relative error of a vector that counts as rounding.
@@ -147,91 +132,73 @@ def check_serving(
     Example:
         >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bread", "cats", "the"])], device="cpu")
+        >>> model = SentenceTransformer(modules=[BoW(["the", "in", "of", "a"])], device="cpu")
         >>> model.similarity_fn_name = "dot"
         >>> def client(texts, role):
         ...     return model.encode(texts, normalize_embeddings=True)
         >>> check = check_serving(client, model)
         >>> check.same, [finding.name for finding in check.findings]
-        (False, ['norms lost'])
+        (False, ['norms'])
     """
     if not isinstance(model, SentenceTransformer):
         model = load(os.fspath(model))
-    local = LocalModel(model)
-    named = getattr(target, "__name__", type(target).__name__)
-    if documents is not None:
-        if isinstance(target, str):
+    if isinstance(target, str):
+        if documents is not None:
             raise ValueError(
                 "With documents=, the target is a callable search(vectors, k), no URL."
             )
-        return _check_search(local, target, documents, named)
-    if not isinstance(target, str):
-        return _check_embeddings(local, target, named, "", send_prompts, tolerance)
-    with closing(Server(target, name, api_key, request, timeout)) as server:
-        options = (str(server), server.kind, send_prompts, tolerance)
-        return _check_embeddings(local, server.embed, *options)
+        with closing(Server(target, name, api_key, request, timeout)) as server:
+            return _check_embeddings(model, server.embed, str(server), send_prompts, tolerance)
+    named = getattr(target, "__name__", type(target).__name__)
+    if documents is not None:
+        return _check_search(model, target, documents, named)
+    return _check_embeddings(model, target, named, send_prompts, tolerance)
 
 
 def _check_embeddings(
-    local: LocalModel, embed: Embed, target: str, server: str, send_prompts: bool, tolerance: float
+    model: SentenceTransformer, embed: Embed, target: str, send_prompts: bool, tolerance: float
 ) -> ServingCheck:
     """Sends all probes, encodes them here, and explains the differences."""
-    limit = local.limit
+    limit = token_limit(model)
     sides = []
-    findings = []
-    refused = []  # number of tokens of the texts that are not embedded
+    refused: list[int] = []  # number of tokens of the texts that are not embedded
     said = ""
-    for role, texts in (("query", QUERIES), ("document", probe_documents(limit))):
-        prompt = prompt_of(local.model, role) if send_prompts else ""
-        sent = [prompt + text for text in texts]
-        served, refusal = embed_all(embed, sent, role, target)
-        alone, _ = embed_all(embed, sent[:ALONE], role, target, batch=1)
-        moved = norms(served[:ALONE] - alone) > 0.01 * norms(alone)
-        if moved.any():
-            served, refusal = embed_all(embed, sent, role, target, batch=1)
-            findings = [finding("batch", "", count=moved.sum(), total=ALONE)]
+    for role, probes in (("query", QUERIES), ("document", probe_documents(limit))):
+        prompt = prompt_of(model, role) if send_prompts else ""
+        rows, refusal = embed_all(embed, [prompt + text for text in probes], role, target)
         said = said or refusal
-        came = np.isfinite(served).all(axis=1)
-        tokens = np.array([local.num_tokens(text) for text in texts])
+        came = np.array([row is not None for row in rows])
+        tokens = np.array([_num_tokens(model, text) for text in probes])
         refused += tokens[~came].tolist()
-        texts = [texts[i] for i in np.flatnonzero(came)]
-        own = local.expected(texts, role)
-        sides.append(Side(role, texts, tokens[came], served[came], own))
-    query, document = sides
-    explained, error = explain(local, sides, server, tolerance)
-    findings += explained
+        texts = [probes[i] for i in np.flatnonzero(came)]
+        served = np.stack([row for row in rows if row is not None])
+        sides.append(Side(role, texts, tokens[came], served, encode(model, texts, role)))
+    findings, error = explain(model, sides, tolerance)
     if refused:
-        who = f"{len(refused)} of {len(refused) + len(query.texts) + len(document.texts)} texts"
-        details = {"texts": who, "shortest": min(refused), "limit": limit or min(refused)}
-        findings.append(finding("refused", server, said=said, **details))
-    ranks = np.argsort(-local.scores(query.served, document.served), axis=1, kind="stable")
-    recall = _recall(ranks[:, :K], local.scores(query.expected, document.expected))
+        details = {"count": len(refused), "shortest": min(refused), "limit": limit or "fewer"}
+        findings.append(finding("refused", said=said, **details))
+    query, document = sides
+    ranks = np.argsort(-_scores(model, query.served, document.served), axis=1, kind="stable")
+    recall = _recall(ranks[:, :K], _scores(model, query.expected, document.expected))
     return ServingCheck(
         target=target,
-        server=server,
-        model=model_name(local.model),
+        model=model_name(model),
         findings=tuple(findings),
-        served_norms=_range(np.concatenate([query.served, document.served])),
-        local_norms=_range(np.concatenate([query.expected, document.expected])),
+        served_norms=span(np.concatenate([query.served, document.served])),
+        local_norms=span(np.concatenate([query.expected, document.expected])),
         num_queries=len(query.texts),
         num_documents=len(document.texts),
         changed_rankings=int((recall < 1).sum()),
         error=error,
-        remark=f"Texts over {limit} tokens were not sent." if limit and 2 * limit > LONGEST else "",
     )
 
 
-def _range(vectors: Array) -> tuple[float, float]:
-    """The smallest and the largest norm of vectors."""
-    return float(norms(vectors).min()), float(norms(vectors).max())
-
-
 def _check_search(
-    local: LocalModel, search: Callable[..., Any], documents: Sequence[str], target: str
+    model: SentenceTransformer, search: Search, documents: Sequence[str], target: str
 ) -> ServingCheck:
     """Compares ``search(vectors, k)`` with the exact ranking by the model's similarity."""
-    queries = local.expected(QUERIES, "query")
-    rows = local.expected(documents, "document")
+    queries = encode(model, QUERIES, "query")
+    rows = encode(model, documents, "document")
     k = min(K, len(documents))
     answer = search(queries.astype(np.float32), k)
     answer = answer[1] if isinstance(answer, tuple) else answer  # FAISS: (scores, row numbers)
@@ -245,31 +212,18 @@ def _check_search(
             f"each of {len(queries)} queries, not {len(found)} rows of others: pass all documents, "
             "in the order of the index."
         )
-    found = found.astype(int)
-    own = _recall(found, local.scores(queries, rows))
-    scores = {
-        "the inner product": queries @ rows.T,
-        "cosine": queries @ unit_rows(rows).T,
-        "the Euclidean distance": 2 * queries @ rows.T - norms(rows) ** 2,
-    }
-    recall = {metric: float(_recall(found, s).mean()) for metric, s in scores.items()}
-    nearest = max(recall, key=recall.__getitem__)
-    details = {"k": k, "recall": own.mean(), "own": local.model.similarity_fn_name}
-    findings = []
-    if own.mean() < recall[nearest] >= 0.9:
-        findings.append(finding("metric", "", nearest=nearest, **details))
-    elif own.mean() < 1:
-        findings.append(finding("recall", "", **details))
+    recall = _recall(found.astype(np.int64), _scores(model, queries, rows))
+    error = float(1 - recall.mean())
+    details = {"k": k, "recall": recall.mean(), "own": model.similarity_fn_name}
     return ServingCheck(
         target=target,
-        server="",
-        model=model_name(local.model),
-        findings=tuple(findings),
-        local_norms=_range(rows),
+        model=model_name(model),
+        findings=(finding("recall", **details),) if error else (),
+        local_norms=span(rows),
         num_queries=len(queries),
         num_documents=len(rows),
-        changed_rankings=int((own < 1).sum()),
-        error=float(1 - own.mean()),
+        changed_rankings=int((recall < 1).sum()),
+        error=error,
     )
 
 
@@ -280,6 +234,19 @@ def _recall(found: NDArray[np.int64], scores: Array) -> Array:
     own = np.take_along_axis(scores, np.maximum(found, 0), axis=1)
     is_right = own >= last - 1e-5 * np.abs(scores).max(axis=1, keepdims=True)
     return (is_right & (found >= 0)).mean(axis=1)
+
+
+def _scores(model: SentenceTransformer, queries: Array, documents: Array) -> Array:
+    """The model's similarity: (n, D), (m, D) -> (n, m)."""
+    return float64(model.similarity(queries, documents))
+
+
+def _num_tokens(model: SentenceTransformer, text: str) -> int:
+    """The number of tokens that the model reads of a text."""
+    features = model.preprocess([text])
+    if "attention_mask" in features:
+        return int(features["attention_mask"].sum())
+    return features["input_ids"].numel() if "input_ids" in features else len(text.split())
 
 
 def probe_documents(limit: int | None) -> list[str]:

@@ -25,10 +25,9 @@ def with_prior(
     A loss with in-batch negatives learns the pointwise mutual information of query and document,
     without log p(d). This puts it back, without training.
 
-    The index must use the **inner product**: cosine and L2 would divide by norms that contain the
-    prior. For a cosine model, normalise queries and documents first, with ``stm.COSINE.query`` and
-    ``stm.COSINE.document``. The norm of a query weighs against the prior: treat queries as they
-    were when the weight was chosen.
+    The index must use the **inner product**. For a cosine model, normalise queries and documents
+    first. The norm of a query weighs against the prior: treat queries as they were when the weight
+    was chosen.
 
     Args:
         documents: Vectors as they would be stored without a prior, a numpy array or a torch

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 import httpx
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-__all__ = ["Embed", "Refused", "Server", "embed_all"]
+from st_magnitude.geometry.arrays import Array
+
+__all__ = ["Embed", "Server", "embed_all"]
 
 BATCH = 8  # every server that is known takes so many texts in a request
 PAUSES = (1.0, 2.0, 4.0)  # seconds before a request is sent again to a server that is busy
-KINDS = {"vllm": "vLLM", "infinity": "Infinity", "llamacpp": "llama.cpp", "library": "Ollama"}
-ROUTES = {"/api/embed": "Ollama", "/embed": "TEI", "/embeddings": ""}
-Array = NDArray[np.float64]
-Embed = Callable[[list[str], str], Any]  # texts, role -> vectors
+Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 
 
 class Refused(ValueError):
@@ -30,12 +27,17 @@ class Refused(ValueError):
 class Server:
     """A URL that embeds texts; `check_serving` documents the arguments.
 
-    The URL is OpenAI's ``/v1/embeddings``, the base of such a server, ``/embed`` of
-    text-embeddings-inference, or Ollama's ``/api/embed``.
+    The URL is OpenAI's ``/v1/embeddings``, the base of such a server, or ``/embed`` of
+    text-embeddings-inference.
     """
 
     def __init__(
-        self, url: str, name: str | None, api_key: str | None, request: Any, timeout: float
+        self,
+        url: str,
+        name: str | None,
+        api_key: str | None,
+        request: Mapping[str, object] | None,
+        timeout: float,
     ) -> None:
         try:
             parsed = httpx.URL(url)
@@ -47,10 +49,11 @@ class Server:
                 f"{shown!r} is not a URL of http; give one such as http://localhost:8000/v1."
             )
         path = parsed.path.rstrip("/")
-        if not path.endswith(tuple(ROUTES)):
+        if not path.endswith(("/embed", "/embeddings")):
             path = (path or "/v1") + "/embeddings"
-        self._route = next(route for route in ROUTES if path.endswith(route))
+        self._is_openai = path.endswith("/embeddings")
         self._url = parsed.copy_with(path=path)
+        self._name = name
         self._request = dict(request or {})
         self._timeout = timeout
         key = (api_key or "").strip()
@@ -63,11 +66,6 @@ class Server:
         self._secrets = {f(s) for s in hidden if s for f in (str, quote, _in_json)}
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(timeout=timeout, headers=headers)
-        self.kind, self._known = self._identify()
-        self._name = name or (self._known[0] if len(self._known) == 1 else "")
-        if not self._name and self._known:
-            names = ", ".join(self._known)
-            raise ValueError(f"{self} serves {names}: say which with name= (--name).")
 
     def __str__(self) -> str:
         return str(self._url.copy_with(userinfo=b"", query=None))
@@ -75,23 +73,27 @@ class Server:
     def close(self) -> None:
         self._client.close()
 
-    def embed(self, texts: Sequence[str], role: str) -> list[Any]:
+    def embed(self, texts: list[str], role: str) -> ArrayLike:
         """The vectors of texts, whatever their role; raises `Refused` if these are not embedded."""
-        body: dict[str, Any] = {"model": self._name, "input": list(texts)}
-        if self._route == "/embed":
-            body = {"inputs": list(texts)}
-        elif self._route == "/embeddings":
-            body["encoding_format"] = "float"
-        response = self._send("POST", self._url, json=body | self._request)
+        body: dict[str, object] = {"inputs": texts}
+        if self._is_openai:
+            body = {"input": texts, "encoding_format": "float"}
+        if self._name:
+            body["model"] = self._name
+        response = self._post(body | self._request)
         if response.status_code != 200:
             raise self._refusal(response)
         try:
-            return _vectors_of(json.loads(response.text))
+            answer = json.loads(response.text)
+            if isinstance(answer, list):  # of /embed
+                return answer
+            rows = sorted(answer["data"], key=lambda row: row.get("index") or 0)
+            return [row["embedding"] for row in rows]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(
                 f"{self} does not answer with embeddings, but with {self._plain(response.text)!r}. "
-                "Check the URL: it must be a route /v1/embeddings as OpenAI's, /embed as "
-                "text-embeddings-inference's, or /api/embed as Ollama's."
+                "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
+                "text-embeddings-inference's."
             ) from None
 
     def _refusal(self, response: httpx.Response) -> Exception:
@@ -106,21 +108,20 @@ class Server:
         if status in (404, 405):
             return ValueError(
                 f"{self} does not know this route or the model {self._name!r} ({said}). Check the "
-                f"URL and name= (--name); it lists {', '.join(self._known) or 'no model'}."
+                "URL, and give the name of the model on the server with name= (--name)."
             )
         if status == 429:
             return OSError(f"{self} gets too many requests ({said}); try again later.")
         return Refused(said)
 
-    def _send(self, method: str, url: str | httpx.URL, **options: Any) -> httpx.Response:
+    def _post(self, body: dict[str, object]) -> httpx.Response:
         """The answer, asked for again after a pause while the server is busy (HTTP 429)."""
         try:
             for pause in (*PAUSES, 0.0):
-                response = self._client.request(method, url, **options)
+                response = self._client.post(self._url, json=body)
                 if response.status_code != 429:
                     break
-                asked = response.headers.get("Retry-After", "")
-                time.sleep(min(float(asked) if asked.isdecimal() else pause, self._timeout))
+                time.sleep(min(pause, self._timeout))
         except httpx.TimeoutException:
             raise TimeoutError(
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
@@ -134,29 +135,6 @@ class Server:
             ) from None
         return response
 
-    def _identify(self) -> tuple[str, list[str]]:
-        """The kind of the server, and the names of its models, as far as it tells them."""
-        base = str(self._url.copy_with(query=None)).removesuffix(self._route)
-        root = base.removesuffix("/v1")
-        if name := self._get(root + "/info").get("model_id"):  # TEI also has OpenAI's route
-            return "TEI", [str(name)]
-        kind = ROUTES[self._route]
-        if self._route == "/embed":
-            return kind, []
-        rows = self._get((root + "/v1" if kind == "Ollama" else base) + "/models").get("data")
-        rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        owner = str(rows[0].get("owned_by")) if rows else ""
-        return kind or KINDS.get(owner, ""), [str(row["id"]) for row in rows if row.get("id")]
-
-    def _get(self, url: str) -> dict[str, Any]:
-        """The JSON object at a URL; empty if there is none."""
-        response = self._send("GET", url)
-        try:
-            found = json.loads(response.text) if response.status_code == 200 else {}
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
-
     def _plain(self, text: str) -> str:
         """One printable line without secrets."""
         for secret in self._secrets:
@@ -169,62 +147,45 @@ def _in_json(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
-def _vectors_of(answer: Any) -> list[Any]:
-    """The vectors of an answer as OpenAI's, text-embeddings-inference's or Ollama's."""
-    if isinstance(answer, list):
-        return answer
-    if "embeddings" in answer:
-        return list(answer["embeddings"])
-    rows = list(answer["data"])
-    if all(isinstance(row.get("index"), int) for row in rows):  # else they stand in order
-        rows.sort(key=lambda row: row["index"])
-    return [_decoded(row["embedding"]) for row in rows]
-
-
-def _decoded(vector: Any) -> Any:
-    """A vector, from base64 if it is a string."""
-    if isinstance(vector, str):
-        return np.frombuffer(base64.b64decode(vector, validate=True), "<f4")
-    return vector
-
-
 def embed_all(
-    embed: Embed, texts: list[str], role: str, target: str, batch: int = BATCH
-) -> tuple[Array, str]:
-    """The vectors of n texts, nan where one was refused, (n, D), and the first refusal."""
-    refusals: list[str] = []
-
-    def vectors(some: list[str], dim: int | None) -> list[Array]:
+    embed: Embed, texts: Sequence[str], role: str, target: str
+) -> tuple[list[Array | None], str]:
+    """The vectors of n texts, None where one was refused, and the first refusal."""
+    rows: list[Array | None] = []
+    refusal = ""
+    for start in range(0, len(texts), BATCH):
+        batch = list(texts[start : start + BATCH])
         try:
-            return list(_checked_vectors(embed(some, role), len(some), target, dim))
-        except Refused as error:
-            if dim is None:
-                raise ValueError(
-                    f"{target} does not embed {some[0]!r} ({error}); look at its log."
-                ) from None
-            if len(some) > 1:  # one of them is too long, or there are too many
-                return [row for text in some for row in vectors([text], dim)]
-            refusals.append(str(error))
-            return [np.full(dim, np.nan)]
+            rows += _vectors(embed(batch, role), len(batch), target)
+            continue
+        except Refused:  # one of them is too long, or there are too many
+            pass
+        for text in batch:
+            try:
+                rows += _vectors(embed([text], role), 1, target)
+            except Refused as error:
+                refusal = refusal or str(error)
+                rows.append(None)
+    sizes = {len(row) for row in rows if row is not None}
+    if not sizes:
+        raise ValueError(f"{target} does not embed {texts[0]!r} ({refusal}); look at its log.")
+    if len(sizes) > 1:
+        raise ValueError(f"{target} returned vectors of {min(sizes)} to {max(sizes)} numbers.")
+    return rows, refusal
 
-    rows = vectors(texts[:1], None)
-    for start in range(1, len(texts), batch):
-        rows += vectors(texts[start : start + batch], len(rows[0]))
-    return np.stack(rows), refusals[0] if refusals else ""
 
-
-def _checked_vectors(vectors: Any, count: int, target: str, dim: int | None) -> Array:
-    """Vectors as an array: (count, D)."""
+def _vectors(answer: ArrayLike, count: int, target: str) -> list[Array]:
+    """The vectors of ``count`` texts."""
     try:
-        found = np.asarray(vectors, dtype=np.float64)
+        found = np.asarray(answer, dtype=np.float64)
     except (TypeError, ValueError):
         found = np.empty(0)
-    if found.ndim != 2 or len(found) != count or found.shape[1] != (dim or found.shape[1]):
+    if found.ndim != 2 or len(found) != count:
         shape = f"an array of shape {found.shape}" if found.size else "no such vectors"
         raise ValueError(
-            f"{target} must return one vector of {dim or 'equally many'} numbers for each of "
-            f"{count} texts, in their order; it returned {shape}."
+            f"{target} must return one vector of equally many numbers for each of {count} texts, "
+            f"in their order; it returned {shape}."
         )
     if not np.isfinite(found).all():
         raise ValueError(f"{target} returned nan or infinity; look at its log.")
-    return found
+    return list(found)

@@ -1,9 +1,8 @@
-"""``st-magnitude mine``: what it writes is what load_dataset and ``st-magnitude train`` read."""
+"""``st-magnitude mine``: what it writes is what ``st-magnitude train`` reads."""
 
 import pytest
 from _cli import figures, invoke, refusal
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
-from datasets import load_dataset
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -34,20 +33,8 @@ def test_a_mined_split_trains(data, static_path, tmp_path):
 
 def test_answers_of_other_splits_are_not_never_relevant(data, static_path, tmp_path):
     RetrievalData(QUERIES, CORPUS, {"q1": CORPUS.keys()}).save_qrels(data / "qrels" / "test.tsv")
-    options = {"output": tmp_path / "rows.jsonl", "never_relevant": True, "min_queries": 1}
+    options = {"output": tmp_path / "rows.tsv", "never_relevant": True, "min_queries": 1}
     assert invoke("mine", static_path, data=data, **options).exit_code == 2
-
-
-@pytest.mark.parametrize(("ending", "kind"), [("parquet", "parquet"), ("jsonl", "json")])
-def test_rows_for_load_dataset(data, static_path, tmp_path, ending, kind):
-    output = tmp_path / "new" / f"rows.{ending}"
-    options = {"relative_margin": 0.05, "num_negatives": 1}
-    figures("mine", static_path, data=data, output=output, **options)
-    cache = str(tmp_path / "cache")
-    loaded = load_dataset(kind, data_files=str(output), split="train", cache_dir=cache)
-    assert loaded.column_names == ["anchor", "positive", "negative"]
-    split = RetrievalData.from_beir(data, "train")
-    assert list(loaded) == list(stm.mine_negatives(stm.load(static_path), split, **options))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +42,7 @@ def test_rows_for_load_dataset(data, static_path, tmp_path, ending, kind):
     [
         ("rows.csv", "train", "rows.csv"),
         ("{data}/qrels/train.tsv", "train", "exists"),
-        ("rows.jsonl", "valid", "qrels/valid.tsv"),
+        ("rows.tsv", "valid", "qrels/valid.tsv"),
     ],
 )
 def test_what_cannot_be_used_is_refused(data, static_path, output, split, named):

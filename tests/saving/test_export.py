@@ -218,7 +218,7 @@ def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch
         folder.mkdir()
         monkeypatch.chdir(folder)
         kept = folder.stat().st_ino
-        (folder / f".{folder.name}.new").mkdir()  # which a killed export left
+        (folder / ".new").mkdir()  # which a killed export left
         stm.export(words, given)
         assert folder.stat().st_ino == kept
         assert types(stm.load(Path.cwd())) == ["BoW"]

@@ -65,54 +65,6 @@ def test_faiss(case):
         np.testing.assert_array_equal(index.search(queries, K)[1], expected)
 
 
-def test_usearch(case):
-    usearch = pytest.importorskip("usearch.index")
-    queries, documents, expected = case
-    index = usearch.Index(ndim=16, metric="ip", dtype="f32", expansion_search=len(documents))
-    index.add(np.arange(len(documents)), documents)
-    np.testing.assert_array_equal(index.search(queries, K, exact=True).keys, expected)
-
-
-def test_qdrant(case):
-    qdrant = pytest.importorskip("qdrant_client")
-    models = qdrant.models
-    queries, documents, expected = case
-    client = qdrant.QdrantClient(":memory:")
-    client.create_collection("docs", models.VectorParams(size=16, distance=models.Distance.DOT))
-    rows = models.Batch(ids=list(range(len(documents))), vectors=documents.tolist())
-    client.upsert("docs", rows)
-    for query, ids in zip(queries, expected, strict=True):
-        found = client.query_points("docs", query=query.tolist(), limit=K).points
-        assert [point.id for point in found] == ids.tolist()
-    client.close()
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
-    """PostgreSQL with pgvector from PyPI, started for these tests."""
-    pgserver = pytest.importorskip("pgserver")
-    psycopg = pytest.importorskip("psycopg")
-    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute("CREATE EXTENSION vector")
-        yield connection
-    server.cleanup()
-
-
-def test_pgvector(case, postgres):
-    queries, documents, expected = case
-    postgres.execute("DROP TABLE IF EXISTS docs")
-    postgres.execute("CREATE TABLE docs (id int PRIMARY KEY, embedding vector(16))")
-    rows = [(i, str(document.tolist())) for i, document in enumerate(documents)]
-    postgres.cursor().executemany("INSERT INTO docs VALUES (%s, %s::vector)", rows)
-    distance = "embedding <#> %(q)s::vector"
-    search = f"SELECT id, -({distance}) FROM docs ORDER BY {distance} LIMIT {K}"
-    for query, ids in zip(queries, expected, strict=True):
-        found = postgres.execute(search, {"q": str(query.tolist())}).fetchall()
-        assert [document for document, _ in found] == ids.tolist()
-        np.testing.assert_allclose([score for _, score in found], documents[ids] @ query, rtol=1e-5)
-
-
 # --- the prior as one more dimension --------------------------------------------------------------
 
 
