@@ -93,7 +93,7 @@ OPTIONS = {
     "ids": {"exclude": lambda: leaf(10, dtype=torch.int64)},
     "function": {"exclude": lambda: above_the_positive},
     "labels": {"positives": lambda: leaf(10, dtype=torch.int64), **WEIGHTED},
-    "pairs": {"positives": lambda: leaf(4, 10, dtype=torch.bool)},
+    "pairs": {"targets": lambda: leaf(4, 10, dtype=torch.bool)},
     "log_q": {"log_q": lambda: leaf(10), "log_q_queries": lambda: leaf(6)},
     "precision": {"precision": "bfloat16"},
 }
@@ -108,7 +108,7 @@ def above_the_positive(rows: slice, scores: Tensor) -> Tensor:
 @pytest.mark.parametrize("is_learned", [False, True])
 def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
     options = {name: value() if callable(value) else value for name, value in options.items()}
-    if getattr(options.get("positives"), "dtype", None) != torch.bool:
+    if "targets" not in options:
         options["all_queries"] = leaf(6, 8)
     terms = [Term(dim, tau) for dim in (3, None) for tau in (0.1, 0.05)]
     similarity = Similarity(1, 0)

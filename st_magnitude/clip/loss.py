@@ -177,7 +177,6 @@ class AsymmetricClipLoss(nn.Module):
             offset,
             partition_mode="per_direction",
             all_queries=all_images,
-            own_documents=texts,
             positives=positives,
         )
 

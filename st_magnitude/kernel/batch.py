@@ -17,7 +17,7 @@ HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
 # (rows, their scores (n, M)) -> (n, M), booleans or 0 and 1: True for columns that are no negatives
 Judge = Callable[[slice, Tensor], Tensor]
-# Numbers (B, M), or a function of a slice of the rows that returns theirs, (n, M)
+# Numbers or booleans (B, M), or a function of a slice of the rows that returns theirs, (n, M)
 Targets = Tensor | Callable[[slice], Tensor]
 
 
@@ -51,13 +51,11 @@ class Batch:
     documents: Tensor  # (M, D)
     offset: int = 0
     all_queries: Tensor | None = None  # (Q, D)
-    own_documents: Tensor | None = None  # (B, D)
     num_queries: int | None = None
     hardness_mode: HardnessMode | None = None
     hardness_strength: float = 0.0
     exclude: Exclude | None = None
-    exclude_queries: Judge | Sequence[Judge] | None = None
-    positives: Tensor | None = None  # (M,) integers or (B, M) booleans
+    positives: Tensor | None = None  # (M,) integers
     targets: Targets | None = None
     targets_queries: Targets | None = None
     weights: Tensor | None = None  # (B,)
@@ -84,26 +82,34 @@ class Batch:
         return self.hardness_mode is not None and self.hardness_strength > 0
 
     @property
+    def excluded(self) -> Sequence[Tensor | Judge | Above]:
+        """``exclude`` as a sequence."""
+        if self.exclude is None:
+            return ()
+        return self.exclude if isinstance(self.exclude, (list, tuple)) else (self.exclude,)
+
+    @property
     def excluded_ids(self) -> list[Tensor]:
-        return [x for x in as_sequence(self.exclude) if isinstance(x, Tensor)]
+        return [x for x in self.excluded if isinstance(x, Tensor)]
 
     @property
     def excluding_functions(self) -> list[Judge]:
-        return [x for x in as_sequence(self.exclude) if not isinstance(x, Tensor | Above)]
+        return [x for x in self.excluded if not isinstance(x, Tensor | Above)]
 
     @property
     def above(self) -> Above | None:
-        return next((x for x in as_sequence(self.exclude) if isinstance(x, Above)), None)
+        return next((x for x in self.excluded if isinstance(x, Above)), None)
 
     def check(self, directions: Sequence[Direction]) -> None:
         """Raises a ValueError if shapes, types and directions do not fit together."""
         one_of("hardness_mode", self.hardness_mode, (None, *get_args(HardnessMode)))
         at_least("hardness_strength", self.hardness_strength, 0)
         self._check_embeddings()
-        self._check_positives(directions)
         size = len(self.documents)
         for ids in self.excluded_ids:
             _check_ids("exclude", ids, size)
+        if self.positives is not None:
+            _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
         needs_owners = self.hardness_mode in ("in_batch_negatives", "hard_negatives")
         if (needs_owners or "doc_to_doc" in directions) and self.own.stop > self.num_pairs:
             raise ValueError(
@@ -138,59 +144,43 @@ class Batch:
                 f" has the shape (Q, {width}) with Q >= {self.own.stop}; got"
                 f" {tuple(all_queries.shape)}."
             )
-        if self.own_documents is not None and self.own_documents.shape != queries.shape:
-            raise ValueError(
-                f"own_documents are the positives of the queries, {tuple(queries.shape)}; "
-                f"got {tuple(self.own_documents.shape)}."
-            )
 
-    def _check_positives(self, directions: Sequence[Direction]) -> None:
-        """Checks positives and targets, whose matrices name pairs of queries and documents."""
-        rows, size = len(self.queries), len(self.documents)
-        if self.positives is not None and self.targets is not None:
+    def check_targets(
+        self, directions: Sequence[Direction], num_documents: int, num_queries: int
+    ) -> None:
+        """Raises a ValueError if targets do not name all columns, in a ring those of all ranks."""
+        targets, of_queries = self.targets, self.targets_queries
+        if self.positives is not None and targets is not None:
             raise ValueError("positives are one kind of targets: give one of the two.")
-        is_matrix = self.positives is not None and self.positives.dtype == torch.bool
-        if self.positives is not None and not is_matrix:
-            _check_ids("positives", self.positives, size)
-        same_kind = {"query_to_query", "doc_to_doc"} & set(directions)
-        if same_kind and (is_matrix or self.targets is not None):
+        if targets is not None and {"query_to_query", "doc_to_doc"} & set(directions):
             raise ValueError(
-                "A matrix of positives or targets takes neither 'query_to_query' nor 'doc_to_doc';"
-                " give integer ids (M,) of the documents as positives."
+                "targets take neither 'query_to_query' nor 'doc_to_doc'; give integer ids (M,) of"
+                " the documents as positives."
             )
-        named = {"positives": self.positives if is_matrix else None, "targets": self.targets}
-        for name, matrix in named.items():
-            if isinstance(matrix, Tensor) and matrix.shape != (rows, size):
+        rows = len(self.queries)
+        for name, given, columns in (
+            ("targets", targets, num_documents),
+            ("targets_queries", of_queries, num_queries),
+        ):
+            if isinstance(given, Tensor) and given.shape != (rows, columns):
                 raise ValueError(
-                    f"{name} take the shape {(rows, size)}, a row for each query; got"
-                    f" {matrix.shape}."
+                    f"{name} take the shape {(rows, columns)}, a row for each query; got"
+                    f" {tuple(given.shape)}."
                 )
-        of_queries = self.targets_queries
-        expected = rows, len(self.column_queries)
-        if isinstance(of_queries, Tensor) and of_queries.shape != expected:
-            raise ValueError(f"targets_queries take the shape {expected}; got {of_queries.shape}.")
-        if "doc_to_query" not in directions or of_queries is not None:
+        if "doc_to_query" not in directions or targets is None or of_queries is not None:
             return
-        names_all = isinstance(self.targets, Tensor) or is_matrix
-        is_function = self.targets is not None and not names_all
-        if is_function or (names_all and self.all_queries is not None):
+        if not isinstance(targets, Tensor) or num_queries != rows:
             raise ValueError(
                 "The softmax of a document needs targets_queries (B, Q), because targets do not"
                 " name all queries. For positives give integer ids (M,) of the documents instead."
             )
 
 
-def as_sequence(given: object) -> Sequence:
-    if given is None:
-        return ()
-    return given if isinstance(given, (list, tuple)) else (given,)
-
-
-def _check_ids(name: str, ids: Tensor, size: int) -> None:
+def _check_ids(name: str, ids: Tensor, size: int, advice: str = "") -> None:
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.shape != (size,):
         raise ValueError(
             f"{name} takes integer ids ({size},) of the documents; got {ids.dtype} of shape"
-            f" {tuple(ids.shape)}."
+            f" {tuple(ids.shape)}.{advice}"
         )
 
 

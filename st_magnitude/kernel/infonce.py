@@ -21,15 +21,14 @@ from st_magnitude.kernel.batch import (
     Direction,
     Exclude,
     HardnessMode,
-    Judge,
     PartitionMode,
     Targets,
 )
-from st_magnitude.kernel.panels import Plan
 from st_magnitude.kernel.plain import plain_infonce
+from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.kernel.tiled import tiled_infonce
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
@@ -49,12 +48,10 @@ def infonce(
     backend: Backend = "auto",
     partition_mode: PartitionMode = "joint",
     all_queries: Tensor | None = None,
-    own_documents: Tensor | None = None,
     num_queries: int | None = None,
     hardness_mode: HardnessMode | None = None,
     hardness_strength: float = 0.0,
     exclude: Exclude | None = None,
-    exclude_queries: Judge | Sequence[Judge] | None = None,
     positives: Tensor | None = None,
     targets: Targets | None = None,
     targets_queries: Targets | None = None,
@@ -92,9 +89,6 @@ def infonce(
         num_queries: Number N of queries that the documents belong to: document j belongs to query j
             modulo N, positives first. It counts for ``"doc_to_doc"`` and for two modes of hardness.
             None: that of the queries, or of all_queries.
-        own_documents: The positives (B, D), for documents that were gathered without their
-            gradient. The softmax of a document takes them from here. None: rows ``offset`` to
-            ``offset + B`` of the documents.
         hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are,
             as in sentence-transformers: ``"in_batch_negatives"``, those of other queries;
             ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both.
@@ -103,23 +97,21 @@ def infonce(
         exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a
             sequence of both. A document with the id of the query's positive is left out of the
             query's softmax, and a query, which has the id of its positive, out of those of other
-            documents with that id. A function ``exclude(rows, scores)`` is called once for a tile,
-            a slice of the queries, and returns booleans (n, M), True for documents to leave out.
-            ``scores`` (n, M) are those of the longest prefix before the temperature; they may be
-            read during the call only. A positive always stays.
-        exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a
-            slice of the B positives and whose ``scores`` are (n, Q) against all queries.
+            documents with that id. A function ``exclude(rows, scores)`` is about the softmax of a
+            query. It is called once for a tile, a slice of the queries, and returns booleans
+            (n, M), True for documents to leave out. ``scores`` (n, M) are those of the longest
+            prefix before the temperature; they may be read during the call only. A positive always
+            stays.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for
-            documents of the same content; or booleans (B, M), where a query without any True keeps
-            row ``offset + i``. The loss of a query is then the mean of -log softmax over its
-            positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq.
-            2; with both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3).
+            documents of the same content. The loss of a query is then the mean of -log softmax over
+            its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362,
+            Eq. 2; with both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3).
         targets: How much of the target T_ij of query i each document j has: numbers (B, M), such as
-            the probabilities of a teacher, or a function of a slice of the queries that returns
-            theirs, (n, M), which is called once for a tile. They are not negative, and the rows are
-            divided by their sums. The loss of a query is then -sum_j T_ij log softmax_j, and
-            documents with a target stay in the softmax. A row of zeros has its own positive.
-            ``positives`` are the case of equal targets.
+            the probabilities of a teacher, or booleans, or a function of a slice of the queries
+            that returns theirs, (n, M), which is called once for a tile. They are not negative, and
+            the rows are divided by their sums. The loss of a query is then
+            -sum_j T_ij log softmax_j, and documents with a target stay in the softmax. A row of
+            zeros has its own positive. ``positives`` are the case of equal targets.
         targets_queries: The same for the softmax of a document, (B, Q). None: the targets (B, M) of
             the positives, transposed.
         weights: Factors (B,) of the losses of the rows, before the mean; constants.
@@ -166,16 +158,14 @@ def infonce(
     similarity = Similarity.named(similarity)
     softmaxes = softmaxes_of(directions, partition_mode)
     batch = Batch(
-        queries=queries,
-        documents=documents,
+        queries=at_least_float32(queries),
+        documents=at_least_float32(documents),
         offset=offset,
-        all_queries=all_queries,
-        own_documents=own_documents,
+        all_queries=None if all_queries is None else at_least_float32(all_queries),
         num_queries=num_queries,
         hardness_mode=hardness_mode,
         hardness_strength=hardness_strength,
         exclude=exclude,
-        exclude_queries=exclude_queries,
         positives=positives,
         targets=targets,
         targets_queries=targets_queries,
@@ -184,6 +174,7 @@ def infonce(
         log_q_queries=log_q_queries,
     )
     batch.check(directions)
+    batch.check_targets(directions, len(documents), len(batch.column_queries))
     check_terms(terms, queries.shape[1])
     dtype = product_dtype(precision)
     if backend == "auto":
@@ -193,8 +184,8 @@ def infonce(
         backend = "plain" if is_small and is_exact else "tiled"
     if backend == "plain":
         return plain_infonce(batch, terms, similarity, softmaxes, dtype)
-    plan = Plan.of(terms, batch, len(queries), tile_rows, similarity, dtype)
-    return tiled_infonce(batch, terms, similarity, softmaxes, plan)
+    plan = Plan.of(terms, batch, similarity, len(queries) * len(softmaxes), tile_rows, dtype)
+    return tiled_infonce(batch, similarity, softmaxes, plan)
 
 
 infonce_reference = partial(infonce, backend="plain")  # for tests of the tiled engine

@@ -1,121 +1,92 @@
-"""Plan, Side and Panel: what the tiled engine compares.
+"""Side and Panel: what the tiled engine compares.
 
-* A **side** holds vectors divided by their norms, and their gradients.
-* A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and the
-  rules of their pairs.
-* A **plan** holds the prefixes, terms and sizes that all panels share.
+* A **side** is n texts: their vectors divided by norms, what rules need to know of them, and the
+  gradients of the vectors.
+* A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and rules
+  about their pairs.
+
+A rule is a function of a slice of rows and their scores (n, M), which returns numbers (n, M) in
+memory of its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch
-from st_magnitude.kernel.rules import Rules
-from st_magnitude.kernel.terms import Term
-from st_magnitude.similarity import COSINE, Similarity
-
-LOG2_E = math.log2(math.e)
-MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in float32
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The sizes that panels of a softmax share; none depends on the value of a tensor."""
-
-    dims: tuple[int, ...]  # ascending prefixes
-    members: tuple[tuple[int, ...], ...]  # of a prefix, its terms, by falling temperature
-    powers: tuple[int, ...]  # of a term, the power of the exponential before it that it is, or 0
-    weights: tuple[float, ...]  # of a term, for one row
-    tile_rows: int | None  # None: rows_of_a_tile
-    bounded: bool  # whether no logit is too large or too small for the exponential of a float32
-    product_dtype: torch.dtype | None = None  # of factors of products; None: that of the vectors
-
-    @classmethod
-    def of(
-        cls,
-        terms: Sequence[Term],
-        batch: Batch,
-        num_rows: float,
-        tile_rows: int | None,
-        similarity: Similarity,
-        product_dtype: torch.dtype | None = None,
-    ) -> Plan:
-        """The plan of terms for the embeddings of a batch, whose loss is a mean over ``num_rows``.
-
-        Where the ratio of two temperatures is 2 or 3, an exponential is a power of another, which
-        is cheaper. The values of temperatures that are tensors stay on the device.
-        """
-        width = batch.queries.shape[1]
-        dims = tuple(sorted({term.dim or width for term in terms}))
-        members = []
-        powers = [0] * len(terms)
-        for dim in dims:
-            of_prefix = [i for i, term in enumerate(terms) if (term.dim or width) == dim]
-            taus = {i: terms[i].temperature for i in of_prefix}
-            numbers = {i: tau for i, tau in taus.items() if not isinstance(tau, Tensor)}
-            chain = sorted(numbers, key=lambda i: -numbers[i])
-            for before, after in pairwise(chain):
-                ratio = numbers[before] / numbers[after]
-                is_power = round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7
-                if is_power and not batch.weighs_hard_negatives:
-                    powers[after] = round(ratio)
-            members.append((*chain, *(i for i in of_prefix if i not in numbers)))
-        is_small = all(
-            not isinstance(term.temperature, Tensor) and LOG2_E / term.temperature < MAX_EXPONENT
-            for term in terms
-        )
-        adds = batch.weighs_hard_negatives or batch.log_q is not None
-        adds = adds or batch.log_q_queries is not None
-        bounded = similarity == COSINE and is_small and not adds
-        weights = tuple(term.weight / num_rows for term in terms)
-        return cls(dims, tuple(members), tuple(powers), weights, tile_rows, bounded, product_dtype)
-
-    @property
-    def spans(self) -> list[slice]:
-        """The coordinates that each prefix adds to the one before."""
-        return [slice(a, b) for a, b in pairwise((0, *self.dims))]
-
-    def per_term(self, prefixes: Sequence[Tensor]) -> Tensor:
-        """Numbers of each prefix, (K) x (n,), as numbers of each term, (T, n)."""
-        prefix_of = {t: k for k, members in enumerate(self.members) for t in members}
-        return torch.stack([prefixes[prefix_of[t]] for t in range(len(self.weights))])
+from st_magnitude.kernel.batch import Above, Batch, Direction, Judge
+from st_magnitude.kernel.softmax import Plan
 
 
 @dataclass
 class Side:
-    """Vectors divided by their norms, the factors of shorter prefixes, and gradients of both."""
+    """Vectors divided by their norms, what is known of their texts, and gradients."""
 
     x: Tensor  # (n, D), D the longest prefix
-    scale: Tensor | None = None  # (K - 1, n); None: 1
-    grad: Tensor | None = None  # (n, D)
+    operand: Tensor  # (n, D), x as matrix products take it
+    scale: Tensor | None = None  # (K - 1, n), factors of the shorter prefixes; None: 1
+    grad: Tensor | None = None  # (n, D); None: not needed
     grad_scale: Tensor | None = None  # (K - 1, n)
-    operand: Tensor = field(init=False)  # (n, D), x as matrix products take it
-
-    def __post_init__(self) -> None:
-        self.operand = self.x
-
-    @classmethod
-    def with_gradients(
-        cls, x: Tensor, scale: Tensor | None, needs_x: bool, needs_scale: bool
-    ) -> Side:
-        grad_scale = torch.zeros_like(scale) if scale is not None and needs_scale else None
-        return cls(x, scale, torch.zeros_like(x) if needs_x else None, grad_scale)
+    owner: Tensor | None = None  # (n,), the number of the pair, as a float; None: of another rank
+    ids: Tensor | None = None  # (n, E): texts that share one of them are no negatives of each other
+    label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
+    bias: Tensor | None = None  # (n,), added to the logits of columns
+    guide: Tensor | None = None  # (n, Dg), the embeddings of a guide
 
     def part(self, rows: slice) -> Side:
-        """A view of some of the vectors, whose gradients go into those of the whole."""
-        scale = None if self.scale is None else self.scale[:, rows]
-        grad = None if self.grad is None else self.grad[rows]
-        grad_scale = None if self.grad_scale is None else self.grad_scale[:, rows]
-        side = Side(self.x[rows], scale, grad, grad_scale)
-        side.operand = self.operand[rows]
-        return side
+        """A view of some of the texts, whose gradients go into those of the whole."""
+        views = {name: x[rows] for name, x in vars(self).items() if x is not None}
+        for name in {"scale", "grad_scale"} & views.keys():
+            views[name] = vars(self)[name][:, rows]
+        return Side(**views)
+
+
+def side_of(
+    batch: Batch,
+    plan: Plan,
+    x: Tensor,
+    scale: Tensor | None,
+    is_query: bool,
+    first: int,
+    is_block: bool,
+) -> Side:
+    """The side of the queries or documents of pairs from number ``first`` on.
+
+    A query has the ids of its positive. In a block of a ring ids may repeat on other ranks,
+    although they are different here.
+    """
+    number = len(x)
+
+    def of_side(given: Tensor | None) -> Tensor | None:
+        """The rows of the side, of what is given for them alone or for all pairs."""
+        if given is None or len(given) == number:
+            return given
+        return given[first : first + number]
+
+    def of_ids(given: Tensor) -> Tensor | None:
+        return of_side(given) if is_block or _may_repeat(given) else None
+
+    ids = [found for given in batch.excluded_ids if (found := of_ids(given)) is not None]
+    log_q = of_side(batch.log_q_queries if is_query else batch.log_q)
+    guide = batch.above.guide if batch.above is not None else None
+    pairs = torch.arange(first, first + number, device=x.device) % batch.num_pairs
+    return Side(
+        x=x,
+        operand=x.to(plan.product_dtype),
+        scale=scale,
+        owner=pairs.to(x.dtype),
+        ids=torch.stack(ids, dim=1) if ids else None,
+        label=None if batch.positives is None else of_ids(batch.positives),
+        bias=None if log_q is None else -log_q.to(x.dtype),
+        guide=None if guide is None else of_side(guide[0] if is_query else guide[1]),
+    )
+
+
+def _may_repeat(ids: Tensor) -> bool:
+    """Whether columns may share an id; on a GPU the answer would keep the host waiting."""
+    return ids.device.type != "cpu" or len(ids.unique()) < len(ids)
 
 
 @dataclass(frozen=True)
@@ -124,7 +95,125 @@ class Panel:
 
     rows: Side  # (B, D)
     columns: Side  # (M, D)
-    rules: Rules
-    bias: Tensor | None = None  # (M,), added to the logits
-    own: int | None = None  # the column that belongs to row 0, if any; that of row i is i later
-    attracts: bool = False  # whether the positives are among the columns
+    own: int | None  # the column that belongs to row 0, if any; that of row i is i later
+    excluded: tuple[Judge, ...]  # columns left out of the softmax, unless they are positives
+    targets: Judge | None = None  # what share each column has; None: the own column has all
+    hard: Judge | None = None  # columns that weigh more, unless they are positives
+
+
+def panel_of(
+    batch: Batch,
+    direction: Direction,
+    rows: Side,
+    columns: Side,
+    own: int | None,
+    of_own: Tensor | None = None,
+    place: tuple[int | None, slice] | None = None,
+) -> Panel:
+    """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
+
+    Args:
+        batch: The batch of the rows.
+        direction: Such as ``"query_to_doc"``.
+        rows: The side of the rows.
+        columns: The side of the columns.
+        own: The column that belongs to row 0, if it is in the block.
+        of_own: The scores (B,) of the positives, where the block may lack them.
+        place: The own column of row 0, and the block, among all columns that targets name. None:
+            the block is all of them.
+    """
+    excluded: list[Judge] = []
+    if rows.ids is not None and columns.ids is not None:
+        pairs = zip(rows.ids.unbind(dim=1), columns.ids.unbind(dim=1), strict=True)
+        excluded += [same_id(row, column, rows.x.dtype) for row, column in pairs]
+    same_label: Judge | None = None
+    if rows.label is not None and columns.label is not None:
+        same_label = same_id(rows.label, columns.label, rows.x.dtype)
+    if direction in ("query_to_query", "doc_to_doc"):
+        # a text is no negative of itself or of a text of its pair
+        excluded.append(_same_pair(rows, columns))
+        excluded += [] if same_label is None else [same_label]
+        return Panel(rows, columns, own, tuple(excluded))
+    if direction == "query_to_doc":
+        excluded += [_fresh(function) for function in batch.excluding_functions]
+    if batch.above is not None:
+        excluded.append(_too_close(batch.above, rows, columns, own, of_own))
+    targets = same_label or _named(batch, direction, *(place or (own, slice(None))))
+    hard = _hard(batch, rows, columns) if direction == "query_to_doc" else None
+    return Panel(rows, columns, own, tuple(excluded), targets, hard)
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+def same_id(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Judge:
+    """The columns (M,) with the id of the row (B,).
+
+    Any integers become small floats without a wait for the device, because comparing floats into
+    floats takes a quarter of the time of comparing integers into booleans.
+    """
+    ordered, order = torch.cat([rows, columns]).sort()
+    steps = (ordered != ordered.roll(1)).to(dtype).cumsum(dim=0)
+    numbers = torch.empty_like(steps).scatter_(0, order, steps)
+    return _equal(numbers[: len(rows)], numbers[len(rows) :])
+
+
+def _equal(rows: Tensor, columns: Tensor) -> Judge:
+    """The columns (M,) with the number of the row (B,), both floats."""
+    return lambda tile, scores: torch.eq(columns, rows[tile, None], out=torch.empty_like(scores))
+
+
+def _same_pair(rows: Side, columns: Side) -> Judge:
+    assert rows.owner is not None
+    assert columns.owner is not None
+    return _equal(rows.owner, columns.owner)
+
+
+def _fresh(function: Judge) -> Judge:
+    """What a function of the caller says, in memory that the engine may write to."""
+    return lambda tile, scores: function(tile, scores).to(scores.dtype, copy=True)
+
+
+def _too_close(
+    above: Above, rows: Side, columns: Side, own: int | None, of_own: Tensor | None
+) -> Judge:
+    """The columns that score above the threshold."""
+
+    def rule(tile: slice, scores: Tensor) -> Tensor:
+        if rows.guide is not None and columns.guide is not None:
+            scores = rows.guide[tile] @ columns.guide.T
+        positives = scores.diagonal(own + tile.start) if own is not None else of_own[tile]
+        return (scores > above.threshold(positives)[:, None]).to(rows.x.dtype)
+
+    return rule
+
+
+def _named(batch: Batch, direction: Direction, own: int | None, block: slice) -> Judge | None:
+    """The columns of a block that targets name; a row that names none has its own column."""
+    given = batch.targets_queries if direction == "doc_to_query" else batch.targets
+    if given is None and isinstance(batch.targets, Tensor):
+        given = batch.targets[:, batch.own].T
+    if given is None:
+        return None
+    of_rows = given.__getitem__ if isinstance(given, Tensor) else given
+
+    def rule(tile: slice, scores: Tensor) -> Tensor:
+        targets = of_rows(tile).to(scores.dtype, copy=True)  # (n, all columns)
+        targets.diagonal(own + tile.start).add_(targets.sum(dim=1) == 0)
+        return targets[:, block]
+
+    return rule
+
+
+def _hard(batch: Batch, rows: Side, columns: Side) -> Judge | None:
+    """The negatives that weigh more. In a ring those of other ranks belong to other queries."""
+    if not batch.weighs_hard_negatives:
+        return None
+    in_batch = batch.hardness_mode == "in_batch_negatives"
+    is_other_rank = columns.owner is None
+    if batch.hardness_mode == "all_negatives" or (in_batch and is_other_rank):
+        return lambda tile, scores: torch.ones_like(scores)
+    if is_other_rank:
+        return None
+    same = _same_pair(rows, columns)
+    return (lambda tile, scores: 1 - same(tile, scores)) if in_batch else same

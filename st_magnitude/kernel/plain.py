@@ -12,15 +12,14 @@ it shares no mask with the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction, Judge, as_sequence
+from st_magnitude.kernel.batch import Batch, Direction
 from st_magnitude.kernel.terms import Term
-from st_magnitude.similarity import Similarity, at_least_float32
+from st_magnitude.similarity import Similarity
 
 
 def plain_infonce(
@@ -32,33 +31,21 @@ def plain_infonce(
 ) -> Tensor:
     """The mean loss of softmaxes, whose first direction has the positives."""
     losses = []
-    batch = _in_float32(batch)
+    weights = 1.0 if batch.weights is None else batch.weights.detach()  # (B,)
+    longest = max(term.dim or batch.queries.shape[1] for term in terms)
     with torch.autocast(batch.queries.device.type, enabled=False):
-        longest = max(term.dim or batch.queries.shape[1] for term in terms)
         for directions in softmaxes:
             parts = [
                 Comparison(batch, similarity, direction, longest, product_dtype)
                 for direction in directions
             ]
-            targets = [parts[0].targets, *(torch.zeros_like(part.targets) for part in parts[1:])]
+            first, *others = [part.targets for part in parts]
+            targets = torch.cat([first, *map(torch.zeros_like, others)], dim=1)
             for term in terms:
                 logits = torch.cat([part.logits(term) for part in parts], dim=1)  # (B, all columns)
-                loss = F.cross_entropy(logits, torch.cat(targets, dim=1), reduction="none")  # (B,)
-                weights = 1.0 if batch.weights is None else batch.weights.detach()
+                loss = F.cross_entropy(logits, targets, reduction="none")  # (B,)
                 losses.append(term.weight * (weights * loss).mean())
     return torch.stack(losses).sum() / len(softmaxes)
-
-
-def _in_float32(batch: Batch) -> Batch:
-    """The batch with embeddings in at least float32, converted once for all terms."""
-    all_queries, own_documents = batch.all_queries, batch.own_documents
-    return replace(
-        batch,
-        queries=at_least_float32(batch.queries),
-        documents=at_least_float32(batch.documents),
-        all_queries=None if all_queries is None else at_least_float32(all_queries),
-        own_documents=None if own_documents is None else at_least_float32(own_documents),
-    )
 
 
 class Comparison:
@@ -78,15 +65,11 @@ class Comparison:
     ) -> None:
         self.batch, self.dtype = batch, dtype
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
-        own_documents = batch.own_documents
-        if own_documents is None:
-            own_documents = batch.documents[batch.own]
-        self.rows = batch.queries if self.from_query else own_documents  # (B, D)
+        self.rows = batch.queries if self.from_query else batch.documents[batch.own]  # (B, D)
         self.columns = batch.column_queries if self.to_query else batch.documents  # (M, D)
         self.as_row = similarity.query if self.from_query else similarity.document
         self.as_column = similarity.query if self.to_query else similarity.document
-        log_q = batch.log_q_queries if self.to_query else batch.log_q  # (M,)
-        self.bias = None if log_q is None else -log_q.detach()
+        self.log_q = batch.log_q_queries if self.to_query else batch.log_q  # (M,)
 
         start = batch.offset if self.to_query and batch.all_queries is None else 0
         device = self.rows.device
@@ -125,8 +108,8 @@ class Comparison:
         logits = scores / term.temperature
         if self.hardness is not None:
             logits = logits + self.hardness * scores.detach()
-        if self.bias is not None:
-            logits = logits + self.bias
+        if self.log_q is not None:
+            logits = logits - self.log_q.detach()
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
         return logits.masked_fill(self.left_out, lowest)
 
@@ -143,13 +126,10 @@ class Comparison:
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
         """The pairs that ``exclude`` leaves out, by scores of the longest prefix, (B, M)."""
-        batch = self.batch
-        rows = slice(0, len(scores))
-        functions: Sequence[Judge] = batch.excluding_functions
-        if self.to_query:
-            functions = as_sequence(batch.exclude_queries)
+        batch, rows = self.batch, slice(0, len(scores))
         said = [self._same(ids) for ids in batch.excluded_ids]
-        said += [function(rows, scores).bool() for function in functions]
+        if self.from_query:
+            said += [function(rows, scores).bool() for function in batch.excluding_functions]
         if batch.above is not None:
             if batch.above.guide is not None:
                 queries, documents = batch.above.guide
@@ -166,15 +146,12 @@ class Comparison:
         """The share that each column has in the attraction of a row, (B, M)."""
         batch = self.batch
         given = batch.targets_queries if self.to_query else batch.targets
-        found = self.own  # (B, M)
+        if given is None and isinstance(batch.targets, Tensor):
+            given = batch.targets[:, batch.own].T
         if given is not None:
             found = given if isinstance(given, Tensor) else given(slice(0, len(self.own)))
-        elif isinstance(batch.targets, Tensor):
-            found = batch.targets[:, batch.own].T
-        elif batch.positives is not None and batch.positives.dtype == torch.bool:
-            found = batch.positives[:, batch.own].T if self.to_query else batch.positives
-        elif batch.positives is not None:
-            found = self._same(batch.positives)
+        else:
+            found = self.own if batch.positives is None else self._same(batch.positives)
         found = found.to(dtype)
         names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep the own positive
         found = found + self.own * names_nothing

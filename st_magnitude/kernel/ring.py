@@ -19,7 +19,8 @@ Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,17 +29,18 @@ from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import Precision, check_terms, product_dtype, softmaxes_of
-from st_magnitude.kernel.panels import Panel, Plan, Side
-from st_magnitude.kernel.rules import Marks, marks_of, rules_of
+from st_magnitude.kernel.panels import Panel, Side, panel_of
+from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiled import tiled_infonce
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 
 # The columns of one rank with all that belongs to them, or gradients, along the first axis
 Block = dict[str, Tensor]
 FLOWS = ("x", "scale")  # what has a gradient
+TRAVELS = ("x", "ids", "label", "bias", "guide")
 
 
 def num_ranks() -> int:
@@ -73,7 +75,7 @@ def ring_infonce(
     queries: Tensor,
     documents: Tensor,
     terms: Sequence[Term] = (Term(),),
-    similarity: Similarity = COSINE,
+    similarity: Similarity | str = COSINE,
     directions: Sequence[Direction] = ("query_to_doc",),
     *,
     partition_mode: PartitionMode = "joint",
@@ -89,9 +91,10 @@ def ring_infonce(
         directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with
             ``partition_mode="per_direction"``, because a softmax has one direction.
         **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank:
-            ``hardness_mode``, ``hardness_strength``, ``log_q``, ``log_q_queries``, integer
+            ``hardness_mode``, ``hardness_strength``, ``log_q``, ``log_q_queries``, ``weights``,
             ``positives``, and for ``exclude`` integer ids, as many on all ranks, and an `Above`.
-            Ids are those of the documents of all ranks.
+            Ids are those of the documents of all ranks. ``targets`` and ``targets_queries`` have a
+            column for each document, or query, of all ranks, rank after rank.
 
     The value is that of infonce with gathered documents and batches of one size. The mean of the
     gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
@@ -101,108 +104,124 @@ def ring_infonce(
         ValueError: As infonce does, but on all ranks together.
     """
     terms = tuple(terms)
-    batch = Batch(queries, documents, **others)
+    batch = Batch(at_least_float32(queries), at_least_float32(documents), **others)
 
     def own_sizes() -> tuple[int, int]:
         batch.check(directions)
         check_terms(terms, queries.shape[1])
-        if batch.targets is not None or batch.targets_queries is not None:
-            raise ValueError(
-                "The ring takes integer ids as positives, but no targets. Gather the documents"
-                " instead."
-            )
         return len(queries), len(documents)
 
+    def fits() -> tuple[()]:
+        batch.check_targets(directions, sum(num_documents), sum(num_queries))
+        return ()
+
     softmaxes = softmaxes_of(directions, partition_mode)
-    # per rank, the numbers of queries and of documents
-    sizes = list(zip(*agree(queries.device, own_sizes, 2), strict=True))
-    num_rows = sum(sizes[0]) / len(sizes[0])
-    plan = Plan.of(terms, batch, num_rows, tile_rows, similarity, product_dtype(precision))
-    rings: dict[Direction, Ring] = {
-        "query_to_doc": Ring(batch, "query_to_doc", sizes[1]),
-        "doc_to_query": Ring(batch, "doc_to_query", sizes[0]),
+    num_queries, num_documents = zip(*agree(queries.device, own_sizes, 2), strict=True)  # per rank
+    agree(queries.device, fits, 0)
+    num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
+    dtype = product_dtype(precision)
+    plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows, dtype)
+    counts: dict[Direction, tuple[int, ...]] = {
+        "query_to_doc": num_documents,
+        "doc_to_query": num_queries,
     }
-    return tiled_infonce(batch, terms, similarity, softmaxes, plan, blocks=rings.__getitem__)
+    ring = partial(one_round, batch, counts)
+    return tiled_infonce(batch, Similarity.named(similarity), softmaxes, plan, ring)
 
 
-@dataclass(frozen=True)
-class Ring:
-    """The blocks of columns that pass around the ranks."""
+def one_round(
+    batch: Batch,
+    counts: dict[Direction, tuple[int, ...]],
+    direction: Direction,
+    rows: Side,
+    columns: Side,
+    with_gradients: bool,
+) -> Iterator[Panel]:
+    """The panels of rows with the columns of all ranks, which the ``counts`` of a direction number.
 
-    batch: Batch
-    direction: Direction
-    counts: tuple[int, ...]  # per rank, its columns
-
-    def __call__(self, own: Panel, with_gradients: bool) -> Iterator[Panel]:
-        """One round. With gradients, those of the columns of all ranks are home at its end."""
-        ranks = len(self.counts)
-        side = own.columns
-        to_query = self.direction == "doc_to_query"
-        of_rows = marks_of(self.batch, not to_query, self.batch.own, is_block=True)
-        of_columns = marks_of(self.batch, to_query, slice(0, len(side.x)), is_block=True)
-        of_own = self._scores_of_positives(own, of_rows, of_columns)
-        block: Block = {k: x for k, x in vars(of_columns).items() if x is not None}
-        block["x"] = side.x.contiguous()
-        if side.scale is not None:
-            block["scale"] = side.scale.T.contiguous()  # (M, K - 1)
+    With gradients, those of the columns travel one hop behind their block, and are home at the end.
+    """
+    rank, sizes, dtype = dist.get_rank(), counts[direction], rows.operand.dtype
+    ranks = len(sizes)
+    edges = [0, *accumulate(sizes)]
+    block: Block = {name: getattr(columns, name) for name in TRAVELS}
+    block = {name: x for name, x in block.items() if x is not None}
+    if columns.scale is not None:
+        block["scale"] = columns.scale.T.contiguous()  # (M, K - 1)
+    of_own = _scores_of_positives(rows, columns)
+    flows = [name for name in FLOWS if with_gradients and name in block]
+    returned: Callable[[], Block] | None = None
+    for hop in range(ranks):
+        # The next block arrives while the rank works with the one at hand.
+        successor = _pass_on(block, sizes, hop) if hop < ranks - 1 else None
+        gradient = {name: torch.zeros_like(block[name]) for name in flows}
+        if hop == 0 and with_gradients:  # goes on from what they have as rows of a direction
+            if columns.grad is not None:
+                gradient["x"] = columns.grad
+            if columns.grad_scale is not None:
+                gradient["scale"] = columns.grad_scale.T.contiguous()
+            columns.grad = columns.grad_scale = None
+        owner = (rank - hop) % ranks
+        place = edges[rank], slice(edges[owner], edges[owner + 1])
+        own, pairs = (0, columns.owner) if hop == 0 else (None, None)
+        # No name holds the side, which the next block would find in memory otherwise.
+        yield panel_of(
+            batch, direction, rows, _side(block, gradient, dtype, pairs), own, of_own, place
+        )
         if with_gradients:
-            side.grad = side.grad_scale = None  # to be replaced by what arrives
-        returned = None
-        for hop in range(ranks):
-            # The next block arrives while the rank works with the one at hand.
-            successor = self._pass_on(block, hop) if hop < ranks - 1 else None
-            flows = [name for name in FLOWS if with_gradients and name in block]
-            gradient = {name: torch.zeros_like(block[name]) for name in flows}
-            marks = Marks(**{name: x for name, x in block.items() if name not in FLOWS})
-            place = own.own if hop == 0 else None
-            rules = rules_of(
-                self.batch, self.direction, of_rows, marks, place, of_own, is_other_rank=hop > 0
-            )
-            yield Panel(own.rows, _side(block, gradient), rules, marks.bias, place, attracts=True)
-            if with_gradients:
-                if returned is not None:
-                    _add(gradient, returned())
-                    returned = None  # frees what has arrived and what was sent
-                returned = self._pass_on(gradient, hop)
-            if successor is not None:
-                block, successor = successor(), None
-        if returned is not None:  # after W hops
-            home = _side(returned(), {})
-            side.grad, side.grad_scale = home.x, home.scale
-
-    def _scores_of_positives(self, own: Panel, of_rows: Marks, of_columns: Marks) -> Tensor:
-        """The scores that a threshold looks at, of the guide or of the longest prefix: (B,)."""
-        rows, columns = own.rows.x, own.columns.x
-        if of_rows.guide is not None and of_columns.guide is not None:
-            rows, columns = of_rows.guide, of_columns.guide
-        return torch.linalg.vecdot(rows, columns[: len(rows)])
-
-    def _pass_on(self, block: Block, hop: int) -> Callable[[], Block]:
-        """Sends what belongs to the block on; returns a function that awaits its successor."""
-        rank, counts = dist.get_rank(), self.counts
-        before, after = (rank - 1) % len(counts), (rank + 1) % len(counts)
-        size = counts[(rank - hop - 1) % len(counts)]
-        successor = {name: x.new_empty(size, *x.shape[1:]) for name, x in block.items()}
-        operations = [dist.P2POp(dist.isend, x, after) for x in block.values()]
-        operations += [dist.P2POp(dist.irecv, x, before) for x in successor.values()]
-        works = dist.batch_isend_irecv(operations)
-
-        def arrived() -> Block:
-            for work in works:
-                work.wait()
-            return successor
-
-        return arrived
-
-
-def _side(block: Block, gradient: Block) -> Side:
-    """The vectors of a block with their factors, which are (K - 1, M) in a panel."""
-    scale, grad_scale = (x["scale"].T if "scale" in x else None for x in (block, gradient))
-    return Side(
-        block["x"], None if scale is None else scale.contiguous(), gradient.get("x"), grad_scale
-    )
+            if returned is not None:
+                _add(gradient, returned())
+                returned = None  # frees what has arrived and what was sent
+            returned = _pass_on(gradient, sizes, hop)
+        if successor is not None:
+            block, successor = successor(), None
+    if returned is not None:  # after W hops
+        home = _side(returned(), {}, dtype)
+        columns.grad, columns.grad_scale = home.x, home.scale
 
 
 def _add(block: Block, other: Block) -> None:
     for name, x in other.items():
         block[name].add_(x)
+
+
+def _scores_of_positives(rows: Side, columns: Side) -> Tensor:
+    """The scores that a threshold looks at, of the guide or of the longest prefix: (B,)."""
+    left, right = rows.x, columns.x
+    if rows.guide is not None and columns.guide is not None:
+        left, right = rows.guide, columns.guide
+    return torch.linalg.vecdot(left, right[: len(left)])
+
+
+def _side(
+    block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | None = None
+) -> Side:
+    """A block, whose factors are (K - 1, M) in a side, with memory for its gradients."""
+    marks = {name: x for name, x in block.items() if name not in FLOWS}
+    return Side(
+        x=block["x"],
+        operand=block["x"].to(dtype),
+        scale=block["scale"].T.contiguous() if "scale" in block else None,
+        grad=gradient.get("x"),
+        grad_scale=gradient["scale"].T if "scale" in gradient else None,
+        owner=owner,
+        **marks,
+    )
+
+
+def _pass_on(block: Block, sizes: Sequence[int], hop: int) -> Callable[[], Block]:
+    """Sends what belongs to the block on; returns a function that awaits its successor."""
+    rank = dist.get_rank()
+    before, after = (rank - 1) % len(sizes), (rank + 1) % len(sizes)
+    size = sizes[(rank - hop - 1) % len(sizes)]
+    successor = {name: x.new_empty(size, *x.shape[1:]) for name, x in block.items()}
+    operations = [dist.P2POp(dist.isend, x, after) for x in block.values()]
+    operations += [dist.P2POp(dist.irecv, x, before) for x in successor.values()]
+    works = dist.batch_isend_irecv(operations)
+
+    def arrived() -> Block:
+        for work in works:
+            work.wait()
+        return successor
+
+    return arrived

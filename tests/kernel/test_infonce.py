@@ -13,6 +13,7 @@ from torch import nn
 import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
 from st_magnitude.kernel import infonce as kernel
+from st_magnitude.kernel.batch import Above
 
 FORWARD, BACKWARD, BOTH = DIRECTIONS = [
     ("query_to_doc",),
@@ -104,8 +105,8 @@ IDS = torch.tensor([3, 3, 8, 5, 8, 3, 6, 5, 7])  # the positives are rows 2 to 5
 LABELS = torch.tensor([40, 7, 11, 7, 11, 40, 11, 9, 7])  # of the positives: 11, 7, 11, 40
 
 
-def above_the_positive(margin, offset):
-    return lambda rows, scores: scores > scores.diagonal(offset + rows.start)[:, None] - margin
+def above_the_positive(margin):
+    return Above(lambda positives: positives - margin)
 
 
 RULES = {
@@ -141,8 +142,7 @@ def test_equals_the_definition(terms, gammas, directions, rule, hardness):
     options = {"hardness_strength": hardness, "positives": rule.get("positives")}
     options["exclude"] = [rule["ids"]] if "ids" in rule else []
     if "margin" in rule:
-        options["exclude"].append(above_the_positive(rule["margin"], 2))
-        options["exclude_queries"] = above_the_positive(rule["margin"], 0)
+        options["exclude"].append(above_the_positive(rule["margin"]))
     for function in (
         infonce_reference,
         infonce,
@@ -168,7 +168,7 @@ def assert_equals_the_reference(
     )
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
     found, wanted = (
-        torch.autograd.grad(loss, leaves, allow_unused=True) for loss in (ours, expected)
+        torch.autograd.grad(loss, leaves, materialize_grads=True) for loss in (ours, expected)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12)
 
@@ -232,10 +232,7 @@ def test_hardness_is_a_constant_weight(gammas, directions, mode):
 
 GATHERED = {
     "nothing": {},
-    "functions": {
-        "exclude": [IDS, above_the_positive(0.3, 2)],
-        "exclude_queries": (above_the_positive(0.3, 2),),
-    },
+    "margin": {"exclude": [IDS, above_the_positive(0.3)]},
     "positives": {"positives": LABELS, "hardness_strength": 0.4, "exclude": IDS},
 }
 
@@ -244,19 +241,17 @@ GATHERED = {
 @pytest.mark.parametrize("gammas", [(1, 0), (0.3, 0.8)])
 @pytest.mark.parametrize("options", GATHERED.values(), ids=GATHERED)
 def test_queries_of_other_devices(directions, gammas, options):
-    """As CLIP gathers them: documents without the gradient of their own positives too."""
+    """As CLIP gathers them."""
     queries, documents = embeddings(3, 9)
     others = embeddings(2, 1, seed=1)
     all_queries = torch.cat([others[0], queries, others[1]])
-    own = documents[2:5].detach().requires_grad_()
     arguments = queries, documents, MANY, Similarity(*gammas), directions, 2
-    for given in ({"all_queries": all_queries}, {"all_queries": all_queries, "own_documents": own}):
-        assert_equals_the_reference(*arguments, **given, **options)
+    assert_equals_the_reference(*arguments, all_queries=all_queries, **options)
 
 
 def test_gathered_queries_have_the_ids_of_their_positives():
     queries, documents = embeddings(3, 9)
-    gathered = {"all_queries": embeddings(6, seed=1)[0], "own_documents": documents[2:5]}
+    gathered = {"all_queries": embeddings(6, seed=1)[0]}
     loss = partial(
         infonce, queries, documents, [Term(temperature=0.5)], QNORM, BACKWARD, 2, **gathered
     )
@@ -356,14 +351,13 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
 
 
 @pytest.mark.parametrize(
-    "exclude", [torch.zeros(9, dtype=torch.int32), lambda rows, scores: scores < torch.inf]
+    "exclude", [torch.zeros(9, dtype=torch.int32), Above(lambda scores: scores - torch.inf)]
 )
 @pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("hardness", [0.0, 1000.0])
 def test_all_negatives_excluded(exclude, directions, hardness):
     queries, documents = embeddings(4, 9)
-    queries_too = None if isinstance(exclude, torch.Tensor) else exclude
-    options = {"exclude": exclude, "exclude_queries": queries_too, "hardness_strength": hardness}
+    options = {"exclude": exclude, "hardness_strength": hardness}
     loss = infonce(queries, documents, MANY, QNORM, directions, 2, **options)
     assert loss.item() == pytest.approx(0, abs=1e-10)
     for gradient in torch.autograd.grad(loss, [queries, documents]):
@@ -437,7 +431,7 @@ JOINT = [
 def test_joint_softmax(gammas, directions, rule):
     """With prefixes, learned temperatures and exponents, log q, hardness, and gathered queries."""
     queries, documents = embeddings(4, 9)
-    own, all_queries = documents[2:6].detach().requires_grad_(), embeddings(7, seed=1)[0]
+    all_queries = embeddings(7, seed=1)[0]
     leaves = [
         torch.tensor(float(x), dtype=torch.float64, requires_grad=True)
         for x in (*gammas, 0.3, 0.6, 0.45)
@@ -453,7 +447,6 @@ def test_joint_softmax(gammas, directions, rule):
     options |= {"num_queries": 7, "log_q": log_frequencies(9)}
     everywhere = {
         "all_queries": all_queries,
-        "own_documents": own,
         "log_q_queries": log_frequencies(7),
     }
     for others in ({"log_q_queries": log_frequencies(4)}, everywhere):
@@ -579,10 +572,10 @@ WRONG = {
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
     "learned": ({"terms": [Term(temperature="learned")]}, r"Term\(temperature=tau\)"),
     "all_queries": ({"all_queries": torch.ones(3, 8)}, r"\(Q, 8\) with Q >= 4; got \(3, 8\)"),
-    "own_documents": ({"own_documents": torch.ones(3, 8)}, r"\(4, 8\); got \(3, 8\)"),
     "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
-    "positives": ({"positives": MATRIX[:, :8].bool()}, r"take the shape \(4, 9\)"),
-    "both": ({"positives": MATRIX.bool(), "targets": MATRIX}, "give one of the two"),
+    "positives": ({"positives": MATRIX.bool()}, r"Give a matrix \(B, M\) as targets"),
+    "targets": ({"targets": MATRIX[:, :8]}, r"take the shape \(4, 9\)"),
+    "both": ({"positives": LABELS, "targets": MATRIX}, "give one of the two"),
     "gathered": (
         {"targets": MATRIX, "directions": BACKWARD, "all_queries": torch.ones(9, 8)},
         "needs targets_queries",
@@ -605,7 +598,7 @@ WRONG = {
         "num_queries, the number of positives",
     ),
     "pairs": (
-        {"directions": JOINT[-1], "partition_mode": "joint", "positives": MATRIX.bool()},
+        {"directions": JOINT[-1], "partition_mode": "joint", "offset": 0, "targets": MATRIX},
         r"give integer ids \(M,\)",
     ),
     "mode": ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
@@ -620,7 +613,7 @@ def test_input_is_checked(options, message):
         infonce(queries, **({"documents": documents} | options))
 
 
-def test_booleans_as_positives():
+def test_booleans_as_targets():
     """Where the own document is none of them, and where a row names none and keeps its own."""
     queries, documents = embeddings(4, 9)
     matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
@@ -633,13 +626,13 @@ def test_booleans_as_positives():
             "log_q_queries": log_frequencies(4),
         }
         assert_equals_the_reference(
-            queries, documents, terms, QNORM, directions, 2, positives=matrix, **options
+            queries, documents, terms, QNORM, directions, 2, targets=matrix, **options
         )
     shares = matrix.double()
     shares[0, 2] = 1
     log_probability = (QNORM(queries, documents) / 0.5).log_softmax(dim=1)
     expected = -((log_probability * shares).sum(dim=1) / shares.sum(dim=1)).mean()
-    loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, offset=2, positives=matrix)
+    loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, offset=2, targets=matrix)
     torch.testing.assert_close(loss, expected)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,6 +35,8 @@ CASES = {
     "many qnorm": (MANY, (1, 0), BOTH, "all_negatives", 1),
     "many dnorm": (MANY, (0, 1), BACKWARD, None, 1),
     "hard": (ONE, (0.3, 0.8), BOTH, "all_negatives", 2),
+    "targets": (MANY, (0.3, 0.8), BOTH, "all_negatives", 2),
+    "function": (ONE, (1, 0), FORWARD, None, 2),
     **{
         mode: (MANY, (0.3, 0.8), FORWARD, mode, 3)
         for mode in ("in_batch_negatives", "hard_negatives")
@@ -51,15 +52,25 @@ EXCLUDED = {
     "many dot": "margin",
     "prefix": "margin",
     "hard": "ids and margin",
+    "targets": "ids",
 }
+
+
+def targets_of(case: str, num_queries: int, num_documents: int) -> dict[str, torch.Tensor]:
+    """Targets of all queries, for the documents and queries of all ranks, rank after rank."""
+    if case not in ("targets", "function"):
+        return {}
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"targets": (num_queries, num_documents), "targets_queries": (num_queries,) * 2}
+    found = {k: torch.rand(*x, generator=generator, dtype=torch.float64) for k, x in shapes.items()}
+    for matrix in found.values():
+        matrix[matrix < 0.5] = 0
+        matrix[-1] = 0  # a row that keeps its own positive
+    return found | {"weights": 1 + torch.arange(num_queries).double()}
 
 
 def threshold(positives: torch.Tensor) -> torch.Tensor:
     return positives - 0.3
-
-
-def above_threshold(rows: slice, scores: torch.Tensor) -> torch.Tensor:
-    return scores > threshold(scores.diagonal(rows.start))[:, None]
 
 
 def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
@@ -84,12 +95,6 @@ def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def guided(
-    rows: torch.Tensor, columns: torch.Tensor
-) -> Callable[[slice, torch.Tensor], torch.Tensor]:
-    return lambda tile, _: above_threshold(tile, rows[tile] @ columns.T)
 
 
 def batches(num_ranks: int, documents: int) -> list[list[torch.Tensor]]:
@@ -123,6 +128,12 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
         exclude = [known["ids"], known["other ids"]] if "ids" in rule else []
         if "margin" in rule:
             exclude.append(Above(threshold, known["guide"] if case in GUIDED else None))
+        sizes = [[len(x) for x in pair] for pair in pairs]
+        start = sum(n for n, _ in sizes[: dist.get_rank()])
+        targets = targets_of(case, *map(sum, zip(*sizes, strict=True)))
+        targets = {name: x[start : start + len(pair[0])] for name, x in targets.items()}
+        if case == "function":
+            targets["targets"] = targets["targets"].__getitem__
         loss = ring_infonce(
             *pair,
             terms,
@@ -134,6 +145,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             exclude=exclude,
             positives=known["labels"] if case in POSITIVES else None,
             **({name: known[name] for name in FREQUENCIES} if case in LOG_Q else {}),
+            **targets,
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
@@ -162,16 +174,9 @@ def test_equals_the_joined_batch(num_ranks):
                 [x[c * n : (c + 1) * n] for c in columns for x, n in zip(parts, sizes, strict=True)]
             )
 
-        judges, query_judges = (
-            ([above_threshold], [above_threshold]) if "margin" in rule else ([], [])
-        )
         known = {name: [of_rank[name] for of_rank in about(pairs)] for name in about(pairs)[0]}
-        if case in GUIDED:
-            guides = [joined(side) for side in zip(*known["guide"], strict=True)]
-            judges, query_judges = (
-                [guided(*guides)],
-                [guided(guides[1][: len(guides[0])], guides[0])],
-            )
+        guides = tuple(joined(side) for side in zip(*known["guide"], strict=True))
+        above = [Above(threshold, guides if case in GUIDED else None)] if "margin" in rule else []
         ids = [joined(known[name]) for name in ("ids", "other ids") if "ids" in rule]
         options = {
             "partition_mode": "per_direction",
@@ -180,15 +185,17 @@ def test_equals_the_joined_batch(num_ranks):
         }
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
         options["positives"] = joined(known["labels"]) if case in POSITIVES else None
+        numbers = torch.arange(sum(len(d) for _, d in pairs)).split([len(d) for _, d in pairs])
+        options |= targets_of(case, sum(sizes), len(torch.cat(numbers)))
+        if "targets" in options:
+            options["targets"] = options["targets"][:, joined(numbers)]
         arguments = (
             *(joined(side) for side in zip(*pairs, strict=True)),
             terms,
             similarity,
             directions,
         )
-        loss = infonce_reference(
-            *arguments, exclude=[*ids, *judges], exclude_queries=query_judges, **options
-        )
+        loss = infonce_reference(*arguments, exclude=[*ids, *above], **options)
         assert not rule or loss < 0.995 * infonce_reference(*arguments, **options)
         inputs = [x for pair in pairs for x in pair]
         gradients = torch.autograd.grad(
@@ -230,10 +237,13 @@ def test_memory_does_not_grow_with_the_ranks():
 
 
 def failures() -> list[str]:
-    """The errors of batches that do not fit."""
+    """The errors of batches that do not fit, and of targets of this rank's documents alone."""
     queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         ring_infonce(queries, documents)
+    with pytest.raises((ValueError, RuntimeError)):
+        targets = torch.ones(3, 3 if dist.get_rank() == 1 else 9)
+        ring_infonce(queries, torch.zeros(3, 4), targets=targets)
     # the ranks are still in step
     assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
     return str(caught.value)
