@@ -21,12 +21,13 @@ LATENT = {"num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 6, "q_lora_ra
 LATENT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 5}
 LATENT |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 
-SUPPORTED = """afmoe apertus arcee aria_text bitnet ctrl cwm deepseek_v2 deepseek_v3 doge dots1 ernie4_5
-    ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text glm glm4 glm4_moe
-    glm4_moe_lite gpt2 gpt_bigcode gpt_neox helium hunyuan_v1_dense hunyuan_v1_moe jais2
-    jetmoe lfm2 llama minimax_m2 ministral ministral3 mistral mixtral moshi olmo olmo2
-    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
-    smollm3 starcoder2 youtu""".split()  # by the model_type of transformers
+# by the model_type of transformers
+SUPPORTED = """afmoe apertus arcee aria_text bitnet ctrl cwm deepseek_v2 deepseek_v3 doge dots1
+    ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text glm glm4
+    glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox helium hunyuan_v1_dense
+    hunyuan_v1_moe jais2 jetmoe lfm2 llama minimax_m2 ministral ministral3 mistral
+    mixtral moshi olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2
+    qwen2_moe qwen3 qwen3_moe seed_oss smollm3 starcoder2 youtu"""
 QUICK = {"gpt2", "opt", "glm", "lfm2", "phi3", "mixtral", "deepseek_v2"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "eos_token_id": 2},
@@ -91,7 +92,10 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SUPPORTED]
+CASES = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in SUPPORTED.split()
+]
 
 
 @pytest.mark.usefixtures("float64_throughout", "one_thread")
