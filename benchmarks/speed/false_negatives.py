@@ -14,10 +14,6 @@ memory is what a step allocates at its peak.
   contrast_positives=False, which have the value of "guide". Their nn.CosineSimilarity holds B x B x
   D numbers, or 32 x B x D: GISTEmbedLoss runs up to B = 512 only, and the cached one up to B =
   2,048, on 64 of the rows, whose time is multiplied.
-
-Expected on CPU cores, before measuring: a guide at most 1.3 x the time and 1.1 x the memory of the
-loss without one; the model's own margin and equal texts at most 1.15 x the time, no equal texts at
-most 1.05 x; the GIST losses at least 20 x the time, GISTEmbedLoss at least 100 x the memory.
 """
 
 from __future__ import annotations
@@ -28,7 +24,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.speed.kernel import Embedded, peak_bytes
+from benchmarks.speed.kernel import Embedded, seconds
+from benchmarks.speed.memory import MIB, peak_bytes
+from benchmarks.studies.estimates import markdown
 from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss, GISTEmbedLoss
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -134,20 +132,6 @@ def steps(size: int, device: str) -> dict[str, tuple[Callable[[], Tensor], float
     return found
 
 
-def seconds(steps: dict[str, Callable[[], Tensor]], repeats: int, device: str) -> dict[str, float]:
-    """The fastest of several rounds for each, in turn; the first warms up."""
-    best = dict.fromkeys(steps, float("inf"))
-    for number in range(repeats + 1):
-        for name, step in steps.items():
-            began = time.perf_counter() if device == "cuda" else time.process_time()
-            step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            ended = time.perf_counter() if device == "cuda" else time.process_time()
-            best[name] = min(best[name], ended - began) if number else best[name]
-    return best
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -158,24 +142,27 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads\n")
-    print("| B | loss | ms | time | MiB | memory |\n| ---: | --- | ---: | ---: | ---: | ---: |")
+    rows = []
     for size in arguments.sizes:
         found = steps(size, arguments.device)
         ours = {name: step for name, (step, _) in found.items() if "GIST" not in name}
         theirs = {name: step for name, (step, _) in found.items() if "GIST" in name}
-        measured = seconds(ours, REPEATS.get(size, 3), arguments.device) | seconds(
-            theirs, 1, arguments.device
-        )
+        clock = time.perf_counter if arguments.device == "cuda" else time.process_time
+        measured = seconds(ours, REPEATS.get(size, 3), arguments.device, clock)
+        measured |= seconds(theirs, 1, arguments.device, clock)
         base, base_memory = measured["no mask"], None
         for name, (step, times) in found.items():
             memory = peak_bytes(step, arguments.device)
             base_memory = base_memory or memory
-            print(
-                f"| {size} | {name} | {measured[name] * times * 1e3:.0f} |"
-                f" {measured[name] * times / base:.2f} | {memory / 2**20:.0f} |"
-                f" {memory / base_memory:.2f} |",
-                flush=True,
-            )
+            time_, share = measured[name] * times, memory / base_memory
+            row = [
+                f"{time_ * 1e3:.0f}",
+                f"{time_ / base:.2f}",
+                f"{memory / MIB:.0f}",
+                f"{share:.2f}",
+            ]
+            rows.append([size, name, *row])
+    print("\n".join(markdown(["B", "loss", "ms", "time", "MiB", "memory"], rows, "rl")))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.speed.false_negatives import Stub
-from benchmarks.speed.kernel import TEMPERATURES, peak_bytes, seconds
+from benchmarks.speed.kernel import TEMPERATURES, seconds
+from benchmarks.speed.memory import peak_bytes
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     GISTEmbedLoss,

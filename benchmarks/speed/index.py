@@ -12,12 +12,9 @@ share of the exact top 10 among the first 10. Random directions are the worst ca
 - int8: ``IndexScalarQuantizer(QT_8bit)``, one range for each dimension.
 - rabitq: ``IndexRaBitQFastScan`` (Gao and Long, SIGMOD 2024): signs and two float32 a vector.
 - ivf-rabitq: ``IndexIVFRaBitQFastScan``, 1,024 lists, 32 of them visited.
-- binary: signs and one float32 norm: ``IndexBinaryFlat`` finds 1,000 candidates, ranked by the norm
-  times q . (2b - 1).
 
 Encoders have random weights and read full texts of 256 tokens, in float32 on one CPU thread: the
 shape of MiniLM-L6 (384 dimensions) and that of BERT-large (1024 dimensions). Times are CPU times.
-What was expected is on the page, docs/research/scale.md.
 """
 
 from __future__ import annotations
@@ -25,8 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -35,11 +30,12 @@ from typing import Any
 
 import numpy as np
 import psutil
+from benchmarks.speed.memory import in_a_process
 from benchmarks.studies.estimates import markdown
 from numpy.typing import NDArray
 
 DIM, QUERIES, BLOCK = 96, 100, 500_000
-FORMATS = ("float32", "int8", "rabitq", "ivf-rabitq", "binary")
+FORMATS = ("float32", "int8", "rabitq", "ivf-rabitq")
 RESULTS = Path(__file__).with_suffix(".json")
 TOKENS = 256  # of a document
 # layers, dimensions, size of the feed-forward layer
@@ -67,73 +63,36 @@ def measure(name: str, number: int, exact: Path) -> dict[str, Any]:
     before = psutil.Process().memory_info().rss
     began = time.process_time()
     inner = faiss.METRIC_INNER_PRODUCT
-    if name == "binary":
-        search, size = binary(number)
-    else:
-        make = {
-            "float32": lambda: faiss.IndexFlatIP(DIM),
-            "int8": lambda: faiss.IndexScalarQuantizer(DIM, faiss.ScalarQuantizer.QT_8bit, inner),
-            "rabitq": lambda: faiss.IndexRaBitQFastScan(DIM, inner),
-            "ivf-rabitq": lambda: faiss.IndexIVFRaBitQFastScan(
-                faiss.IndexFlatIP(DIM), DIM, 1024, inner
-            ),
-        }
-        index = make[name]()
-        index.train(next(vectors(min(number, 100_000), seed=0)))
-        if name == "ivf-rabitq":
-            index.nprobe = 32
-        for block in vectors(number, seed=0):
-            index.add(block)
-        size = index.code_size + 8 * (name == "ivf-rabitq")  # and an id
-
-        def search(queries: NDArray[np.float32]) -> NDArray[np.int64]:
-            return index.search(queries, 10)[1]
-
-    built, memory = (
-        time.process_time() - began,
-        (psutil.Process().memory_info().rss - before) / 2**20,
-    )
-    search(queries[:2])
+    quantizer = faiss.IndexFlatIP(DIM)
+    make = {
+        "float32": lambda: faiss.IndexFlatIP(DIM),
+        "int8": lambda: faiss.IndexScalarQuantizer(DIM, faiss.ScalarQuantizer.QT_8bit, inner),
+        "rabitq": lambda: faiss.IndexRaBitQFastScan(DIM, inner),
+        "ivf-rabitq": lambda: faiss.IndexIVFRaBitQFastScan(quantizer, DIM, 1024, inner),
+    }
+    index = make[name]()
+    index.train(next(vectors(min(number, 100_000), seed=0)))
+    if name == "ivf-rabitq":
+        index.nprobe = 32
+    for block in vectors(number, seed=0):
+        index.add(block)
+    built = time.process_time() - began
+    memory = (psutil.Process().memory_info().rss - before) / 2**20
+    index.search(queries[:2], 10)
     began = time.process_time()
-    found = search(queries)
+    found = index.search(queries, 10)[1]
     seconds = time.process_time() - began
     if name == "float32":
         np.save(exact, found)
     truth = np.load(exact)
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, truth, strict=True)])
     return {
-        "bytes": size,
+        "bytes": index.code_size + 8 * (name == "ivf-rabitq"),  # and an id
         "MiB": memory,
         "build s": built,
         "ms": 1000 * seconds / QUERIES,
         "recall": float(recall),
     }
-
-
-def binary(number: int) -> tuple[Any, int]:
-    import faiss
-
-    index, norms = faiss.IndexBinaryFlat(DIM), np.empty(number, dtype=np.float32)
-    codes = np.empty((number, DIM // 8), dtype=np.uint8)
-    begin = 0
-    for block in vectors(number, seed=0):
-        codes[begin : begin + len(block)] = np.packbits(block > 0, axis=1)
-        norms[begin : begin + len(block)] = np.linalg.norm(block, axis=1)
-        begin += len(block)
-    index.add(codes)
-    del codes
-
-    def search(queries: NDArray[np.float32]) -> NDArray[np.int64]:
-        _, candidates = index.search(np.packbits(queries > 0, axis=1), 1000)
-        # not a copy
-        stored = faiss.rev_swig_ptr(index.xb.data(), number * DIM // 8).reshape(number, -1)
-        rows = []
-        for query, ids in zip(queries, candidates, strict=True):
-            signs = 2.0 * np.unpackbits(stored[ids], axis=1) - 1  # (1000, D)
-            rows.append(ids[np.argsort(-norms[ids] * (signs @ query))[:10]])
-        return np.array(rows)
-
-    return search, DIM // 8 + 4
 
 
 def encode() -> dict[str, float]:
@@ -218,22 +177,15 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(FORMATS))
     parser.add_argument("--encode", action="store_true")
     parser.add_argument("--tables", action="store_true")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure:
-        name, exact = arguments.measure
-        print(json.dumps(measure(name, arguments.vectors, Path(exact))))
-        return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if arguments.encode:
         results["tokens/s"] = encode()
     elif not arguments.tables:
         exact = Path(tempfile.gettempdir(), f"exact-{arguments.vectors}.npy")
         for name in arguments.only.split(","):
-            options = ["--vectors", str(arguments.vectors), "--measure", name, str(exact)]
-            command = [sys.executable, __file__, *options]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            results[name] = {"vectors": arguments.vectors, **json.loads(done.stdout)}
+            measured = in_a_process(measure, name, arguments.vectors, exact)
+            results[name] = {"vectors": arguments.vectors, **measured}
             print(name, results[name], flush=True)
     if not arguments.tables:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")

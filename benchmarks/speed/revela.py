@@ -18,7 +18,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from benchmarks.speed.kernel import peak_bytes, seconds
+from benchmarks.speed.kernel import seconds
+from benchmarks.speed.memory import peak_bytes
 from benchmarks.studies.revela import copy_task
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding

@@ -13,14 +13,11 @@ Each rank is a process with one thread. Memory is the peak of its resident set d
 what was there before, which includes the inputs, and less their gradients; the largest of all ranks
 counts. Time is the CPU time of a rank, the mean over the ranks of the least of several steps,
 because the ranks share two cores with other jobs. It reads /proc, so it runs on Linux only.
-
-What was expected is on the page, docs/research/kernel.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import tempfile
 import time
@@ -29,7 +26,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.speed.scale import MIB, print_header, print_row
+from benchmarks.speed.memory import MIB, fresh_processes
+from benchmarks.studies.estimates import markdown
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 
@@ -83,11 +81,9 @@ def on_ranks(name: str, num_ranks: int, rows: int, dim: int) -> tuple[float, flo
     """The mean of the seconds and the largest memory of the ranks, each a fresh process with the
     libraries loaded."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # what is freed goes back to the system at once
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sentence_transformers", "st_magnitude"])
     with (
         tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(num_ranks, mp_context=context) as pool,
+        ProcessPoolExecutor(num_ranks, mp_context=fresh_processes()) as pool,
     ):
         ranks = [
             pool.submit(measure, name, rank, num_ranks, rows, dim, f"{folder}/store")
@@ -110,26 +106,14 @@ def main() -> None:
         f"torch {torch.__version__}, {rows} x {dim} a rank ({4 * rows * dim / MIB:.0f} MiB),"
         " float32, cosine\n"
     )
-    print_header(
-        "ranks",
-        "gathering, s",
-        "ring, s",
-        ": gathering",
-        "gathering, MiB",
-        "ring, MiB",
-        ": gathering",
-    )
+    found = []
     for num_ranks in arguments.ranks:
         gathered, ring = (on_ranks(name, num_ranks, rows, dim) for name in LOSSES)
-        print_row(
-            num_ranks,
-            f"{gathered[0]:.3g}",
-            f"{ring[0]:.3g}",
-            f"{ring[0] / gathered[0]:.2f}",
-            f"{gathered[1] / MIB:.0f}",
-            f"{ring[1] / MIB:.0f}",
-            f"{ring[1] / gathered[1]:.2f}",
-        )
+        times = [f"{gathered[0]:.3g}", f"{ring[0]:.3g}", f"{ring[0] / gathered[0]:.2f}"]
+        sizes = [f"{x[1] / MIB:.0f}" for x in (gathered, ring)]
+        found.append([num_ranks, *times, *sizes, f"{ring[1] / gathered[1]:.2f}"])
+    head = "ranks|gathering, s|ring, s|ring : gathering|gathering, MiB|ring, MiB|ring : gathering"
+    print("\n".join(markdown(head.split("|"), found, "r")))
 
 
 if __name__ == "__main__":

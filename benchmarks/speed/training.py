@@ -21,19 +21,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from benchmarks.data import banking77, clinc150
 from benchmarks.data.intents import find_questions, question_pairs
+from benchmarks.speed.memory import MIB, in_a_process, process_peak
+from benchmarks.studies.models import static_model
 from datasets import concatenate_datasets
-from safetensors.torch import load_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -43,24 +40,12 @@ from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
 from torch import nn
 
 import st_magnitude as stm
 
 DIMS = (64, 128, 256)
 TEMPERATURES = (0.03, 0.06, 0.1)
-
-
-def table() -> SentenceTransformer:
-    folder = Path(find_spec("wordllama").submodule_search_locations[0])
-    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
-    tokenizer = Tokenizer.from_file(
-        str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")
-    )
-    module = StaticEmbedding(tokenizer, embedding_weights=weights.float())
-    return SentenceTransformer(modules=[module], device="cpu")
 
 
 class Sum(nn.Module):
@@ -105,7 +90,7 @@ def measure(folder: Path, name: str, ours: bool, batch: int, epochs: int) -> dic
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows, sets = read(folder)
-    model = table()
+    model = static_model()
     loss = PAIRS[name][ours](model)
     with tempfile.TemporaryDirectory() as output:
         args = SentenceTransformerTrainingArguments(
@@ -120,11 +105,11 @@ def measure(folder: Path, name: str, ours: bool, batch: int, epochs: int) -> dic
             use_cpu=True,
         )
         trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = process_peak()
         began = time.process_time()
         trainer.train()
         seconds = time.process_time() - began
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
+        peak = (process_peak() - memory) / MIB
     scores = []
     for train, test in sets:
         task = find_questions(test[:1000], train[:1500]).encode(model)
@@ -168,12 +153,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="Draw the stored figures into this file.")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # name, whose, batch
     options = parser.parse_args()
-    if options.one:
-        name, whose, batch = options.one
-        print(json.dumps(measure(options.data, name, whose == "ours", int(batch), options.epochs)))
-        return
     place = Path(__file__).with_name("training.json")
     if options.plot:
         draw(json.loads(place.read_text(encoding="utf-8"))["cells"], options.plot)
@@ -183,16 +163,8 @@ def main() -> None:
         for name in PAIRS:
             found = {}
             for whose in ("theirs", "ours"):
-                command = [
-                    sys.executable,
-                    __file__,
-                    str(options.data),
-                    "--epochs",
-                    str(options.epochs),
-                ]
-                command += ["--one", name, whose, str(batch)]
-                out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                found[whose] = json.loads(out.splitlines()[-1])
+                how = (options.data, name, whose == "ours", batch, options.epochs)
+                found[whose] = in_a_process(measure, *how)
                 cells.append({"loss": name, "whose": whose, "batch": batch, **found[whose]})
             theirs, ours = found["theirs"], found["ours"]
             print(

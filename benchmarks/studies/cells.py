@@ -3,8 +3,8 @@
 A cell is its settings. Its name is made of them, and its figures are one JSON file. So a script
 that needs cells runs those that are missing, goes on where an interrupted call ended, and shares
 what another script has run. A cell that fails leaves nothing. Models train on the GPU if there is
-one. With PROCESSES=8 in the environment, eight cells run side by side; EVIDENCE_DATA names a folder
-that keeps the texts of the studies, for a machine that has neither the packages nor a network.
+one. EVIDENCE_DATA names a folder that keeps the texts of the studies, for a machine that has
+neither the packages nor a network.
 
 Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and,
 among cells, rates and temperatures. These scorings are read on the tests, each at its own best step
@@ -19,24 +19,18 @@ from __future__ import annotations
 
 import argparse
 import base64
-import ctypes
 import hashlib
 import json
 import logging
-import math
 import os
 import pickle
 import platform
-import sys
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +43,6 @@ from benchmarks.studies.estimates import Gain, paired
 from benchmarks.studies.models import minilm, static_model, train, without_padding
 from datasets import concatenate_datasets
 from numpy.typing import NDArray
-from scipy.stats import skew
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import TrainerCallback
@@ -69,7 +62,6 @@ MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but
 SCORINGS = ("matched", "calibrated")
 SEED = 0  # of the data: that of a cell is of training, so that all models answer the same queries
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PROCESSES = int(os.environ.get("PROCESSES", "1"))
 Figures = dict[str, Any]
 
 
@@ -81,13 +73,6 @@ def frozen() -> SentenceTransformer:
     return model
 
 
-# temperatures; each is its own weight, so that the gradients are about equally large
-WIDE = (0.02, 0.05, 0.1, 0.2)
-SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {
-    "tempagg": stm.TempAggLoss,
-    "tempaggmrl": stm.TempAggMRLLoss,
-    "tempaggwide": partial(stm.CosineRankingLoss, terms=[stm.Term(None, tau, tau) for tau in WIDE]),
-}
 BASES: dict[str, Callable[[], SentenceTransformer]] = {
     "static": static_model,
     "L3": paraphrase,
@@ -118,7 +103,7 @@ class Store:
         return {seed: x for seed, x in found.items() if x}
 
     def run(self, measure: Callable[[Any], Figures], cells: Iterable[Any]) -> None:
-        """Measures the cells that are missing, PROCESSES at a time."""
+        """Measures the cells that are missing."""
         todo = [cell for cell in dict.fromkeys(cells) if not self.has(cell)]
         for i, (cell, figures) in enumerate(results(measure, todo), 1):
             store(self.path(cell), figures)
@@ -137,14 +122,15 @@ class Cell:
             frozen token table), all-MiniLM-L6-v2, or a base of a study.
         data: Key of DATA: "wordnet" (lemma -> definition, in-batch negatives), "docstrings" (with
             an explicit negative that is never relevant), or the data of a study.
-        loss: Key of LOSSES or of SUMS; the latter have their own temperatures.
+        loss: Key of LOSSES, or "tempagg", which has its own temperatures.
         seed: Seed for the order of the rows and dropout.
         steps: Number of steps.
         batch: Number of queries in a step.
         rate: Peak learning rate; learned exponents have 1e-2, a learned temperature 1e-3.
         temperature: Temperature of the scores after the scale, or "learned", which starts at .05.
-        scale: Factor of the scores over that of unit vectors: 20; "auto", which divides by the mean
-            norms of the first batch; or "batch", which divides by those of the batch at hand.
+        scale: Factor of the scores over that of unit vectors: 20; or "auto" or "batch", which
+            divide by the mean norms of the batch. Stored cells with "auto" divided by those of
+            their first batch, as the losses did then.
         sigreg: Weight of SIGReg.
         bf16: Whether training and dev use bfloat16 by autocast; tests are encoded in float32.
     """
@@ -256,36 +242,10 @@ def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
 
 def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
     options: Figures = {"regularizers": [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []}
-    if cell.loss in SUMS:
-        return SUMS[cell.loss](model, **options)
-    options |= {"scale": 20.0 if cell.scale in (20, "auto") else "auto"}
-    loss = LOSSES[cell.loss](model, temperature=cell.temperature, **options)
-    return by_first_batch(loss) if cell.scale == "auto" else loss
-
-
-def by_first_batch(loss: MagnitudeRankingLoss) -> MagnitudeRankingLoss:
-    """Divides scores by mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), first batch.
-
-    Cells with the scale "auto" have it; the losses of the library take the batch at hand.
-    """
-    own_losses, own_terms = loss.losses, loss._at
-    seen: list[Tensor] = []
-
-    def losses(embeddings: list[Tensor], learned: list[Tensor], texts: Any) -> dict[str, Tensor]:
-        if not seen:
-            sides = (embeddings[0], torch.cat(embeddings[1:]))
-            means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in sides]
-            both = zip(means, own_terms(learned)[0].exponents, strict=True)
-            seen.append(math.prod(mean ** (1 - gamma) for mean, gamma in both).detach())
-        return own_losses(embeddings, learned, texts)
-
-    def terms_at(learned: list[Tensor]) -> tuple[stm.Similarity, list[stm.Term]]:
-        similarity, terms = own_terms(learned)
-        size = seen[0] if seen else 1.0  # before the first batch, for a model card
-        return similarity, [replace(x, temperature=x.temperature * size) for x in terms]
-
-    loss.losses, loss._at = losses, terms_at  # type: ignore[method-assign]
-    return loss
+    if cell.loss == "tempagg":
+        return stm.TempAggLoss(model, **options)
+    options["scale"] = 20.0 if cell.scale == 20 else "auto"
+    return LOSSES[cell.loss](model, temperature=cell.temperature, **options)
 
 
 def weights_of(model: SentenceTransformer) -> dict[str, Tensor]:
@@ -293,8 +253,7 @@ def weights_of(model: SentenceTransformer) -> dict[str, Tensor]:
 
 
 class Watch(TrainerCallback):
-    """nDCG@10 on dev by document exponent at evenly spaced steps, and the best weights by
-    scoring."""
+    """nDCG@10 on dev by document exponent at evenly spaced steps, and the best weights."""
 
     def __init__(
         self, model: SentenceTransformer, task: RetrievalData, cell: Cell, number: int
@@ -369,7 +328,7 @@ def measure(cell: Cell, evaluations: int = 10) -> Figures:
         encoded = at[best["step"]]
         scorings[name] = best | {
             "tests": {task: searched(x, similarity) for task, x in encoded.items()},
-            "shape": {task: shape(x, similarity) for task, x in encoded.items()},
+            "shape": {task: shape(x) for task, x in encoded.items()},
         }
     packages = ("torch", "sentence-transformers", "st-magnitude")
     return {
@@ -402,14 +361,10 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
     return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
 
 
-def shape(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, float]:
-    """IsoScore of the directions of documents, and hubness.
-
-    Hubness is the skewness of how often a document is in a top 10.
-    """
-    times = np.bincount(encoded.top(similarity).numpy().ravel(), minlength=len(encoded.documents))
+def shape(encoded: EncodedTask) -> dict[str, float]:
+    """IsoScore of the directions of the documents."""
     isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
-    return {"isoscore": round(isoscore, 5), "hubness": round(float(skew(times)), 4)}
+    return {"isoscore": round(isoscore, 5)}
 
 
 def packed(values: NDArray[np.floating[Any]]) -> str:
@@ -432,46 +387,19 @@ def unpacked(text: str) -> NDArray[np.float64]:
 
 def run(cells: Iterable[Cell], evaluations: int = 10) -> None:
     """Runs the cells that are missing, each with so many evaluations on dev."""
-    POOL.run(partial(measure, evaluations=evaluations), cells)
+    POOL.run(lambda cell: measure(cell, evaluations), cells)
 
 
 def results(work: Callable[[Any], Any], cells: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each cell with what ``work`` makes of it, as they are done, PROCESSES at a time.
-
-    Raises:
-        RuntimeError: If one has failed, after the others are done; the message has all tracebacks.
-    """
+    """Each cell with what ``work`` makes of it."""
     prepare_process()
-    if PROCESSES == 1:
-        yield from ((cell, work(cell)) for cell in cells)
-        return
-    failures = []
-    futures = {pool().submit(work, cell): cell for cell in cells}
-    for future in as_completed(futures):
-        if (error := future.exception()) is None:
-            yield futures[future], future.result()
-        else:
-            failures.append(f"{futures[future].name}: {''.join(traceback.format_exception(error))}")
-    if failures:
-        raise RuntimeError("\n".join(failures))
-
-
-@lru_cache(maxsize=1)
-def pool() -> ProcessPoolExecutor:
-    """Processes that stay, and with them the data that they have read."""
-    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=prepare_process)
+    yield from ((cell, work(cell)) for cell in cells)
 
 
 def prepare_process() -> None:
+    """Quiets the warnings about one-sided similarities, which are here on purpose."""
     for name in ("st_magnitude", "sentence_transformers"):
-        # one-sided similarities are here on purpose
         logging.getLogger(name).setLevel(logging.ERROR)
-    if PROCESSES > 1:
-        torch.set_num_threads(1)
-    # Has glibc keep freed memory: the pages of a table's gradient cost more than the backward pass.
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-4, 0)  # M_MMAP_MAX
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def store(path: Path, value: Any) -> None:

@@ -3,7 +3,8 @@
     python benchmarks/studies/tables.py [--check] [--pictures]
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and
-the exit status is 1 if a page differs from what the cells give.
+the exit status is 1 if a page differs from what the cells give, or if the page "Evidence" quotes a
+figure that the page it links does not have.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from benchmarks.studies import claims
 from benchmarks.studies.boilerplate import forgetting, fragments, pages
 from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
@@ -25,7 +25,7 @@ from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.reading import reading
 from benchmarks.studies.revela import revela_text
-from benchmarks.studies.temperature import batch_scale, temperature
+from benchmarks.studies.temperature import temperature
 
 Table = Callable[[], list[str]]
 PAGES = [
@@ -41,19 +41,9 @@ def by_name(
     return {f"{key}, {name}": partial(tables[key], name) for name in names for key in tables}
 
 
-def of_study(table: Callable[[temperature.Study], list[str]], name: str) -> list[str]:
-    return table(temperature.STUDIES[name])
-
-
 TABLES: dict[str, Table] = {
-    **by_name({"claims": claims.table}, claims.SOURCES),
-    **by_name(
-        {key: partial(of_study, table) for key, table in temperature.TABLES.items()},
-        temperature.STUDIES,
-    ),
-    **batch_scale.TABLES,
-    **by_name(compression.TABLES, ["static"]),
-    "texts": partial(compression.texts_table, "static"),
+    **temperature.TABLES,
+    **compression.TABLES,
     **convergence.TABLES,
     "forgetting": forgetting.table,
     **fragments.TABLES,
@@ -65,7 +55,6 @@ TABLES: dict[str, Table] = {
     "revela": revela_text.table,
     **inheritance.TABLES,
     **by_name({"prior": prior.table}, prior.SETTINGS),
-    **prior.TABLES,
 }
 
 
@@ -76,6 +65,19 @@ def rebuilt(page: str) -> str:
         return "\n".join([f"<!-- {match[1]} -->", "", *TABLES[match[1]](), "", "<!-- end -->"])
 
     return re.sub(r"<!-- ([^>]+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def unquoted() -> list[str]:
+    """Figures of the page "Evidence" that are not on the page which their row links."""
+    index = ROOT / "docs" / "research" / "index.md"
+    found = []
+    for row in index.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in row.split("|")]
+        if len(cells) != 7 or not (link := re.search(r"\]\(([^)#]+)", cells[5])):
+            continue
+        page = (index.parent / link[1]).read_text(encoding="utf-8")
+        found += [f"{link[1]}: {x}" for x in cells[2].split("; ") if x not in page]
+    return found
 
 
 def main() -> None:
@@ -89,11 +91,11 @@ def main() -> None:
     changed = {page: after for page, text in before.items() if (after := rebuilt(text)) != text}
     if arguments.check:
         lines = [f"{page} is not what the cells give.\n" for page in changed]
-        parser.exit(bool(changed), "".join(lines))
+        lines += [f"Evidence quotes what the page does not have: {x}\n" for x in unquoted()]
+        parser.exit(bool(lines), "".join(lines))
     for page, text in changed.items():
         page.write_text(text, encoding="utf-8")
     if arguments.pictures:
-        temperature.pictures()
         fragments.picture()
         pages.picture()
 

@@ -2,22 +2,18 @@
 
     python benchmarks/studies/merging/merging.py [--seeds 3]
 
-paraphrase-MiniLM-L3-v2 with a frozen token table is trained on docstrings, with a negative that is
-never relevant in each row, with Cosine and QNorm, and merged with its base by
-`stm.merge_with_base`. Every weight is measured on docstrings, and on WordNet and FOLDOC as other
-domains: 150 queries over 300 documents each. The weight is chosen on dev queries of docstrings;
-"with keep" adds dev queries of WordNet, on which at most so many points may be lost. QNorm is
-scored by dot, or by the document exponent that is chosen on dev for each weight. Fewer steps and
-smaller rates are trained too, and compared with the point of the curve of weights that has the same
-nDCG@10 in its own domain. What was expected is on the page, docs/research/merging.md.
+paraphrase-MiniLM-L3-v2 with a frozen token table is trained on docstrings with Cosine, with a
+negative that is never relevant in each row, and merged with its base by `stm.merge_with_base`.
+Every weight is measured on docstrings, and on WordNet and FOLDOC as other domains: 150 queries over
+300 documents each. Fewer steps and smaller rates are trained too, and compared with the point of
+the curve of weights that has the same nDCG@10 in its own domain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +30,6 @@ from benchmarks.studies.cells import (
     Store,
     asked,
     how_of,
-    kept,
     objective,
     packed,
     unpacked,
@@ -49,27 +44,21 @@ from st_magnitude.data.retrieval import RetrievalData
 
 DOMAINS = ("docstrings", "wordnet", "foldoc")
 STEPS, RATE = 40, 3e-4
-MAIN = {
-    "cosine": Cell("L3frozen", "docstrings", "cosine", 0, STEPS, 16, RATE),
-    "qnorm": Cell("L3frozen", "docstrings", "qnorm", 0, STEPS, 16, RATE, scale="batch"),
-}
+MAIN = Cell("L3frozen", "docstrings", "cosine", 0, STEPS, 16, RATE)
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ALTERNATIVES = {
     "half of the steps": {"steps": STEPS // 2},
     "a quarter of the steps": {"steps": STEPS // 4},
     "half of the rate": {"rate": RATE / 2},
     "a quarter of the rate": {"rate": RATE / 4},
 }
-SETTINGS = {
-    "Cosine": ("cosine", "matched"),
-    "QNorm, dot": ("qnorm", "matched"),
-    "QNorm, calibrated": ("qnorm", "calibrated"),
-}
 CELLS = Store(Path(__file__).parent / "cells")
 Tasks = tuple[Any, dict[str, RetrievalData], dict[str, RetrievalData]]
 Curves = list[NDArray[np.float64]]
 
 
-def build_tasks() -> Tasks:
+@lru_cache(maxsize=1)
+def tasks() -> Tasks:
     """Rows to train on, dev and tests by domain."""
     sizes = {"num_test_queries": 400, "corpus_size": 1500, "cluster_size": 40}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
@@ -88,13 +77,8 @@ def build_tasks() -> Tasks:
     return calls.train.triplets(1, SEED), small(dev), small(tests)
 
 
-@lru_cache(maxsize=1)
-def tasks() -> Tasks:
-    return kept("merging", build_tasks)
-
-
 def trained(cell: Cell) -> SentenceTransformer:
-    """The model after training, with the modules and the similarity of its loss."""
+    """The model after training."""
     torch.manual_seed(cell.seed)
     model = without_padding(stm.prepare(BASES[cell.base](), cell.loss))
     train(model, objective(model, cell), tasks()[0], cell.seed, **how_of(cell))
@@ -102,47 +86,24 @@ def trained(cell: Cell) -> SentenceTransformer:
 
 
 def measure(cell: Cell) -> Figures:
-    """nDCG@10 of every query by scoring, of an alternative or at every weight of a main cell."""
+    """nDCG@10 of every query, of an alternative or at every weight of a main cell."""
     model = trained(cell)
     _, dev, tests = tasks()
-    found: Figures = {"settings": asdict(cell)}
     sets = {f"dev {name}": dev[name] for name in ("docstrings", "wordnet")} | tests
-    weights = (0.0, 0.25, 0.5, 0.75, 1.0) if replace(cell, seed=0) in MAIN.values() else (1.0,)
-    for scoring in ("matched", "calibrated") if cell.loss == "qnorm" else ("matched",):
-        first, *keep = sets.values()
-        base = without_padding(BASES[cell.base]())
-        is_calibrated = scoring == "calibrated"
-        merge = stm.merge_with_base(model, base, first, keep, weights, np.inf, is_calibrated)
-        named = zip(sets, merge.ndcg, merge.base, strict=True)
-        rows = {name: ([packed(x) for x in ndcg], packed(own)) for name, ndcg, own in named}
-        found[scoring] = {
-            "weights": weights,
-            "exponents": merge.exponents.tolist(),
-            "ndcg": {name: ndcg for name, (ndcg, _) in rows.items()},
-        }
-        found["base"] = {name: own for name, (_, own) in rows.items()}
-    return found
+    weights = WEIGHTS if replace(cell, seed=0) == MAIN else (1.0,)
+    first, *keep = sets.values()
+    base = without_padding(BASES[cell.base]())
+    merge = stm.merge_with_base(model, base, first, keep, weights, np.inf)
+    ndcg = {name: [packed(x) for x in rows] for name, rows in zip(sets, merge.ndcg, strict=True)}
+    return {"settings": asdict(cell), "matched": {"weights": weights, "ndcg": ndcg}}
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def stored(cell: Cell) -> list[Figures]:
-    """The figures of all three seeds, or nothing while one of them is missing."""
-    found = list(CELLS.of_seeds(cell).values())
-    return found if len(found) == 3 else []
-
-
-def settings() -> Iterator[tuple[str, Cell, str]]:
-    """Name, main cell and scoring of what has been run."""
-    for name, (loss, scoring) in SETTINGS.items():
-        if stored(MAIN[loss]):
-            yield name, MAIN[loss], scoring
-
-
-def curve(cell: Cell, scoring: str, name: str) -> NDArray[np.float64]:
+def curve(cell: Cell, name: str) -> NDArray[np.float64]:
     """nDCG@10 of every query by seed and weight, (S, W, n)."""
-    found = [x[scoring]["ndcg"][name] for x in stored(cell)]
+    found = [x["matched"]["ndcg"][name] for x in CELLS.of_seeds(cell).values()]
     return np.array([[unpacked(row) for row in rows] for rows in found])
 
 
@@ -151,62 +112,37 @@ def difference(after: Curves, before: Curves) -> str:
     return paired([x - y for x, y in zip(after, before, strict=True)]).show()
 
 
-def gains(after: Curves, before: Curves) -> list[str]:
-    """In docstrings, and in the other domains."""
-    return [difference(after[:1], before[:1]), difference(after[1:], before[1:])]
-
-
 def curve_table() -> list[str]:
     """nDCG@10 in points by weight, and what each weight gains over the trained model."""
     rows = []
-    for name, cell, scoring in settings():
-        curves = [curve(cell, scoring, domain) for domain in DOMAINS]
-        for i, weight in enumerate(stored(cell)[0][scoring]["weights"]):
-            here, last = ([x[:, at] for x in curves] for at in (i, -1))
-            gained = gains(here, last) if weight < 1 else ["", ""]
-            rows.append([name, f"{weight:g}", *map(in_points, here), *gained])
-    head = "training, scoring|weight|docstrings|WordNet|FOLDOC|gain in docstrings|gain in the"
-    return markdown(f"{head} others".split("|"), rows)
-
-
-def choice_table() -> list[str]:
-    """What the weight that dev chooses, with and without keep, gains over the trained model."""
-    rows = []
-    limits = {"dev": np.inf, "dev and keep, 1 point": 0.01, "dev and keep, 3 points": 0.03}
-    for (name, cell, scoring), (how, most) in product(settings(), limits.items()):
-        sets = ("dev docstrings", "dev wordnet")
-        dev, kept_dev = (curve(cell, scoring, x).mean(axis=2) for x in sets)  # (S, W)
-        first = stored(cell)[0]
-        losses = unpacked(first["base"]["dev wordnet"]).mean() - kept_dev
-        allowed = losses <= np.maximum(most, losses.min(axis=1, keepdims=True))
-        best = np.where(allowed, dev, -1.0).argmax(axis=1)
-        curves = [curve(cell, scoring, domain) for domain in DOMAINS]
-        gained = gains([x[range(len(x)), best] for x in curves], [x[:, -1] for x in curves])
-        weights = ", ".join(f"{first[scoring]['weights'][i]:g}" for i in best)
-        rows.append([name, how, weights, *gained])
-    head = "training, scoring|chosen by|weights of the seeds|gain in docstrings|gain in the others"
-    return markdown(head.split("|"), rows, "lll")
+    curves = [curve(MAIN, domain) for domain in DOMAINS]
+    last = [x[:, -1] for x in curves]
+    for i, weight in enumerate(WEIGHTS):
+        here = [x[:, i] for x in curves]
+        gains = [difference(here[:1], last[:1]), difference(here[1:], last[1:])]
+        rows.append([f"{weight:g}", *map(in_points, here), *(gains if weight < 1 else ["", ""])])
+    head = ["weight", "docstrings", "WordNet", "FOLDOC", "gain in docstrings", "gain in the others"]
+    return markdown(head, rows, "r")
 
 
 def alternative_table() -> list[str]:
     """Fewer steps and smaller rates, each next to the first point of the curve as good as it."""
     rows = []
-    for (name, cell, scoring), (how, change) in product(settings(), ALTERNATIVES.items()):
-        own, *others = (curve(cell, scoring, domain) for domain in DOMAINS)
-        weights = stored(cell)[0][scoring]["weights"]
-        instead = replace(cell, **change)
-        there, *elsewhere = (curve(instead, scoring, domain)[:, 0] for domain in DOMAINS)
-        row = [name, how, in_points(there), in_points([x.mean() for x in elsewhere])]
-        means = own.mean(axis=(0, 2))
+    own, *others = (curve(MAIN, domain) for domain in DOMAINS)
+    means = own.mean(axis=(0, 2))
+    for how, change in ALTERNATIVES.items():
+        instead = replace(MAIN, **change)
+        there, *elsewhere = (curve(instead, domain)[:, 0] for domain in DOMAINS)
+        row = [how, in_points(there), in_points([x.mean() for x in elsewhere])]
         if (found := crossing(means, float(there.mean()))) is None:
-            rows.append([*row, "all are better" if there.mean() < means.min() else "none", ""])
+            rows.append([*row, "none", ""])
             continue
         i, share = found
         merged = [(1 - share) * x[:, i] + share * x[:, i + 1] for x in others]
-        weight = (1 - share) * weights[i] + share * weights[i + 1]
+        weight = (1 - share) * WEIGHTS[i] + share * WEIGHTS[i + 1]
         rows.append([*row, f"{weight:.2f}", difference(merged, elsewhere)])
-    head = "training, scoring|instead|docstrings|the others|weight as good|merging over it, others"
-    return markdown(head.split("|"), rows, "ll")
+    head = ["instead", "docstrings", "the others", "weight as good", "merging over it, others"]
+    return markdown(head, rows)
 
 
 def crossing(curve: NDArray[np.float64], value: float) -> tuple[int, float] | None:
@@ -222,14 +158,9 @@ def crossing(curve: NDArray[np.float64], value: float) -> tuple[int, float] | No
     return None
 
 
-TABLES = {
-    "merging": curve_table,
-    "weights chosen": choice_table,
-    "instead of merging": alternative_table,
-}
+TABLES = {"merging": curve_table, "instead of merging": alternative_table}
 
 if __name__ == "__main__":
-    changes = ({}, *ALTERNATIVES.values())
     for seed in range(asked(__doc__).seeds):
-        cells = [replace(x, seed=seed, **how) for x in MAIN.values() for how in changes]
+        cells = [replace(MAIN, seed=seed, **how) for how in ({}, *ALTERNATIVES.values())]
         CELLS.run(measure, cells)

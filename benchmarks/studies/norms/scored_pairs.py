@@ -1,19 +1,16 @@
-"""Scored pairs at two scales, and what NormMonitor costs.
+"""Scored pairs at two scales, as in Table 5 of arXiv 2602.09229.
 
     python benchmarks/studies/norms/scored_pairs.py
 
-Table 5 of arXiv 2602.09229. STS-B cannot be reached offline. In its place stand pairs of sentences
-from Python's own documentation, half of them neighbours, scored by the cosine of all-MiniLM-L6-v2
-between 0 and 1; the student is wordllama's static table. That is distillation of a cosine, which
-favours cosine: what can be compared is the scale, within a similarity. The monitor's time is that
-inside its own methods, over the time of steps of all-MiniLM-L6-v2 with 32 pairs.
+STS-B cannot be reached offline. In its place stand pairs of sentences from Python's own
+documentation, half of them neighbours, scored by the cosine of all-MiniLM-L6-v2 between 0 and 1;
+the student is wordllama's static table. That is distillation of a cosine, which favours cosine:
+what can be compared is the scale, within a similarity.
 """
 
 from __future__ import annotations
 
 import re
-import tempfile
-import time
 from collections.abc import Callable
 from pydoc_data.topics import topics
 from typing import Any
@@ -23,15 +20,9 @@ import torch
 from benchmarks.data.docstrings import bundled_minilm
 from benchmarks.studies.cells import prepare_process
 from benchmarks.studies.estimates import margin, markdown
-from benchmarks.studies.models import QUIET, static_model
-from datasets import Dataset
+from benchmarks.studies.models import static_model
 from numpy.typing import NDArray
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
-from transformers import PrinterCallback
+from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
 from st_magnitude import geometry
@@ -125,45 +116,6 @@ def tables() -> list[str]:
     return lines
 
 
-def overhead(steps: int = 20) -> str:
-    texts = sentences()
-    model = SentenceTransformer(bundled_minilm(), device="cpu")
-    model.max_seq_length = 32
-    loss = stm.CosineRankingLoss(model)
-    monitor, spent = stm.NormMonitor(loss, every=1), [0.0]
-
-    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                spent[0] += time.perf_counter() - began
-
-        return call
-
-    for name in ("on_step_begin", "on_step_end", "on_log", "_listen", "_begin_batch"):
-        setattr(monitor, name, timed(getattr(monitor, name)))
-    arguments = SentenceTransformerTrainingArguments(
-        tempfile.mkdtemp(),
-        max_steps=steps,
-        per_device_train_batch_size=32,
-        use_cpu=True,
-        **QUIET | {"logging_strategy": "steps", "logging_steps": 1},
-    )
-    half = 32 * steps
-    rows = Dataset.from_dict({"anchor": texts[:half], "positive": texts[half : 2 * half]})
-    trainer = SentenceTransformerTrainer(
-        model, arguments, train_dataset=rows, loss=loss, callbacks=[monitor]
-    )
-    trainer.remove_callback(PrinterCallback)
-    began = time.perf_counter()
-    trainer.train()
-    total = time.perf_counter() - began
-    own, step = (1000 * x / steps for x in (spent[0], total))
-    return f"NormMonitor(every=1): {own:.1f} of {step:.0f} ms a step, {own / step:.2%}"
-
-
 if __name__ == "__main__":
     prepare_process()
-    print("\n".join([*tables(), "", overhead()]))
+    print("\n".join(tables()))

@@ -43,9 +43,8 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
-from benchmarks.studies.models import table_of, train, without_padding
+from benchmarks.studies.models import table_of, train
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from tokenizers import Tokenizer
@@ -61,31 +60,19 @@ from st_magnitude.surgery.raw import encode_raw
 
 TAUS = (0.02, 0.05, 0.1)
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of log p at scoring
-NAMES = {
-    "mnrl": "MNRL",
-    "cosine": "Cosine",
-    "qnorm": "QNorm",
-    "dot": "Dot",
-    "learnable": "Learnable",
-}
+NAMES = {"mnrl": "MNRL", "cosine": "Cosine", "qnorm": "QNorm"}
 SUBSETS = {"all": "all documents", "tail": "without the 50 most frequent"}
 WAYS = {  # (training, scoring)
     ("in-batch", "plain"): "in-batch",
     ("in-batch", "prior"): "in-batch, prior at scoring",
     ("logq", "plain"): "logQ",
     ("logq", "prior"): "logQ, prior at scoring",
-    ("joint", "plain"): "joint directions",
-    ("joint", "prior"): "joint directions, prior at scoring",
 }
-# of "joint", in one softmax
-DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 SETTINGS = {  # Cosine in-batch at .05 with seed 0
     "dependencies": Cell("static", "dependencies", "cosine", 0, 200, 256, 0.03),
     "dependencies, longer": Cell("static", "dependencies", "cosine", 0, 800, 256, 0.03),
-    "films": Cell("static", "films", "cosine", 0, 100, 256, 0.03),
     "film ids": Cell("film ids", "film ids", "cosine", 0, 400, 256, 0.01),
     "lemmas": Cell("static", "lemmas", "cosine", 0, 200, 256, 0.03),
-    "dependencies, small": Cell("MiniLM", "dependencies, small", "cosine", 0, 50, 32, 1e-4),
 }
 CELLS = Store(Path(__file__).parent / "cells")
 
@@ -117,10 +104,9 @@ def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
     name, _, way = cell.loss.partition("-")
     if name == "mnrl":
         return MultipleNegativesRankingLoss(model, scale=1 / float(cell.temperature))
-    options: dict[str, Any] = {"directions": DIRECTIONS} if way == "joint" else {}
-    if way == "logq":
-        options["prior"] = stm.DocumentPrior.from_texts(model, data.rows["positive"])
-    return LOSSES[name](model, temperature=cell.temperature, **options)
+    texts = data.rows["positive"]
+    prior = stm.DocumentPrior.from_texts(model, texts) if way == "logq" else None
+    return LOSSES[name](model, temperature=cell.temperature, prior=prior)
 
 
 def measure(cell: Cell) -> Figures:
@@ -128,12 +114,9 @@ def measure(cell: Cell) -> Figures:
     began = time.perf_counter()
     data = task(cell.data)
     torch.manual_seed(cell.seed)
-    model = without_padding(stm.strip_normalize(BASES[cell.base]()))
+    model = stm.strip_normalize(BASES[cell.base]())
     loss = objective(model, cell, data)
-    how = how_of(cell)
-    if cell.loss.startswith("learnable"):
-        how["learning_rate_mapping"] = stm.LearnableNormLoss.learning_rate_mapping()
-    train(model, loss, data.rows, cell.seed, **how)
+    train(model, loss, data.rows, cell.seed, **how_of(cell))
     middle = time.perf_counter()
     model.eval()
     exponents = [float(x) for x in getattr(loss, "similarity", stm.COSINE).exponents]
@@ -145,7 +128,6 @@ def measure(cell: Cell) -> Figures:
         "data": data.fingerprint,
         "exponents": exponents,
         "scorings": found,
-        "norm": encoded.follows(),
         "seconds": seconds_of(began, middle),
     }
 
@@ -169,14 +151,6 @@ class Encoded:
         means = [float(side.norm(dim=1).mean()) for side in sides]
         both = zip(means, similarity.exponents, strict=True)
         return math.prod(mean ** (1 - gamma) for mean, gamma in both)
-
-    def follows(self) -> float:
-        """Spearman's correlation of the norm with log p, over documents that were trained on."""
-        known = [document for document in self.documents if self.data.counts[document]]
-        if not known:
-            return 0.0
-        norms = [float(self.documents[document].norm()) for document in known]
-        return round(float(spearmanr(norms, self.data.log_p(known).numpy()).statistic), 4)
 
 
 def ranked(
@@ -212,18 +186,16 @@ def places(data: Task, part: str, tail: bool) -> tuple[RetrievalData, list[str],
 
 
 def scorings(encoded: Encoded, similarity: stm.Similarity, tau: float, tail: bool) -> Figures:
-    """As trained and with the prior; by cosine if the loss kept a norm."""
+    """As trained, and with the prior at scoring."""
 
-    def of(by: stm.Similarity, part: str, weights: Sequence[float]) -> list[NDArray[np.float64]]:
+    def of(part: str, weights: Sequence[float]) -> list[NDArray[np.float64]]:
         texts, ids, log_p = places(encoded.data, part, tail)
         documents = torch.stack([encoded.documents[document] for document in ids])
-        logits = by.query(encoded.queries[part]) @ by.document(documents).T / tau
+        logits = similarity.query(encoded.queries[part]) @ similarity.document(documents).T / tau
         return ranked(logits, log_p, weights, texts, ids, encoded.data)
 
-    how = {"plain": (similarity, (0.0,)), "prior": (similarity, WEIGHTS)}
-    if similarity.exponents[1] < 1:
-        how["cosine"] = (stm.COSINE, (0.0,))
-    return {scoring: chosen(partial(of, by), weights) for scoring, (by, weights) in how.items()}
+    how = {"plain": (0.0,), "prior": WEIGHTS}
+    return {scoring: chosen(of, weights) for scoring, weights in how.items()}
 
 
 def chosen(of: Any, weights: Sequence[float]) -> Figures:
@@ -300,7 +272,6 @@ def run_task(name: str, seeds: int) -> None:
         store(baselines_path(name), baselines(name))
     pairs = [(loss, "in-batch") for loss in NAMES]
     pairs += [(loss, "logq") for loss in NAMES if loss != "mnrl"]
-    pairs += [("cosine", "joint")] if name == "dependencies" else []
     CELLS.run(measure, [cell_of(name, *pair, tau) for pair in pairs for tau in TAUS])
     ways = product(pairs, ("plain", "prior"))
     shown = [x for pair, scoring in ways if (x := best(name, *pair, scoring))]
@@ -331,13 +302,13 @@ def gain(
 
 
 def table(name: str) -> list[str]:
-    """nDCG@10 in percent, and the gain over Cosine trained and scored alike."""
+    """nDCG@10 in percent, the gain over the loss in-batch, and over Cosine alike."""
     rows: list[list[Any]] = []
     if fixed := read(baselines_path(name)):
         for what in fixed["scorings"]["all"]:
             means = [in_points(per_query([fixed], subset, what)) for subset in SUBSETS]
             rows.append([what, *means])
-    shown = [f"| {what} | | | | {' | '.join(means)} | |" for what, *means in rows]
+    shown = [f"| {what} | | | | {' | '.join(means)} | | |" for what, *means in rows]
     rows = []
     for ((training, scoring), way), loss in product(WAYS.items(), NAMES):
         cell = best(name, loss, training, scoring)
@@ -345,41 +316,14 @@ def table(name: str) -> list[str]:
             continue
         means = [in_points(per_query(found.values(), subset, scoring)) for subset in SUBSETS]
         alike = gain(cell, best(name, "cosine", training, scoring), "all", scoring, scoring)
-        over = show(alike) if loss != "cosine" else ""
-        rows.append([NAMES[loss], way, f"{cell.temperature:g}", len(found), *means, over])
-    head = ["loss", "training, scoring", "τ", "seeds", *SUBSETS.values(), "over Cosine alike"]
+        plain = gain(cell, best(name, loss, "in-batch", "plain"), "all", scoring, "plain")
+        over = ["" if way == "in-batch" else show(plain), "" if loss == "cosine" else show(alike)]
+        rows.append([NAMES[loss], way, f"{cell.temperature:g}", len(found), *means, *over])
+    head = ["loss", "training, scoring", "τ", "seeds", *SUBSETS.values()]
+    head += ["over in-batch", "over Cosine alike"]
     lines = markdown(head, rows, "ll")
     return lines[:2] + shown + lines[2:]
 
-
-def gain_table() -> list[str]:
-    """What the prior and joint directions gain over in-batch training, each at its best."""
-    rows = []
-    ways = {("in-batch", "prior"): "prior at scoring"}
-    ways |= {(x, "plain"): WAYS[x, "plain"] for x in ("logq", "joint")}
-    for name, loss, ((training, scoring), how) in product(SETTINGS, NAMES, ways.items()):
-        plain = best(name, loss, "in-batch", "plain")
-        cell = best(name, loss, training, scoring)
-        gains = [gain(cell, plain, subset, scoring, "plain") for subset in SUBSETS]
-        if gains[0] is not None:
-            rows.append([name, NAMES[loss], how, *map(show, gains)])
-    return markdown(["task", "loss", "with", *SUBSETS.values()], rows, "lll")
-
-
-def norm_table() -> list[str]:
-    """Losses that keep the norm: as trained, by their own cosine, and does it hold the prior?"""
-    rows = []
-    losses = ("qnorm", "dot", "learnable")
-    for name, loss, training in product(SETTINGS, losses, ("in-batch", "logq")):
-        if found := list(stored_seeds(best(name, loss, training, "plain")).values()):
-            means = [in_points(per_query(found, "all", scoring)) for scoring in ("plain", "cosine")]
-            norm = f"{np.mean([x['norm'] for x in found]):+.2f}"
-            rows.append([name, NAMES[loss], training, *means, norm])
-    head = ["task", "loss", "training", "as trained", "by cosine", "norm with log p"]
-    return markdown(head, rows, "lll")
-
-
-TABLES = {"gains by the prior": gain_table, "norms and the prior": norm_table}
 
 if __name__ == "__main__":
     arguments = asked(__doc__, SETTINGS)

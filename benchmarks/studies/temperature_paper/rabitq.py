@@ -1,4 +1,4 @@
-"""RaBitQ against bits with a stored norm: nDCG@10, bytes, search and build time.
+"""RaBitQ against bits with a stored norm: nDCG@10 and bytes.
 
     python benchmarks/studies/temperature_paper/rabitq.py [--cache FOLDER]
 
@@ -12,16 +12,13 @@ The package's own codes (CompressionEvaluator) are the signs of d. A search comp
 bits of the query, takes the best 100 and scores these again by q . sign(d), times the stored norm
 where the similarity keeps one. Models: all-MiniLM-L6-v2 as published (cosine), and after 40 steps
 of QNorm TempAggMRL on docstrings, at the document exponent that is best on dev. Both at full width
-and at a quarter. Times: one thread, 82,115 definitions of nouns under wordllama's table, 50
-queries.
+and at a quarter.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +26,11 @@ import faiss
 import numpy as np
 import torch
 from benchmarks.data.docstrings import build_docstring_task
-from benchmarks.data.lexicons import build, default_cache, fetch, synsets
+from benchmarks.data.lexicons import build, default_cache
 from benchmarks.data.search_tasks import shrink
 from benchmarks.studies.estimates import markdown
-from benchmarks.studies.models import minilm, static_model, train
-from benchmarks.studies.temperature_paper.temperature_paper import CONDITIONS, MODELS
+from benchmarks.studies.models import minilm, train
+from benchmarks.studies.temperature_paper.temperature_paper import MODELS
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -59,7 +56,8 @@ def encoded(is_published: bool, cache: Path | None) -> tuple[float, dict[str, En
     model, exponent = minilm(), 1.0
     if not is_published:
         rows = calls.train.triplets(1, 0)
-        train(model, CONDITIONS["QNorm TempAggMRL"](model), rows, 0, **MODELS["MiniLM"].how)
+        loss = stm.TempAggMRLLoss(stm.prepare(model, "qnorm"), similarity="qnorm")
+        train(model, loss, rows, 0, **MODELS["MiniLM"].how)
         exponents = np.linspace(0, 1, 5)
         exponent = stm.calibrate_exponent(model, calls.dev, exponents).highest
     found = {}
@@ -75,19 +73,10 @@ def encoded(is_published: bool, cache: Path | None) -> tuple[float, dict[str, En
 # --- engines --------------------------------------------------------------------------------------
 
 
-def rabitq(d: Array, bits: int = 1, query_bits: int = 0, rotate: bool = False) -> Any:
-    """A flat RaBitQ index; 0 bits for the query mean a float query."""
+def rabitq(d: Array, bits: int = 1) -> Any:
+    """A flat RaBitQ index that reads float queries."""
     index = faiss.IndexRaBitQ(d.shape[1], faiss.METRIC_INNER_PRODUCT, bits)
-    index.qb = query_bits
-    if rotate:
-        index = faiss.IndexPreTransform(faiss.RandomRotationMatrix(d.shape[1], d.shape[1]), index)
-    index.train(d)
-    index.add(d)
-    return index
-
-
-def fast_scan(d: Array) -> Any:
-    index = faiss.IndexRaBitQFastScan(d.shape[1], faiss.METRIC_INNER_PRODUCT)
+    index.qb = 0
     index.train(d)
     index.add(d)
     return index
@@ -108,17 +97,11 @@ def cells(
     if "norm" in ours:
         yield "bits, rescored with norm", width // 8 + 2, ours["norm"], by_bits
     queries, documents = q.numpy(), np.ascontiguousarray(d.numpy())
-    for name, options in {
-        "RaBitQ": {},
-        "RaBitQ, rotated": {"rotate": True},
-        "RaBitQ, query of 4 bits": {"query_bits": 4},
-        "RaBitQ, 2 bits": {"bits": 2},
-        "RaBitQ, 4 bits": {"bits": 4},
-    }.items():
-        index = rabitq(documents, **options)
+    for bits in (1, 2, 4):
+        index = rabitq(documents, bits)
         size = index.sa_code_size()
         found = torch.from_numpy(index.search(queries, CANDIDATES)[1])
-        yield name, size, found[:, :10], found
+        yield f"RaBitQ, {bits} bits", size, found[:, :10], found
     if "norm" in ours:
         directions, norms = documents / sizes.numpy(), sizes[:, 0]
         index = rabitq(directions)
@@ -154,73 +137,6 @@ def measure(x: EncodedTask, exponent: float) -> list[list[Any]]:
     return rows
 
 
-# --- time -----------------------------------------------------------------------------------------
-
-
-def nouns(cache: Path | None) -> tuple[Array, Array]:
-    """Embeddings of 50 names and of all definitions."""
-    file = fetch("wordnet-base", cache) / "usr/share/wordnet/data.noun"
-    entries = list(synsets(file.read_text(encoding="utf-8").splitlines()))
-    model = static_model()
-    names = [entry.names[0] for entry in entries[:: len(entries) // 50][:50]]
-    return model.encode(names), model.encode([entry.text for entry in entries], batch_size=256)
-
-
-def clocked(call: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """Seconds of the fastest call, and what it returns."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        value = call()
-        times.append(time.perf_counter() - began)
-    return min(times), value
-
-
-def binary(d: Array) -> Any:
-    index = faiss.IndexBinaryFlat(d.shape[1])
-    index.add(np.packbits(d > 0, axis=1))
-    return index
-
-
-def rescored(index: Any, signs: NDArray[np.int8], norms: Array, q: Array) -> Any:
-    """The best 100 by bits, scored again by the float query and the norm."""
-    found = index.search(np.packbits(q > 0, axis=1), CANDIDATES)[1]
-    scores = np.einsum("nd,nkd->nk", q, signs[found], dtype=np.float32) * norms[found]
-    return np.take_along_axis(found, np.argsort(-scores, axis=1)[:, :10], axis=1)
-
-
-def flat(d: Array) -> Any:
-    index = faiss.IndexFlatIP(d.shape[1])
-    index.add(d)
-    return index
-
-
-def times(q: Array, d: Array) -> list[list[str]]:
-    signs, norms = np.where(d > 0, 1, -1).astype(np.int8), np.linalg.norm(d, axis=1)
-    best = np.argsort(-(q @ d.T), axis=1)[:, :10]
-    queries = np.packbits(q > 0, axis=1)
-
-    def search(index: Any) -> Any:
-        return index.search(q, 10)[1]
-
-    engines: dict[str, tuple[Callable[[Array], Any], Callable[[Any], Any]]] = {
-        "float32": (flat, search),
-        "bits": (binary, lambda index: index.search(queries, 10)[1]),
-        "bits, rescored with norm": (binary, lambda index: rescored(index, signs, norms, q)),
-        "RaBitQ, float query": (rabitq, search),
-        "RaBitQ, query of 8 bits": (partial(rabitq, query_bits=8), search),
-        "RaBitQ, query of 4 bits": (partial(rabitq, query_bits=4), search),
-        "RaBitQ, fast scan": (fast_scan, search),
-    }
-    rows = []
-    for name, (make, find) in engines.items():
-        building, index = clocked(partial(make, d), 2)
-        seconds, found = clocked(partial(find, index), 2)
-        recall = shared(best, found)
-        rows.append([name, f"{building:.2f}", f"{1e3 * seconds / len(q):.3f}", f"{recall:.3f}"])
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -235,8 +151,6 @@ def main() -> None:
             lines = markdown(head, measure(x, exponent), "rl")
             how = "published" if is_published else "QNorm"
             print("\n".join(["", f"### {how}, {task}, exponent {exponent:g}", "", *lines]))
-    head = ["engine", "build, s", "a query, ms", "recall@10"]
-    print("\n".join(["", *markdown(head, times(*nouns(cache)))]))
 
 
 if __name__ == "__main__":

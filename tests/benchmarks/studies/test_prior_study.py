@@ -1,13 +1,9 @@
-"""The study of the document prior and of the scale: data, the corrected loss, scoring, and what is
-stored."""
+"""The study of the document prior: data and scoring."""
 
 import pytest
 import torch
 from benchmarks.data import popularity as prior_data
-from benchmarks.studies import cells
 from benchmarks.studies.prior import prior
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -36,26 +32,6 @@ def test_log_p_counts_the_pairs(films):
         films.log_p(TITLES).exp(), (counts + 1) / (counts.sum() + len(TITLES))
     )
     assert films.rows["positive"][:] == [TITLES[film] for film in films.positives]
-
-
-def test_the_scale_of_the_batch_ignores_a_common_factor():
-    q, d = (
-        x.requires_grad_() for x in torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
-    )
-    films = StaticEmbedding(prior.film_tokens("ab"), embedding_weights=torch.randn(5, 8))
-    model, of = SentenceTransformer(modules=[films], device="cpu"), {}
-    for scale in ("auto", "batch"):
-        cell = cells.Cell("static", "wordnet", "dot", 0, 1, 4, 0.1, temperature=0.1, scale=scale)
-        loss = cells.objective(model, cell)
-        of[scale] = [
-            loss.compute_loss_from_embeddings([factor * q, factor * d]) for factor in (1.0, 3.0)
-        ]
-    torch.testing.assert_close(of["auto"][0], of["batch"][0])
-    torch.testing.assert_close(of["batch"][1], of["batch"][0])
-    assert not torch.isclose(of["auto"][1], of["auto"][0], rtol=0.1)
-    gradients = torch.autograd.grad(of["batch"][0], (q, d))
-    along = sum((x * g).sum() for x, g in zip((q, d), gradients, strict=True))
-    assert abs(along) < 1e-5  # no gradient along a common factor
 
 
 def test_ranking_with_the_prior():

@@ -27,6 +27,17 @@ def test_a_page_is_what_the_cells_give(page: Path) -> None:
     assert NOTHING[0] not in text
 
 
+def test_evidence_quotes_what_the_pages_have(tmp_path: Path, monkeypatch) -> None:
+    assert tables.unquoted() == []
+    research = tmp_path / "docs" / "research"
+    research.mkdir(parents=True)
+    (research / "one.md").write_text("gained +1.0 [+0.5, +1.5]", encoding="utf-8")
+    row = "| claim | +1.0 [+0.5, +1.5]; +2.0 | model | control | yes: [one](one.md) |"
+    (research / "index.md").write_text(row, encoding="utf-8")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    assert tables.unquoted() == ["one.md: +2.0"]
+
+
 @pytest.mark.parametrize(
     ("store", "cell"),
     [
