@@ -189,7 +189,7 @@ class EmbeddingLoss(PreparesModel):
         similarity: Similarity,
         terms: Sequence[Term] = (),
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and columns of documents (B, D) over the mean norms of queries and positives.
+        """Queries (B, D) and columns (B, D) of documents over the mean norms of queries, positives.
 
         Norms are those of the longest prefix of the terms. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
