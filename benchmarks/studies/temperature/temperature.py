@@ -34,9 +34,8 @@ from benchmarks.studies.cells import (
     stored_seeds,
 )
 from benchmarks.studies.estimates import NOTHING, in_points, markdown, show
+from benchmarks.studies.plot import draw
 from numpy.typing import NDArray
-
-from st_magnitude._plot import draw
 
 TAUS = (0.01, 0.02, 0.05, 0.1)
 LOW = 0.02  # a temperature that many retrievers are trained with
@@ -260,7 +259,7 @@ def picture(name: str, what: str) -> None:
         axis.grid()
 
     path = PICTURES / f"{what}-{name.replace(', ', '-')}.png"
-    path.write_bytes(draw(paint, (5.2, 3.6), "png"))
+    path.write_bytes(draw(paint, (5.2, 3.6)))
 
 
 def pictures() -> None:
