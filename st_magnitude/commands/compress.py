@@ -26,7 +26,7 @@ def compress(
 
     The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings,
     with their storage. Nothing is trained. Queries and corpus are encoded once. For a
-    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep,
+    MultiVectorEncoder, the table has the token vectors that norms, pooling and both keep,
     and --dims and --top-k do not apply.
     """
     from st_magnitude.saving.export import class_of

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr
+from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
-from st_magnitude.evaluation.metrics import raw_scoring_of, share_interval
+from st_magnitude.evaluation.metrics import raw_scoring_of
 from st_magnitude.geometry import risk_coverage
 from st_magnitude.result import Result
 from st_magnitude.similarity import Similarity
@@ -91,20 +92,21 @@ class Abstention(Result):
         return cls(**given | {"threshold": float(given["threshold"])})  # JSON has no infinity
 
     def tables(self) -> list[str]:
-        """The rule, its guarantee, and shares with exact 95 % intervals."""
+        """The rule, its guarantee, and shares with their exact 95 % intervals."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
             rule = "Answer no query: for the guarantee, use more queries or a larger risk:"
-        shown = "{:.3f} [{:.3f}, {:.3f}]"
-        coverage = shown.format(*share_interval(self.answered, self.queries))
-        risk = shown.format(*share_interval(self.wrong, self.answered))
-        return [
-            f"{rule}\n"
-            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
-            f"{self.unanswerable:.0%} of the queries have no answer\n"
-            f"coverage {coverage} of {self.queries} queries\n"
-            f"risk     {risk} of {self.answered} answers"
+        lines = [
+            f"{rule}\nrisk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
+            f"{self.unanswerable:.0%} of the queries have no answer"
         ]
+        counts = (("coverage", self.answered, self.queries), ("risk", self.wrong, self.answered))
+        for name, count, total in counts:
+            if total:
+                exact = binomtest(count, total).proportion_ci(method="exact")
+                share = f"{count / total:.3f} [{exact.low:.3f}, {exact.high:.3f}]"
+                lines.append(f"{name:8} {share} of {total}")
+        return ["\n".join(lines)]
 
 
 def calibrate_abstention(
@@ -180,7 +182,7 @@ def controlled_threshold(
 ) -> float:
     """The smallest threshold that passes the tests from the coverage ``start`` on, else infinity.
 
-    Other queries must have chosen ``start``; signals and wrong answers are (n,).
+    Other queries must have chosen ``start``. Signals and wrong answers are (n,).
     """
     thresholds, coverage, tails = _tests(values, is_wrong, risk)
     first = int(np.searchsorted(coverage, start))
