@@ -296,13 +296,12 @@ def test_geometry_goes_to_the_cpu_before_float64(
     # a Similarity, on the CPU
     monkeypatch.setattr(geometry.embeddings, "unit_rows", lambda matrix: matrix)
     rows, sample, other = (torch.randn(*shape, device=device) for shape in ((40, 8), (40,), (40,)))
-    for name in ("norms", "mean_cosine", "uniformity", "isoscore"):
+    for name in ("norms", "mean_cosine", "isoscore"):
         getattr(geometry, name)(rows)
     for name in ("cohens_d", "spearman", "paired_bootstrap"):
         getattr(geometry, name)(sample, other)
     geometry.risk_coverage(sample, sample > 0)
     geometry.adjusted_cohens_d(sample, other, sample > 0)
-    geometry.alignment(rows, rows)
 
 
 def test_encoded_tasks_leave_apples_gpus(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.similarity import COSINE, Similarity
@@ -45,7 +44,7 @@ class Judgment:
 
 
 def judge(
-    differences: Any, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
+    differences: ArrayLike, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
 ) -> Judgment:
     """Judges a mean difference by an interval that holds for few queries and few changes, too.
 
