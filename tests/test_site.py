@@ -28,7 +28,7 @@ PUBLIC = [
         "similarity",
         "training",
     ),
-    *("data.retrieval", "diagnosis.page", "evaluation.calibration"),
+    *("data.retrieval", "diagnosis.findings", "evaluation.calibration"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py

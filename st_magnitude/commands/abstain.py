@@ -19,7 +19,6 @@ def abstain(
     confirm: Annotated[str | None, Option(help="Another split, which measures the rule.")] = None,
     risk: Annotated[float, Option(help="Largest share of wrong answers.")] = 0.1,
     delta: Annotated[float, Option(help="Probability that the guarantee fails.")] = 0.05,
-    signal: Annotated[str, Option(help="score, gap (first minus second), or auto.")] = "auto",
     output: Annotated[Path | None, folder("Folder for abstention.json.")] = None,
     seed: Annotated[int, Option(help="Seed for the two parts.")] = 0,
 ) -> Figures:
@@ -36,7 +35,7 @@ def abstain(
     check_held_out(judged.data, judged.split, confirm)
     others, encode = None if confirm is None else judged.read(confirm), judged.encode
     encoder, data = judged.load(model)
-    rule = calibrate_abstention(encoder, data, risk, delta, signal, judged.similarity, seed, encode)
+    rule = calibrate_abstention(encoder, data, risk, delta, judged.similarity, seed, encode)
     typer.echo(str(rule))
     confirmed = None if others is None else rule.measure(encoder, others, encode)
     if confirmed is not None:

@@ -22,20 +22,18 @@ def diagnose(
     seed: Annotated[int, Option(help="Seed for the halves and the intervals.")] = 0,
     verbose: Annotated[bool, Option(help="Print all measurements, too.")] = False,
     output: Annotated[
-        Path | None, folder("Folder for diagnosis.json and report.html, which are replaced.")
+        Path | None, folder("Folder for diagnosis.json and diagnosis.md, which are replaced.")
     ] = None,
 ) -> Figures:
     """Measure what would help a model on your queries.
 
     The command measures norm, storage and centring, and says what to do. Nothing is trained.
     Queries and corpus are encoded once. A recommended change has a gain whose 95 % interval
-    excludes zero on queries that were not used to choose it; use some hundreds of queries. The page
-    needs the extra "plot".
+    excludes zero on queries that were not used to choose it; use some hundreds of queries.
     """
     from st_magnitude.data.beir import check_held_out, relevant_documents, splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run
-    from st_magnitude.diagnosis.page import measurements, write_page
 
     check_held_out(judged.data, judged.split)
     encoder, data = judged.load(model)
@@ -56,12 +54,11 @@ def diagnose(
     )
     typer.echo(str(found))
     if verbose:
-        typer.echo(f"\n{measurements(found)}")
+        typer.echo("".join(f"\n{table}\n" for table in found.measurements))
     if output is not None:
         found.save(output / "diagnosis.json")
-        typer.echo(f"Saved {output / 'diagnosis.json'}.")
-        try:
-            typer.echo(f"Saved {write_page(found, output)}.")
-        except ImportError as error:
-            typer.secho(f"report.html was not written: {error}", err=True)
+        tables = [table.to_markdown() for table in found.measurements]
+        text = "\n\n".join([found.to_markdown(), *tables])
+        (output / "diagnosis.md").write_text(f"{text}\n", encoding="utf-8")
+        typer.echo(f"Saved diagnosis.json and diagnosis.md in {output}.")
     return found.to_dict()

@@ -1,1 +1,1 @@
-"""diagnose: what a model's own figures recommend, as an object, as text and as a page."""
+"""diagnose: what a model's own figures recommend, as an object and as text."""

@@ -11,6 +11,7 @@ from st_magnitude import geometry
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
+    NO_MAGNITUDE,
     NOT_ENOUGH,
     Array,
     Geometry,
@@ -23,10 +24,6 @@ from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.evaluation.metrics import Judgment
 from st_magnitude.similarity import Similarity
 
-NO_MAGNITUDE = (
-    "All norms are 1, and the embeddings before the normalization cannot be reached, so there are "
-    "no norms to measure."
-)
 UNDECIDED = "The interval allows both: judge more queries."
 VERDICTS = {"better": DO, "no better": NO_BENEFIT, "worse": NO_BENEFIT, "undecided": NOT_ENOUGH}
 DROPPED_SHARES = (0.25, 0.5, 0.75)

@@ -1,21 +1,26 @@
-"""The figures and recommendations of `diagnose`, and the short text that printing them shows."""
+"""The figures and recommendations of `diagnose`, as text and as tables."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from st_magnitude.evaluation.compression import CompressionCell
-from st_magnitude.result import Result
+from st_magnitude.evaluation.compression import CompressionCell, table
+from st_magnitude.evaluation.metrics import judge
+from st_magnitude.result import Result, Table
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Interval = tuple[float, float, float]  # gain, low, high
 
 DO, NO_BENEFIT, NOT_ENOUGH = "do", "no benefit expected", "not enough data"
+NO_MAGNITUDE = (
+    "All norms are 1, and the embeddings before the normalization cannot be reached, so there are "
+    "no norms to measure."
+)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -91,7 +96,7 @@ class Diagnosis(Result):
     """The result of `diagnose`.
 
     ``print(diagnosis)`` shows the recommendations, and ``diagnosis["exponent"]`` is one of them.
-    `st_magnitude.diagnosis.page` shows all figures.
+    `measurements` are the tables of all figures.
     """
 
     model: str  # hub id or the end of the path of the model
@@ -148,5 +153,67 @@ class Diagnosis(Result):
         )
 
     def tables(self) -> list[str]:
-        """The facts, all recommendations and the legend; the page has the tables."""
+        """The facts, all recommendations and the legend."""
         return [self.facts, *map(str, self.ordered), self.legend]
+
+    @property
+    def measurements(self) -> list[Table]:
+        """Norms, nDCG@10 by exponent, storage, directions, and the settings."""
+        title = f"nDCG@10 by dimensions and precision, measured with {self.recommended}. Stars mark"
+        storage = replace(table(self.cells), title=f"{title} the best at their size.")
+        return [self._norms(), self._exponents(), storage, self._directions(), self._settings()]
+
+    def _norms(self) -> Table:
+        sides = (self.queries, self.documents)
+        rows: list[list[object]] = [
+            ["mean", *(side.mean for side in sides)],
+            ["coefficient of variation (CV)", *(side.cv for side in sides)],
+        ]
+        for i, share in enumerate(QUANTILES):
+            rows.append([f"{share:.0%} quantile", *(side.quantiles[i] for side in sides)])
+        rows += [
+            ["rank correlation with the number of words", *(x.length_spearman for x in sides)],
+            ["Cohen's d, relevant to a query or to none", None, self.cohens_d],
+            ["the same, with the words regressed out", None, self.adjusted_cohens_d],
+        ]
+        title = (
+            "Norms of raw embeddings. With a CV below about 0.05 the norm is noise, from 0.1 it "
+            "may carry information (arXiv 2602.09229, App. M)."
+        )
+        note = "" if self.has_magnitude else NO_MAGNITUDE
+        if self.has_magnitude and self.normalizes:
+            note = "The model ends in Normalize: these norms come from before it and are not used."
+        return Table(["measure", "queries", "documents"], rows, title, note)
+
+    def _exponents(self) -> Table:
+        choice = self.exponent
+        today = choice.ndcg(choice.present)
+        marks = {f"{choice.present:.2g}": "today", f"{choice.candidate:.2g}": "chosen by one half"}
+        rows = []
+        for exponent, values in zip(choice.exponents, choice.per_query, strict=True):
+            gain = judge(values - today, num_samples=2000).gain
+            name = f"{exponent:.2g}"
+            rows.append([name, values.mean(), gain, marks.get(name, "")])
+        title = f"nDCG@10 of all {len(self.query_ids):,} queries by document exponent"
+        return Table(["exponent", "nDCG@10", "minus today [95 %]", ""], rows, title)
+
+    def _directions(self) -> Table:
+        shape = self.geometry
+        rows = [
+            ["IsoScore", shape.isoscore, "1: variance is even over all dimensions, 0: one line"],
+            ["highest IsoScore", shape.isoscore_ceiling, "of an isotropic sample of this size"],
+            ["mean cosine", shape.mean_cosine, "over all pairs; 0 for random directions"],
+        ]
+        title = f"Directions of {len(self.document_ids):,} documents in {shape.dim} dimensions"
+        return Table(["measure", "value", "meaning"], rows, title)
+
+    def _settings(self) -> Table:
+        unjudged = "queries whose own text is a document that is not judged relevant"
+        rows = [
+            ["model", self.model],
+            ["scored today by", f"{self.similarity} (exponent {self.exponent.present:.2g})"],
+            ["ends in Normalize", "yes" if self.normalizes else "no"],
+            [unjudged, f"{self.own_text_unjudged:.0%}"],
+            *([name, str(value)] for name, value in self.settings.items()),
+        ]
+        return Table(["setting", "value"], rows, "Model, arguments and versions")

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr
+from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
-from st_magnitude.evaluation.metrics import raw_scoring_of, share_interval
+from st_magnitude.evaluation.metrics import raw_scoring_of
 from st_magnitude.geometry import risk_coverage
 from st_magnitude.result import Result
 from st_magnitude.similarity import Similarity
@@ -62,7 +62,7 @@ class Abstention(Result):
         """The similarity of the scores, which divides by the norm of the query."""
         return Similarity(1.0, self.document_exponent)
 
-    def answers(self, scores: Any) -> NDArray[np.bool_]:
+    def answers(self, scores: ArrayLike) -> NDArray[np.bool_]:
         """Whether to answer each query, (n,), by the scores of its best documents, (n, >= 2).
 
         Example:
@@ -79,7 +79,10 @@ class Abstention(Result):
         return replace(self, queries=len(scores), answered=int(answered.sum()), wrong=wrong)
 
     def measure(
-        self, model: SentenceTransformer, data: RetrievalData, encode: Any = None
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        encode: Mapping[str, Any] | None = None,
     ) -> Abstention:
         """The rule with what it does on other data."""
         return self.tested(*first_documents(model, data, self.similarity, encode))
@@ -91,20 +94,21 @@ class Abstention(Result):
         return cls(**given | {"threshold": float(given["threshold"])})  # JSON has no infinity
 
     def tables(self) -> list[str]:
-        """The rule, its guarantee, and shares with exact 95 % intervals."""
+        """The rule, its guarantee, and shares with their exact 95 % intervals."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
             rule = "Answer no query: for the guarantee, use more queries or a larger risk:"
-        shown = "{:.3f} [{:.3f}, {:.3f}]"
-        coverage = shown.format(*share_interval(self.answered, self.queries))
-        risk = shown.format(*share_interval(self.wrong, self.answered))
-        return [
-            f"{rule}\n"
-            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
-            f"{self.unanswerable:.0%} of the queries have no answer\n"
-            f"coverage {coverage} of {self.queries} queries\n"
-            f"risk     {risk} of {self.answered} answers"
+        lines = [
+            f"{rule}\nrisk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
+            f"{self.unanswerable:.0%} of the queries have no answer"
         ]
+        counts = (("coverage", self.answered, self.queries), ("risk", self.wrong, self.answered))
+        for name, count, total in counts:
+            if total:
+                exact = binomtest(count, total).proportion_ci(method="exact")
+                share = f"{count / total:.3f} [{exact.low:.3f}, {exact.high:.3f}]"
+                lines.append(f"{name:8} {share} of {total}")
+        return ["\n".join(lines)]
 
 
 def calibrate_abstention(
@@ -112,7 +116,6 @@ def calibrate_abstention(
     data: RetrievalData,
     risk: float = 0.1,
     delta: float = 0.05,
-    signal: str = "auto",
     similarity: Similarity | str | None = None,
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
@@ -120,8 +123,9 @@ def calibrate_abstention(
     """Finds when to answer: at most a share ``risk`` of the answers is wrong.
 
     The answer to a query is its first document, and wrong if that is not relevant. A random 30 % of
-    the queries choose the signal and a first threshold. The others test this threshold and then
-    lower ones, up to the first that fails the exact binomial test:
+    the queries choose the signal, score or gap, by the area of risk over coverage, and a first
+    threshold. The others test this threshold and then lower ones, up to the first that fails the
+    exact binomial test:
 
         P( Binomial(answers, risk) <= wrong answers ) <= delta
 
@@ -132,8 +136,6 @@ def calibrate_abstention(
         data: Validation queries, with those that no document answers, the corpus and judgments.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
-        signal: ``"score"``, ``"gap"`` (first score minus second), or ``"auto"`` for the one with
-            the smaller area of risk by coverage.
         similarity: The similarity that ranks; by default the model's own, cosine if it normalises.
         seed: Seed for the two parts.
         encode: Options of `st_magnitude.data.task.encode_texts`, such as ``{"batch_size": 64}``.
@@ -147,7 +149,6 @@ def calibrate_abstention(
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
             raise ValueError(f"{name} must be strictly between 0 and 1; got {value}.")
-    one_of("signal", signal, ("auto", *SIGNALS))
     unanswerable = 1 - len(data.relevant) / len(data.queries)
     if not unanswerable:
         logger.warning(
@@ -156,11 +157,13 @@ def calibrate_abstention(
             "score 0."
         )
     exponent = raw_scoring_of(model, similarity).exponents[1]
-    rule = Abstention(signal, math.inf, exponent, risk, delta, unanswerable)
+    rule = Abstention("auto", math.inf, exponent, risk, delta, unanswerable)
     return calibrated(rule, *first_documents(model, data, rule.similarity, encode), seed)
 
 
-def calibrated(rule: Abstention, scores: Array, is_wrong: Any, seed: int = 0) -> Abstention:
+def calibrated(
+    rule: Abstention, scores: Array, is_wrong: NDArray[np.bool_], seed: int = 0
+) -> Abstention:
     """A rule with the signal and the threshold that the result of `first_documents` gives."""
     chooses = np.random.default_rng(seed).permutation(len(scores)) < CHOOSING * len(scores)
     tests = ~chooses
@@ -176,11 +179,11 @@ def calibrated(rule: Abstention, scores: Array, is_wrong: Any, seed: int = 0) ->
 
 
 def controlled_threshold(
-    values: Array, is_wrong: Any, start: float, risk: float, delta: float
+    values: Array, is_wrong: NDArray[np.bool_], start: float, risk: float, delta: float
 ) -> float:
     """The smallest threshold that passes the tests from the coverage ``start`` on, else infinity.
 
-    Other queries must have chosen ``start``; signals and wrong answers are (n,).
+    Other queries must have chosen ``start``. Signals and wrong answers are (n,).
     """
     thresholds, coverage, tails = _tests(values, is_wrong, risk)
     first = int(np.searchsorted(coverage, start))
@@ -188,18 +191,21 @@ def controlled_threshold(
     return float(thresholds[first + passed - 1]) if passed else math.inf
 
 
-def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Array]:
+def _tests(values: Array, is_wrong: NDArray[np.bool_], risk: float) -> tuple[Array, Array, Array]:
     """All thresholds from the highest down, their coverage, and the tails of wrong answers."""
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equals
-    wrong = np.cumsum(np.asarray(is_wrong)[order])[last]
+    wrong = np.cumsum(is_wrong[order])[last]
     distinct = values[order][last]
     thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])  # safe from rounding
     return thresholds, (last + 1) / len(values), bdtr(wrong, last + 1, risk)
 
 
 def first_documents(
-    model: SentenceTransformer, data: RetrievalData, similarity: Similarity, encode: Any = None
+    model: SentenceTransformer,
+    data: RetrievalData,
+    similarity: Similarity,
+    encode: Mapping[str, Any] | None = None,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
     needed = 2 + bool(data.own)

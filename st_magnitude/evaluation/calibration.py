@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
@@ -104,7 +104,11 @@ class ExponentCurve(Result):
 
 
 def _curve_table(
-    name: str, values: Any, ndcg: Any, marks: Mapping[float, str], title: str
+    name: str,
+    values: Iterable[float],
+    ndcg: Iterable[float],
+    marks: Mapping[float, str],
+    title: str,
 ) -> Table:
     """A row for each value of a sweep, with the mark of some."""
     rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, ndcg, strict=True)]
@@ -120,7 +124,7 @@ def check_keeps_norm(model: SentenceTransformer) -> None:
 def calibrate_exponent(
     model: SentenceTransformer,
     data: RetrievalData,
-    exponents: Any = None,
+    exponents: ArrayLike | None = None,
     num_samples: int = 10_000,
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
@@ -285,7 +289,7 @@ class PriorCurve(Result):
 def calibrate_prior(
     model: SentenceTransformer,
     data: RetrievalData,
-    log_p: Mapping[str, float] | Sequence[float] | NDArray[Any],
+    log_p: Mapping[str, float] | Sequence[float] | NDArray[np.float64],
     similarity: Similarity | str | None = None,
     num_samples: int = 10_000,
     seed: int = 0,
@@ -368,7 +372,9 @@ def prior_curve(
     return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
 
 
-def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
+def aligned_prior(
+    data: RetrievalData, log_p: Mapping[str, float] | Sequence[float] | NDArray[np.float64]
+) -> NDArray[np.float64]:
     """log p(d) in the order of ``data.document_ids``, (m,)."""
     if not isinstance(log_p, Mapping):
         log_p = dict(zip(data.corpus, log_p, strict=True))

@@ -27,9 +27,12 @@ from st_magnitude.surgery.projection import principal_axes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "table"]
 
 logger = logging.getLogger(__name__)
+
+# (dim, precision, rescoring), with "pca" as a fourth for principal axes
+Format = tuple[int, str, str] | tuple[int, str, str, str]
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
@@ -104,8 +107,7 @@ class CompressionEvaluator(SearchEvaluator):
     for every cell.
 
     Attributes:
-        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table` and
-            `pareto`.
+        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``,
             ``"pca"`` as a fourth.
 
@@ -156,7 +158,7 @@ class CompressionEvaluator(SearchEvaluator):
         self.top_k = whole_number("top_k", top_k)
         self.pca = pca
         self.cells: list[CompressionCell] = []
-        self.per_query: dict[tuple[Any, ...], NDArray[np.float64]] = {}
+        self.per_query: dict[Format, NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and fills the grid."""
@@ -190,7 +192,7 @@ def measure_formats(
     precisions: Sequence[str] = PRECISIONS,
     top_k: int = 100,
     pca: bool = True,
-) -> dict[tuple[Any, ...], NDArray[np.float64]]:
+) -> dict[Format, NDArray[np.float64]]:
     """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each.
 
     The keys are (dim, precision, rescoring), with ``"pca"`` as a fourth for principal axes. Of
@@ -199,7 +201,7 @@ def measure_formats(
     """
     full = encoded.queries.shape[1]
     sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
-    found: dict[tuple[Any, ...], NDArray[np.float64]] = {}
+    found: dict[Format, NDArray[np.float64]] = {}
 
     def measure(task: EncodedTask, dim: int, kinds: Sequence[str], *axes: str) -> None:
         # In float32, powers of equal norms can differ by their place in the array.
@@ -229,7 +231,7 @@ def measure_formats(
 
 
 def compression_cells(
-    per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int
+    per_query: Mapping[Format, NDArray[np.float64]], full: int
 ) -> list[CompressionCell]:
     """Cells from the result of `measure_formats`; the reference is ``full`` in float32."""
     means = {key: float(values.mean()) for key, values in per_query.items()}
@@ -244,20 +246,8 @@ def compression_cells(
     return cells
 
 
-def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
-    """The cells that no other beats in bytes or nDCG@10 without losing in the other, by size."""
-
-    def is_dominated(cell: CompressionCell) -> bool:
-        own = (-cell.bytes_per_document, cell.ndcg)
-        points = ((-other.bytes_per_document, other.ndcg) for other in cells)
-        return any(p != own and p[0] >= own[0] and p[1] >= own[1] for p in points)
-
-    kept = [cell for cell in cells if not is_dominated(cell)]
-    return sorted(kept, key=lambda cell: cell.bytes_per_document)
-
-
 def table(cells: Sequence[CompressionCell]) -> Table:
-    """A row for each cell, with a star at those of `pareto`.
+    """A row for each cell, with a star where no other is smaller and as good, or better.
 
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
@@ -268,13 +258,12 @@ def table(cells: Sequence[CompressionCell]) -> Table:
         Within one point of all dimensions: 384 dimensions in float32, 1,536 bytes a
         document.
     """
-    full = largest(cells)
-    best = pareto(cells)
+    full = max(cells, key=lambda cell: cell.bytes_per_document)  # all dimensions in float32
     columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]
     rows = []
     for cell in cells:
         size = cell.bytes_per_document
-        star = "*" if cell in best else ""
+        star = "" if any(_beats(other, cell) for other in cells) else "*"
         dim = f"{cell.dim} PCA" if cell.axes == "pca" else cell.dim
         ratio = f"{full.bytes_per_document / size:.1f}x"
         figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
@@ -285,9 +274,11 @@ def table(cells: Sequence[CompressionCell]) -> Table:
     return Table([*columns, "100M docs"], rows, note=f"Within one point of all dimensions: {what}.")
 
 
-def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
-    """The cell with the most bytes, which after an evaluation holds all dimensions in float32."""
-    return max(cells, key=lambda cell: cell.bytes_per_document)
+def _beats(cell: CompressionCell, other: CompressionCell) -> bool:
+    """Whether a cell loses neither in bytes nor in nDCG@10 and wins in one of them."""
+    saved = other.bytes_per_document - cell.bytes_per_document
+    gain = cell.ndcg - other.ndcg
+    return min(saved, gain) >= 0 and max(saved, gain) > 0
 
 
 def search_compressed(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LateInteractionEvaluator", "TokenCell"]
 
 # pooling first: others are compared with it
-METHODS = ("pooling", "norm", "norm+pooling", "random", "first", "idf")
+METHODS = ("pooling", "norm", "norm+pooling")
 SHARES = (0.5, 0.25, 0.15, 0.1, 0.05)
 EXPONENTS = (0.0, 0.5, 0.75, 1.0)
 
@@ -58,25 +58,20 @@ class LateInteractionEvaluator(SearchEvaluator):
       protected tokens, with the smallest ``pool_factor`` that keeps no more;
     - ``norm``: the tokens with the largest norms, as `st_magnitude.NormPruning` does with one
       threshold;
-    - ``norm+pooling``: sqrt(share) of the tokens by norm, which pooling then brings to the share;
-    - ``random``; ``first``, the first tokens of a document; ``idf``, the tokens of the largest
-      log(m / m_t), with m documents, m_t of which contain the token, special tokens too.
+    - ``norm+pooling``: sqrt(share) of the tokens by norm, which pooling then brings to the share.
 
     What is kept is stored as d / |d|^exponent and searched exhaustively by the model's MaxSim. The
-    exponent of every cell is 0, 0.5, 0.75 or 1, whichever has the highest nDCG@10 on ``dev``; of
-    several, the largest, because an index of unit vectors is what every store takes. Pooled vectors
-    have norm 1. The corpus is encoded once.
+    exponent of every cell is 0, 0.5, 0.75 or 1, whichever has the highest nDCG@10, which is
+    optimistic; of several, the largest, because an index of unit vectors is what every store takes.
+    Pooled vectors have norm 1. The corpus is encoded once.
 
     The keys are ``full_ndcg@10``, the primary metric, and ``{method}_{percent}_ndcg@10``, such as
-    ``norm_15_ndcg@10``. A model whose tokens are normalised has no ``norm`` and ``norm+pooling``,
-    and one that pools tokens has no ``idf``.
+    ``norm_15_ndcg@10``. A model whose tokens are normalised has only ``pooling``.
 
     Args:
         shares: Shares of the vectors to keep, below 1. All vectors are always measured.
         methods: Some of the methods above. Pooling takes the longest, several milliseconds for each
             document.
-        dev: Queries and judgments in the same corpus that choose the exponents; by default those
-            that are measured, which is optimistic.
         similarity: Fixes the exponents of both sides. By default queries are scored as the model
             encodes them.
 
@@ -100,8 +95,8 @@ class LateInteractionEvaluator(SearchEvaluator):
         >>> judged = {"q": {"d2"}}
         >>> evaluator = LateInteractionEvaluator({"q": "bees"}, corpus, judged, shares=[0.25])
         >>> metrics = evaluator(model)
-        >>> metrics["norm_25_ndcg@10"], round(metrics["first_25_ndcg@10"], 2)
-        (1.0, 0.63)
+        >>> metrics["norm_25_ndcg@10"]
+        1.0
 
     Source: Khattab and Zaharia, ColBERT, SIGIR 2020, for MaxSim; Clavié et al., arXiv 2409.14683,
     for pooling.
@@ -118,7 +113,6 @@ class LateInteractionEvaluator(SearchEvaluator):
         relevant_docs: Judgments,
         shares: Sequence[float] = SHARES,
         methods: Collection[str] = METHODS,
-        dev: RetrievalData | None = None,
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
@@ -126,9 +120,6 @@ class LateInteractionEvaluator(SearchEvaluator):
             one_of("methods", method, METHODS)
         self.shares = sorted(set(shares), reverse=True)
         self.methods = [method for method in METHODS if method in methods]
-        self.measured = [self.task]  # the first chooses the exponents
-        if dev is not None:
-            self.measured.insert(0, RetrievalData(dev.queries, corpus, dev.relevant))
         gammas = EXPONENTS if self.similarity is None else [self.similarity.exponents[1]]
         self.document_sides = [Similarity(document=gamma) for gamma in gammas]
         self.cells: list[TokenCell] = []
@@ -150,29 +141,28 @@ class LateInteractionEvaluator(SearchEvaluator):
                 "LateInteractionEvaluator needs a MultiVectorEncoder, got a "
                 f"{type(model).__name__}."
             )
-        asked = [(data, self._encode_queries(model, data)) for data in self.measured]
-        tokens, sizes, ids = self._encode_documents(model)
-        importance = _importances(tokens, sizes, ids)
-        possible = [m for m in self.methods if m in importance or m == "pooling"]
+        queries = self._encode_queries(model)
+        tokens, sizes = self._encode_documents(model)
+        norms = torch.linalg.vector_norm(tokens, dim=1).cpu().numpy()
+        has_norms = not are_unit(norms)
+        possible = [method for method in self.methods if has_norms or method == "pooling"]
         ways = [("full", 1.0), *((method, s) for s in self.shares for method in possible)]
         self.cells = []
         self.per_query = {}
         for method, share in ways:
             kept = tokens
             kept_sizes = sizes
-            if method in importance:
-                by_importance = math.sqrt(share) if method == "norm+pooling" else share
-                kept, kept_sizes = keep(tokens, sizes, importance[method], by_importance)
+            if method.startswith("norm"):
+                by_norm = math.sqrt(share) if method == "norm+pooling" else share
+                kept, kept_sizes = keep(tokens, sizes, norms, by_norm)
             is_pooled = "pooling" in method
             if is_pooled:
                 kept, kept_sizes = pool(kept, kept_sizes, round(share * len(tokens)))
-            sides = [COSINE] if is_pooled or "norm" not in importance else self.document_sides
+            sides = self.document_sides if has_norms and not is_pooled else [COSINE]
             stored = [side.document(kept).split(kept_sizes) for side in sides]
-            found = [_search(model, *asked[0], vectors) for vectors in stored]
+            found = [_search(model, self.task, queries, vectors) for vectors in stored]
             best = highest_rows(np.stack(found))[-1]
             values = found[best]
-            if len(asked) > 1:
-                values = _search(model, *asked[1], stored[best])
             pooled = self.per_query.get(("pooling", share))
             versus = None if pooled is None else paired_bootstrap(values, pooled)
             self.per_query[method, share] = values
@@ -194,31 +184,23 @@ class LateInteractionEvaluator(SearchEvaluator):
         given = {k.removeprefix(role): p for k, p in self.prompts.items() if k.startswith(role)}
         return self.encoding | given
 
-    def _encode_queries(self, model: MultiVectorEncoder, data: RetrievalData) -> list[Tensor]:
+    def _encode_queries(self, model: MultiVectorEncoder) -> list[Tensor]:
         """The token vectors of every query that counts, (t, D) each."""
-        texts = [data.queries[query] for query in data.query_ids]
+        texts = [self.task.queries[query] for query in self.queries_ids]
         queries = model.encode_query(texts, **self._side("query_"))
         sums = torch.stack([query.float().sum() for query in queries])
-        check_finite(sums[:, None], "query", data.query_ids)
+        check_finite(sums[:, None], "query", self.queries_ids)
         return [(self.similarity or DOT).query(query.float()) for query in queries]
 
-    def _encode_documents(
-        self, model: MultiVectorEncoder
-    ) -> tuple[Tensor, list[int], NDArray[np.int64] | None]:
-        """Token vectors of all documents, (T, D), their number in each, and token ids, (T,)."""
+    def _encode_documents(self, model: MultiVectorEncoder) -> tuple[Tensor, list[int]]:
+        """Token vectors of all documents, (T, D), and their number in each."""
         ids = self.task.document_ids
-        vectors = []
-        tokens = []
         texts = [self.task.corpus[document] for document in ids]
-        for features in model.encode_document(texts, output_value=None, **self._side("corpus_")):
-            mask = features["attention_mask"].bool()
-            vectors.append(features["token_embeddings"][mask].float())
-            if features["input_ids"].shape == mask.shape:  # else the model has pooled them
-                tokens.append(features["input_ids"][mask].cpu())
+        encoded = model.encode_document(texts, **self._side("corpus_"))
+        vectors = [document.float() for document in encoded]
         sums = torch.stack([document.sum() for document in vectors])
         check_finite(sums[:, None], "document", ids)
-        known = torch.cat(tokens).numpy() if len(tokens) == len(ids) else None
-        return torch.cat(vectors), [len(document) for document in vectors], known
+        return torch.cat(vectors), [len(document) for document in vectors]
 
 
 def _search(
@@ -239,29 +221,12 @@ def _search(
     return ndcg(gains, [grades.values() for grades in data.columns])
 
 
-def _importances(
-    tokens: Tensor, sizes: list[int], ids: NDArray[np.int64] | None
-) -> dict[str, NDArray[Any]]:
-    """Values by which methods keep the largest, (T,), of the methods that the model allows."""
-    norms = torch.linalg.vector_norm(tokens, dim=1).cpu().numpy()
-    found: dict[str, NDArray[Any]] = {}
-    if not are_unit(norms):
-        found = {"norm": norms, "norm+pooling": norms}
-    found["random"] = np.random.default_rng(0).random(len(norms))
-    found["first"] = np.concatenate([-np.arange(size) / max(size, 1) for size in sizes])
-    if ids is not None:
-        document = np.repeat(np.arange(len(sizes)), sizes)
-        pairs = np.unique(ids * len(sizes) + document)  # a token counts once in each document
-        found["idf"] = -np.log(np.bincount(pairs // len(sizes))[ids])  # log m is the same for all
-    return found
-
-
 def keep(
-    tokens: Tensor, sizes: list[int], importance: NDArray[Any], share: float
+    tokens: Tensor, sizes: list[int], norms: NDArray[np.float32], share: float
 ) -> tuple[Tensor, list[int]]:
-    """The most important token of each document, then of all others: -> (share · T, D)."""
+    """The token of the largest norm of each document, then of all others: -> (share · T, D)."""
     document = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.argsort(-importance, kind="stable")
+    order = np.argsort(-norms, kind="stable")
     _, first = np.unique(document[order], return_index=True)  # of every document
     kept = np.zeros(len(order), dtype=bool)
     kept[order[first]] = True

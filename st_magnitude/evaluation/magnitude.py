@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +79,9 @@ class MagnitudeEvaluator(SearchEvaluator):
         return metrics
 
 
-def _mrr_recall_map(hits: NDArray[np.bool_], relevant: Any) -> dict[str, NDArray[np.float64]]:
+def _mrr_recall_map(
+    hits: NDArray[np.bool_], relevant: Sequence[Sized]
+) -> dict[str, NDArray[np.float64]]:
     """Metrics of the best 100 documents of every query: (n, <= 100) and n collections -> (n,)."""
     number = np.array([len(row) for row in relevant])
     ranks = np.arange(1, hits.shape[1] + 1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import betaincinv
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.similarity import COSINE, Similarity
@@ -22,7 +20,6 @@ __all__ = [
     "model_name",
     "raw_scoring_of",
     "scoring_of",
-    "share_interval",
     "word_counts",
 ]
 
@@ -47,7 +44,7 @@ class Judgment:
 
 
 def judge(
-    differences: Any, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
+    differences: ArrayLike, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
 ) -> Judgment:
     """Judges a mean difference by an interval that holds for few queries and few changes, too.
 
@@ -165,20 +162,6 @@ def model_name(model: SentenceTransformer) -> str:
         return " + ".join(type(module).__name__ for module in model)
     path = Path(known)
     return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
-
-
-def share_interval(count: float, total: int) -> tuple[float, float, float]:
-    """A share with its exact 95 % interval (Clopper and Pearson): (share, low, high); nan of 0.
-
-    Example:
-        >>> [round(x, 3) for x in share_interval(2, 50)]
-        [0.04, 0.005, 0.137]
-    """
-    if not total:
-        return float("nan"), float("nan"), float("nan")
-    low = betaincinv(count, total - count + 1, 0.025) if count > 0 else 0.0
-    high = betaincinv(count + 1, total - count, 0.975) if count < total else 1.0
-    return count / total, float(low), float(high)
 
 
 def word_counts(texts: Iterable[str]) -> NDArray[np.float64]:

@@ -6,13 +6,11 @@ ValueError. Evaluators, callbacks and reports measure with these functions and n
 """
 
 from st_magnitude.geometry.embeddings import (
-    alignment,
     intrinsic_dimension,
     isoscore,
     isoscore_ceiling,
     mean_cosine,
     norms,
-    uniformity,
 )
 from st_magnitude.geometry.statistics import (
     adjusted_cohens_d,
@@ -22,12 +20,10 @@ from st_magnitude.geometry.statistics import (
     paired_bootstrap,
     risk_coverage,
     spearman,
-    symmetry_gap,
 )
 
 __all__ = [
     "adjusted_cohens_d",
-    "alignment",
     "coefficient_of_variation",
     "cohens_d",
     "intrinsic_dimension",
@@ -39,6 +35,4 @@ __all__ = [
     "paired_bootstrap",
     "risk_coverage",
     "spearman",
-    "symmetry_gap",
-    "uniformity",
 ]

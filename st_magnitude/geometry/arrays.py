@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from st_magnitude.similarity import COSINE
@@ -14,7 +12,7 @@ from st_magnitude.similarity import COSINE
 Array = NDArray[np.float64]
 
 
-def float64(x: Any) -> Array:
+def float64(x: ArrayLike) -> Array:
     """An array, tensor, list of tensors or nested list in float64."""
     if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
         x = torch.stack(list(x))
@@ -23,7 +21,7 @@ def float64(x: Any) -> Array:
     return np.asarray(x, dtype=np.float64)
 
 
-def matrix_of(x: Any, at_least: int = 1) -> Array:
+def matrix_of(x: ArrayLike, at_least: int = 1) -> Array:
     """Checked embeddings, (n, D) in float64."""
     matrix = float64(x)
     if matrix.ndim != 2 or len(matrix) < at_least:
@@ -34,7 +32,7 @@ def matrix_of(x: Any, at_least: int = 1) -> Array:
     return matrix
 
 
-def sample_of(x: Any, name: str, at_least: int) -> Array:
+def sample_of(x: ArrayLike, name: str, at_least: int) -> Array:
     """Checked one-dimensional sample, (n,) in float64."""
     sample = float64(x)
     if sample.ndim != 1 or len(sample) < at_least:
@@ -45,7 +43,7 @@ def sample_of(x: Any, name: str, at_least: int) -> Array:
     return sample
 
 
-def same_length(a: Any, b: Any, at_least: int = 2) -> tuple[Array, Array]:
+def same_length(a: ArrayLike, b: ArrayLike, at_least: int = 2) -> tuple[Array, Array]:
     """Two checked samples of the same things in the same order, (n,) each."""
     x, y = sample_of(a, "The first", at_least), sample_of(b, "The second", at_least)
     if len(x) != len(y):

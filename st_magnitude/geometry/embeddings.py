@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from st_magnitude.geometry.arrays import Array, matrix_of, unit_rows
 
 
-def norms(x: Any) -> Array:
+def norms(x: ArrayLike) -> Array:
     """Euclidean norm of every row: (n, D) -> (n,).
 
     Example:
@@ -21,7 +21,7 @@ def norms(x: Any) -> Array:
     return np.linalg.norm(matrix_of(x), axis=1)
 
 
-def mean_cosine(x: Any) -> float:
+def mean_cosine(x: ArrayLike) -> float:
     """Mean cosine over all pairs of different rows: (n, D) -> [-1, 1], in O(n D).
 
     With unit rows u the sum over ordered pairs is |sum u|² - sum |u|². A zero row has cosine 0 with
@@ -37,53 +37,7 @@ def mean_cosine(x: Any) -> float:
     return float(total @ total - unit.any(axis=1).sum()) / pairs
 
 
-def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
-    """Mean power of the distance of pairs on the unit sphere: (n, D), (n, D) -> [0, 2^alpha].
-
-        mean_i |u_i - v_i|^alpha,   u and v the normalised rows
-
-    Lower is better. Row i of one is the positive of row i of the other.
-
-    Example:
-        >>> alignment([[2.0, 0.0]], [[0.0, 1.0]])
-        2.0
-
-    Source: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and
-    Uniformity on the Hypersphere, ICML 2020, Sec. 4.1.
-    """
-    u, v = unit_rows(matrix_of(queries)), unit_rows(matrix_of(documents))
-    if u.shape != v.shape:
-        raise ValueError(
-            f"Row i of queries and of documents must be a pair, got shapes {u.shape} and {v.shape}."
-        )
-    return float(np.mean(np.square(u - v).sum(axis=1) ** (alpha / 2)))
-
-
-def uniformity(x: Any, t: float = 2.0) -> float:
-    """Logarithm of the mean Gaussian potential of pairs on the unit sphere: (n, D) -> [-4 t, 0].
-
-        log mean_{i < j} exp(-t |u_i - u_j|²),   u the normalised rows
-
-    Lower is better.
-
-    Example:
-        >>> uniformity([[1.0, 0.0], [-5.0, 0.0]])  # opposite points: -t 2²
-        -8.0
-
-    Source: Wang and Isola, ICML 2020, Sec. 4.1. Takes O(n² D) time, in tiles of 1,024 rows.
-    """
-    unit = unit_rows(matrix_of(x, at_least=2))
-    n = len(unit)
-    squares = np.square(unit).sum(axis=1)
-    total = 0.0
-    for i in range(0, n, 1024):
-        distances = squares[i : i + 1024, None] + squares[i:] - 2 * unit[i : i + 1024] @ unit[i:].T
-        # row a, column b of the tile: the pair (i + a, i + b)
-        total += np.triu(np.exp(-t * distances), k=1).sum()
-    return math.log(total / (n * (n - 1) / 2))
-
-
-def isoscore(x: Any) -> float:
+def isoscore(x: ArrayLike) -> float:
     """IsoScore, how evenly the variance fills the dimensions: (n, D) -> [0, 1].
 
         (PR - 1) / (D - 1),   PR = (sum lambda)² / sum lambda²
@@ -119,7 +73,7 @@ def isoscore_ceiling(num_samples: int, dim: int) -> float:
 
 
 def intrinsic_dimension(
-    x: Any, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0
+    x: ArrayLike, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0
 ) -> int:
     """Number of principal components that explain a share of the variance: (n, D) -> at most D.
 
@@ -160,7 +114,7 @@ def intrinsic_dimension(
     return int(np.searchsorted(explained, variance * explained[-1])) + 1 if explained[-1] > 0 else 0
 
 
-def _scatter(x: Any) -> Array:
+def _scatter(x: ArrayLike) -> Array:
     """Centred Gram matrix, (D, D) or (n, n), whichever is smaller.
 
     Its non-zero eigenvalues are the eigenvalues of the covariance times a constant. The rows are

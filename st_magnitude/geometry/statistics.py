@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 
 from st_magnitude.geometry.arrays import Array, same_length, sample_of
 
 
-def cohens_d(relevant: Any, irrelevant: Any) -> float:
+def cohens_d(relevant: ArrayLike, irrelevant: ArrayLike) -> float:
     """Cohen's d, the standardised difference of two means: (n,), (m,) -> standard deviations.
 
         d = (mean(relevant) - mean(irrelevant)) / s,   s² pooled by the degrees of freedom
@@ -73,7 +73,7 @@ def norm_warning(d: float, before: float = math.nan) -> str:
     )
 
 
-def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any) -> float:
+def adjusted_cohens_d(values: ArrayLike, covariate: ArrayLike, is_relevant: ArrayLike) -> float:
     """Cohen's d of the residuals of a regression of the values on a covariate: (n,) thrice -> d.
 
     This is the control for relevant documents that are merely longer texts: with norms as values
@@ -93,7 +93,7 @@ def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any) -> float:
     return cohens_d(residual[group], residual[~group])
 
 
-def coefficient_of_variation(x: Any) -> float:
+def coefficient_of_variation(x: ArrayLike) -> float:
     """Standard deviation over mean of a sample: (n,) -> CV, without unit; nan when the mean is 0.
 
     For embedding norms, at most about 0.05 says that the norm is noise, and at least about 0.1 that
@@ -111,7 +111,11 @@ def coefficient_of_variation(x: Any) -> float:
 
 
 def paired_bootstrap(
-    a: Any, b: Any = None, num_samples: int = 10_000, confidence: float = 0.95, seed: int = 0
+    a: ArrayLike,
+    b: ArrayLike | None = None,
+    num_samples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
 ) -> tuple[float, float, float]:
     """Mean of a - b over queries with its bootstrap interval: (n,), (n,) -> difference, low, high.
 
@@ -145,7 +149,7 @@ def paired_bootstrap(
     return float(difference.mean()), float(low), float(high)
 
 
-def spearman(a: Any, b: Any) -> float:
+def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's rank correlation: (n,), (n,) -> [-1, 1]; nan if a sample is constant.
 
     Example:
@@ -158,7 +162,7 @@ def spearman(a: Any, b: Any) -> float:
     return round(float(spearmanr(x, y).statistic), 15)  # scipy gives 1 - 2e-16 for equal ranks
 
 
-def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float]:
+def risk_coverage(confidence: ArrayLike, is_correct: ArrayLike) -> tuple[Array, Array, float]:
     """Share of wrong answers among the k most confident: (n,), (n,) -> coverage, risk (n,), area.
 
     A system answers only where its confidence exceeds a threshold: coverage k / n is the share of
@@ -181,19 +185,3 @@ def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float
     answered = np.arange(1, len(values) + 1)
     risk = np.cumsum(wrong[np.sort(group)]) / answered
     return answered / len(values), risk, float(risk.mean())
-
-
-def symmetry_gap(forward: Any, backward: Any) -> float:
-    """How far swapping the texts of n pairs moves their score: (n,), (n,) -> 0 if it is symmetric.
-
-        mean |s(a, b) - s(b, a)| over the standard deviation of s(a, b);   nan if that is 0
-
-    Example:
-        >>> symmetry_gap([1.0, 3.0], [1.5, 3.0])
-        0.25
-
-    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Cor. 6.1: cosine and dot give 0.
-    """
-    a, b = same_length(forward, backward)
-    deviation = float(a.std())
-    return float(np.abs(a - b).mean()) / deviation if deviation else math.nan

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.abstention import SIGNALS, Abstention, controlled_threshold
+from st_magnitude.evaluation.abstention import Abstention, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,10 +83,9 @@ def data():
     )
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
-def test_rule_against_a_loop(counts, data, signal):
+def test_rule_against_a_loop(counts, data):
     """Scores and wrong answers of every query, by numpy on raw embeddings."""
-    rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5, signal=signal)
+    rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
     ids = sorted(data.corpus)
     q = encode_raw(counts, list(data.queries.values()), "query").double().numpy()
     d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
@@ -140,9 +139,5 @@ def test_few_queries_answer_nothing(counts, data, tmp_path, is_judged, risk):
 
 
 def test_bad_input(counts, data):
-    for options, message in (
-        ({"risk": 1}, "risk must be strictly between 0 and 1; got 1"),
-        ({"signal": "norm"}, "signal must be one of 'auto'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            stm.calibrate_abstention(counts, data, **options)
+    with pytest.raises(ValueError, match="risk must be strictly between 0 and 1; got 1"):
+        stm.calibrate_abstention(counts, data, risk=1)

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 from _lookup import judged, lookup
-from hypothesis import given
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
 
 from st_magnitude import COSINE, DOT, Similarity
-from st_magnitude.evaluation import CompressionCell, CompressionEvaluator
-from st_magnitude.evaluation.compression import pareto, rabitq, table
+from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation.compression import rabitq, table
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -238,26 +236,6 @@ def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, 
 def test_arguments_are_checked(task, change, message):
     with pytest.raises(ValueError, match=message):
         CompressionEvaluator(**(task | change))
-
-
-# ---- cells
-
-
-def cell(size, ndcg):
-    return CompressionCell(8, "int8", "none", size, ndcg, ndcg)
-
-
-@given(st.lists(st.builds(cell, st.integers(1, 6), st.integers(0, 6).map(float)), max_size=12))
-def test_pareto_is_the_definition(cells):
-    front = pareto(cells)
-    assert [c.bytes_per_document for c in front] == sorted(c.bytes_per_document for c in front)
-
-    def beats(b, a):
-        no_worse = b.bytes_per_document <= a.bytes_per_document and b.ndcg >= a.ndcg
-        return no_worse and (b.bytes_per_document < a.bytes_per_document or b.ndcg > a.ndcg)
-
-    expected = [a for a in cells if not any(beats(b, a) for b in cells)]
-    assert sorted(map(id, front)) == sorted(map(id, expected))
 
 
 # ---- on disk and in training

@@ -36,7 +36,7 @@ def test_tensors_give_the_float64_numbers_of_their_values(rng, dtype):
     assert geometry.norms(x).dtype == np.float64
     assert geometry.norms(x) == pytest.approx([math.hypot(*row) for row in values], rel=1e-14)
     np.testing.assert_array_equal(geometry.norms(x), geometry.norms(values))
-    for name in ("mean_cosine", "uniformity", "isoscore", "intrinsic_dimension"):
+    for name in ("mean_cosine", "isoscore", "intrinsic_dimension"):
         function = getattr(geometry, name)
         assert function(x) == function(values)
 
@@ -84,24 +84,6 @@ def test_mean_cosine_is_the_mean_over_pairs(rng):
     assert geometry.mean_cosine(x) == pytest.approx(expected, rel=1e-12)
     scaled = geometry.mean_cosine(x * rng.gamma(2, size=(60, 1)))
     assert scaled == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 2.0, 3.0])
-def test_alignment(rng, alpha):
-    q, d = anisotropic(rng), anisotropic(rng)
-    expected = np.mean([math.dist(a, b) ** alpha for a, b in zip(unit(q), unit(d), strict=True)])
-    assert geometry.alignment(q, d, alpha=alpha) == pytest.approx(expected, rel=1e-12)
-    assert geometry.alignment(q, 3 * q, alpha=alpha) == pytest.approx(0.0, abs=1e-12)
-    with pytest.raises(ValueError, match=r"\(60, 12\) and \(59, 12\)"):
-        geometry.alignment(q, d[:-1])
-
-
-@pytest.mark.parametrize("t", [0.5, 2.0])
-@pytest.mark.parametrize("n", [2, 60, 1500])  # within one tile and across two
-def test_uniformity(rng, n, t):
-    x = anisotropic(rng, n=n)
-    reference = torch.pdist(torch.from_numpy(unit(x))).pow(2).mul(-t).exp().mean().log().item()
-    assert geometry.uniformity(x, t=t) == pytest.approx(reference, rel=1e-10)
 
 
 # ---- spectrum
@@ -153,7 +135,7 @@ def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
         assert geometry.intrinsic_dimension(x[:2000]) == 792
 
 
-# --- ranks, risk, symmetry ------------------------------------------------------------------------
+# --- ranks and risk -------------------------------------------------------------------------------
 
 
 def test_spearman_against_scipy(rng):
@@ -177,13 +159,6 @@ def test_risk_coverage_is_the_mean_over_orders_of_equal_values(rng):
     assert area == pytest.approx(risk.mean())
     blind = geometry.risk_coverage(np.ones(12), correct)
     assert blind[2] == pytest.approx(1 - correct.mean())
-
-
-def test_symmetry_gap():
-    a, b = np.array([0.0, 1.0, 4.0]), np.array([0.5, 1.0, 3.0])
-    assert geometry.symmetry_gap(a, b) == pytest.approx(0.5 / np.std([0.0, 1.0, 4.0]))
-    assert geometry.symmetry_gap(a, a) == 0
-    assert np.isnan(geometry.symmetry_gap([1.0, 1.0], [1.0, 2.0]))
 
 
 @pytest.mark.parametrize("scale", [1e-160, 1e-100, 1e100, 1e150])

@@ -47,6 +47,7 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import NOTHING, Estimate, in_points, markdown, paired
+from benchmarks.studies.plot import draw
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
@@ -55,7 +56,6 @@ from sklearn.preprocessing import StandardScaler
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude._plot import draw
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
@@ -393,7 +393,7 @@ def paint(axis: Any) -> None:
 
 
 def picture() -> None:
-    (PICTURES / "pruning.png").write_bytes(draw(paint, (5.2, 3.6), "png"))
+    (PICTURES / "pruning.png").write_bytes(draw(paint, (5.2, 3.6)))
 
 
 if __name__ == "__main__":

@@ -59,12 +59,12 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown, show
+from benchmarks.studies.plot import draw
 from datasets import Dataset
 from numpy.typing import NDArray
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude._plot import draw
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 
@@ -549,7 +549,7 @@ def paint(axis: Any) -> None:
 
 
 def picture() -> None:
-    (PICTURES / "pages-L3.png").write_bytes(draw(paint, (7.2, 3.8), "png"))
+    (PICTURES / "pages-L3.png").write_bytes(draw(paint, (7.2, 3.8)))
 
 
 def run_all(base: str, seeds: int) -> None:

@@ -30,13 +30,13 @@ import torch
 from benchmarks.data import emoji
 from benchmarks.studies.cells import read, store
 from benchmarks.studies.estimates import margin, markdown
+from benchmarks.studies.plot import plt
 from numpy.typing import NDArray
 from open_clip import SimpleTokenizer
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor
 
 import st_magnitude as stm
-from st_magnitude._plot import pyplot
 from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
 from st_magnitude.surgery.gradients import grad_scale
 
@@ -343,7 +343,6 @@ def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
     panels = [pair for pair in pairs if pair[0] in runs and runs[pair[0]][0]["seed"] == 0]
     if not panels:
         return
-    plt = pyplot()
     size = (3.2 * len(panels), 3.9)
     options: Any = {"squeeze": False, "sharey": True, "layout": "constrained"}
     figure, axes = plt.subplots(1, len(panels), figsize=size, **options)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from benchmarks.data.search_tasks import CONTROL, TRAIN_SETS
 from benchmarks.studies.estimates import Estimate, markdown, over, paired, show
+from benchmarks.studies.plot import plt
 from numpy.typing import NDArray
 from scipy import stats
-
-from st_magnitude._plot import pyplot
 
 Cell = dict[str, Any]
 # by base, training set and loss, in the order of the seeds
@@ -274,7 +273,6 @@ def report(cells: Cells, scored: dict[str, list[Cell]] | None) -> str:
 def picture(cells: Cells, path: Path) -> None:
     """nDCG@10 out of domain by document exponent."""
     bases = list(dict.fromkeys(base for base, _ in trained_on(cells)))
-    plt = pyplot()
     figure, axes = plt.subplots(1, len(bases), figsize=(4.2 * len(bases), 3.6), squeeze=False)
     for axis, base in zip(axes[0], bases, strict=True):
         styles = zip(TRAIN_SETS, ("-", "--"), strict=True)

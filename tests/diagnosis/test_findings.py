@@ -1,0 +1,74 @@
+"""A diagnosis as text, as tables and as JSON."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from _planted import model_of, planted, quick, small, table_of, unit
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+from st_magnitude import Similarity
+from st_magnitude.evaluation.metrics import judge
+
+
+def test_text_and_json():
+    model, *task = planted(0, "relevance", normalize=True)
+    found = quick(model, *task)
+    short = str(found)
+    shown = "\n".join(map(str, [short, *found.measurements]))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "scored by cosine (recommended: exponents 1 and" in short
+    assert short.index("\n[do] Score with document exponent") < short.index("\n[not enough data]")
+    assert "nan" not in shown
+    back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert back["documents"]["values"] == found.documents.values.tolist()
+    assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
+    assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
+
+
+def test_every_figure_is_in_a_table():
+    found = small()
+    for r in found.recommendations:
+        assert all(text in found.to_markdown() for text in (r.action, r.reason, r.choice))
+    cells = {value for table in found.measurements for row in table.rows for value in row}
+    d, g = found.documents, found.geometry
+    expected = {found.cohens_d, found.adjusted_cohens_d, d.mean, d.cv, d.length_spearman}
+    expected |= {*d.quantiles, *found.queries.quantiles}
+    expected |= {g.isoscore, g.isoscore_ceiling, g.mean_cosine, *(c.ndcg for c in found.cells)}
+    assert not expected - cells
+    assert {found.model, "a title", "0.02"} <= cells
+
+
+@pytest.mark.parametrize("present", [0.33, 0.55])
+def test_exponents_are_compared_with_today(present):
+    model, *task = planted(0, "relevance", num_queries=60)
+    found = quick(model, *task, similarity=Similarity(1.0, present))
+    choice = found.exponent
+    rows = found.measurements[1].rows
+    assert [row[1] for row in rows] == pytest.approx(choice.per_query.mean(axis=1))
+    gain = judge(choice.per_query[0] - choice.ndcg(present), num_samples=2000).gain
+    assert rows[0][2] == gain
+    marked = {row[3]: row[0] for row in rows if row[3]}
+    assert marked == {"today": f"{present:g}", "chosen by one half": f"{choice.candidate:.2g}"}
+
+
+def test_norms_of_1_are_named():
+    model, queries, corpus, relevant = planted(0, "relevance", num_queries=30)
+    flat = model_of({text: unit(x) for text, x in table_of(model).items()})
+    answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
+    found = quick(flat, queries, answers, relevant)
+    assert "All norms are 1" in found.measurements[0].note
+
+
+def test_tiny_and_infinite(tmp_path):
+    """All documents relevant alike, one dimension or few, an effect that is infinite."""
+    model = SentenceTransformer(modules=[BoW(["bee"])], similarity_fn_name="dot", device="cpu")
+    queries = {f"q{i}": "bee" for i in range(2)}
+    corpus = {f"d{i}": "bee " * (2 if i < 2 else 1) for i in range(4)}
+    found = quick(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(2)})
+    assert found.cohens_d == math.inf
+    found.save(tmp_path / "new" / "d.json")
+    assert json.loads((tmp_path / "new" / "d.json").read_text())["cohens_d"] == "inf"
+    assert np.inf in [row[-1] for row in found.measurements[0].rows]
