@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
 
 # There is no release to install from. What follows is "." or an extra, such as ".[plot]".
 INSTALL = "from a checkout: pip install"
@@ -24,7 +23,7 @@ def needs(purpose: str, extra: str) -> Iterator[None]:
         ) from error
 
 
-def one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
+def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """Checks that a value is one of a few choices.
 
     Example:
@@ -37,7 +36,7 @@ def one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")
 
 
-def positive(name: str, value: Any, words: Sequence[str | None] = ()) -> None:
+def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None:
     """Checks that a value is a positive, finite number, or one of the words.
 
     Example:
@@ -50,7 +49,7 @@ def positive(name: str, value: Any, words: Sequence[str | None] = ()) -> None:
         raise ValueError(f"{name} must be {options}; got {value!r}.")
 
 
-def at_least(name: str, value: Any, minimum: float, advice: str = "") -> None:
+def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:
     """Checks that a number is not below a minimum; NaN never passes."""
     if not value >= minimum:
         raise ValueError(f"{name} must be at least {minimum}{advice}; got {value}.")
@@ -71,7 +70,7 @@ def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
-def whole_number(name: str, value: Any) -> int:
+def whole_number(name: str, value: object) -> int:
     """The value as an int, after a check that it is a whole number from 1 up."""
     if not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

@@ -81,7 +81,7 @@ def digest(texts: Iterable[str]) -> str:
     return sha.hexdigest()
 
 
-def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def list_differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """The settings that an earlier run had with other values.
 
     Example:
@@ -92,10 +92,10 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
 
 
-def _separated(kind: Callable[[str], Any], help: str, metavar: str) -> Any:
+def _separated(kind: Callable[[str], object], help: str, metavar: str) -> OptionInfo:
     """An option that takes values separated by commas."""
 
-    def parse(given: Any) -> list[Any]:
+    def parse(given: str | Sequence[object]) -> list[object]:
         try:
             return [kind(x) for x in given.split(",")] if isinstance(given, str) else list(given)
         except ValueError:

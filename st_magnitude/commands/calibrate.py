@@ -45,13 +45,14 @@ def calibrate(
     others = None if confirm is None else judged.read(confirm)
     encoder, data = judged.load(model)
     check_keeps_norm(encoder)
-    options = {"seed": seed, "encode": judged.encode}
-    curve = calibrate_exponent(encoder, data, exponents, **options)
+    curve = calibrate_exponent(encoder, data, exponents, seed=seed, encode=judged.encode)
     typer.echo(str(curve))
     figures = {"split": judged.split, **curve.to_dict()}
     if others is not None:
         typer.echo(f"{confirm}: {others}")
-        confirmed = calibrate_exponent(encoder, others, [curve.best], **options)
+        confirmed = calibrate_exponent(
+            encoder, others, [curve.best], seed=seed, encode=judged.encode
+        )
         figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best, seed)}
     if output is not None:
         _save(model, curve.best, output)

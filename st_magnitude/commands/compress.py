@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from st_magnitude._config import Ints, whole_numbers
-from st_magnitude.commands.core import Figures, Model, Scored, command, folder
+from st_magnitude.commands.core import Figures, Model, Scored, command, folder, show_progress
 
 
 @command
@@ -39,7 +39,8 @@ def compress(
         top_k=top_k,
         pca=True,
         similarity=judged.similarity,
-        **judged.encode,
+        batch_size=judged.batch_size,
+        show_progress_bar=show_progress(),
     )
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))

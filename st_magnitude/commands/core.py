@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
+from typer.models import OptionInfo
 
 from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean
 
@@ -97,7 +98,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     context.default_map = {**(context.default_map or {}), **defaults}
 
 
-def _at_home(value: Any) -> Any:
+def _at_home(value: object) -> object:
     """A value of a YAML file with the folder of the user in place of ``~/``."""
     if isinstance(value, list):
         return [_at_home(item) for item in value]
@@ -146,7 +147,7 @@ class Judged:
         return encoder, data
 
     @property
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, int | bool]:
         """Options of `RetrievalData.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
 
@@ -216,7 +217,7 @@ def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter],
     configs: dict[str, type] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind = parameter.annotation
-        if not is_dataclass(kind):
+        if not (isinstance(kind, type) and is_dataclass(kind)):
             parameters.append(_keyword(name, kind, parameter.default))
             continue
         configs[name] = kind
@@ -258,7 +259,7 @@ def say(text: str) -> None:
     typer.echo(wrap(text))
 
 
-def folder(help: str) -> Any:
+def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
     return Option(file_okay=False, help=help)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +24,8 @@ from st_magnitude.surgery.raw import prompt_of
 
 __all__ = ["ServingCheck", "check_serving"]
 
-Search = Callable[[NDArray[np.float32], int], ArrayLike | tuple[ArrayLike, ArrayLike]]
+Rows = Iterable[Iterable[int]]  # row numbers of documents for each query
+Search = Callable[[NDArray[np.float32], int], Rows | tuple[ArrayLike, Rows]]
 K = 10  # ranks of a search that are compared
 LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
 QUERIES = (
@@ -151,8 +153,8 @@ def check_serving(
             return _check_embeddings(model, server.embed, str(server), send_prompts, tolerance)
     named = getattr(target, "__name__", type(target).__name__)
     if documents is not None:
-        return _check_search(model, target, documents, named)
-    return _check_embeddings(model, target, named, send_prompts, tolerance)
+        return _check_search(model, cast(Search, target), documents, named)
+    return _check_embeddings(model, cast(Embed, target), named, send_prompts, tolerance)
 
 
 def _check_embeddings(
@@ -201,11 +203,12 @@ def _check_search(
     rows = encode(model, documents, "document")
     k = min(K, len(documents))
     answer = search(queries.astype(np.float32), k)
-    answer = answer[1] if isinstance(answer, tuple) else answer  # FAISS: (scores, row numbers)
+    ranked = answer[1] if isinstance(answer, tuple) else answer  # FAISS: (scores, row numbers)
     try:  # a document counts once, and what a row lacks is missed
-        found = np.array([[*dict.fromkeys(row), *[-1] * k][:k] for row in answer], dtype=object)
+        lists = [[*dict.fromkeys(row), *[-1] * k][:k] for row in ranked]
     except TypeError:
-        found = np.empty(0)
+        lists = []
+    found = np.array(lists, dtype=np.object_)
     if len(found) != len(queries) or not np.isin(found, np.arange(-1, len(documents))).all():
         raise ValueError(
             f"{target} must return up to {k} row numbers of the {len(documents)} documents for "
