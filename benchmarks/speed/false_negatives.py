@@ -55,9 +55,6 @@ class Stub(Embedded):
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"sentence_embedding": features[self.name]}
 
-    def __getitem__(self, _: int) -> Stub:
-        return self
-
 
 def pairs(size: int, device: str) -> tuple[Tensor, Tensor]:
     """Queries and positives with a cosine of about .7; the positives of the second half repeat

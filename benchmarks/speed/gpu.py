@@ -1,18 +1,15 @@
 """The losses on a GPU: time, peak memory, and the share of the device's speed; `make gpu` runs this
 after the tests.
 
-    python benchmarks/speed/gpu.py [--write] [--quick] [--device cpu]
+    python benchmarks/speed/gpu.py [--quick] [--device cpu]
 
 Forward and backward on embeddings, under autocast to bfloat16, as in a training with bf16=True.
-MNRL, CachedMNRL and GISTEmbedLoss then multiply in bfloat16. Ours leave autocast and multiply in
-float32, in TF32 where the script says so (`torch.set_float32_matmul_precision("high")`), or in
-bfloat16 (`precision="bfloat16"`). A cell is ms / MiB / share. MiB is the peak beyond inputs and the
+MNRL and CachedMNRL then multiply in bfloat16. Ours leave autocast and multiply in float32, in TF32
+where the script says so (`torch.set_float32_matmul_precision("high")`), or in bfloat16
+(`precision="bfloat16"`). A cell is ms / MiB / share. MiB is the peak beyond inputs and the
 gradients that a step begins with. The share is 6 B² D operations, three matrix products, over the
 time and over the speed of the largest product that is timed here, in bfloat16: shares of one device
 can be compared.
-
-``--write`` puts the table into docs/research/kernel.md, under the name of the device; another run
-replaces it.
 
 Expected, before measuring: one term in TF32 at most 2 x the time of MNRL from B = 4,096; in float32
 at most 2 x its own floor of three float32 products; with precision="bfloat16" at most 1.1 x the
@@ -22,40 +19,27 @@ time of MNRL; memory of one term linear in B, and under 1/10 of MNRL's from B = 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
-from benchmarks.speed.false_negatives import Stub
-from benchmarks.speed.kernel import TEMPERATURES, seconds
-from benchmarks.speed.memory import peak_bytes
+from benchmarks.speed.kernel import TEMPERATURES, Embedded, seconds
+from benchmarks.speed.memory import MIB, peak_bytes
+from benchmarks.studies.estimates import markdown
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
-    GISTEmbedLoss,
     MultipleNegativesRankingLoss,
 )
 from torch import Tensor
 
 from st_magnitude import Term, infonce
 
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "kernel.md"
 SIZES, DIMS = tuple(2**power for power in range(10, 17)), (768, 1024)
-MIB = 2**20
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else device
 
 
 def peak_speed(device: str, size: int) -> float:
     """Floating-point operations per second of a square product in bfloat16."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-
-    def product() -> None:
-        a @ b
-
-    return 2 * size**3 / seconds({"product": product}, 10, device)["product"]
+    return 2 * size**3 / seconds({"product": lambda: a @ b}, 10, device)["product"]
 
 
 def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
@@ -64,18 +48,10 @@ def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
     queries, documents = (
         torch.randn(size, dim, device=device, requires_grad=True) for _ in range(2)
     )
-    columns = [{"model": x, "guide": x.detach()} for x in (queries, documents)]
-    ids = torch.randint(size // 2, (size,), device=device)
-    log_q = torch.rand(size, device=device).log()
+    columns = [{"sentence_embedding": x} for x in (queries, documents)]
     nine = [Term(k, temperature) for k in (dim // 4, dim // 2, dim) for temperature in TEMPERATURES]
-    plain = MultipleNegativesRankingLoss(Stub("model"))
-    cached = CachedMultipleNegativesRankingLoss(Stub("model"), mini_batch_size=1024)
-    gist = GISTEmbedLoss(
-        Stub("model"), Stub("guide"), contrast_anchors=False, contrast_positives=False
-    )
-
-    def with_cache() -> Tensor:
-        return cached.calculate_loss([[queries], [documents]], with_backward=True)
+    plain = MultipleNegativesRankingLoss(Embedded(dim))
+    cached = CachedMultipleNegativesRankingLoss(Embedded(dim), mini_batch_size=1024)
 
     def tf32() -> Tensor:
         before = torch.get_float32_matmul_precision()
@@ -87,14 +63,11 @@ def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
 
     losses: dict[str, Callable[[], Tensor]] = {
         "MNRL": lambda: plain(columns, None),
-        "CachedMNRL": with_cache,
-        "GISTEmbedLoss": lambda: gist(columns, None),
+        "CachedMNRL": lambda: cached.calculate_loss([[queries], [documents]], with_backward=True),
         "one term": lambda: infonce(queries, documents),
         "one term, bfloat16": lambda: infonce(queries, documents, precision="bfloat16"),
         "one term, TF32": tf32,
         "nine terms": lambda: infonce(queries, documents, nine),
-        "equal texts": lambda: infonce(queries, documents, exclude=ids),
-        "prior": lambda: infonce(queries, documents, log_q=log_q),
     }
 
     def step(loss: Callable[[], Tensor]) -> Callable[[], None]:
@@ -120,36 +93,14 @@ def cell(run: Callable[[], None], size: int, dim: int, device: str, peak: float)
     return f"{time * 1e3:.3g} / {memory / MIB:.0f} / {6 * size**2 * dim / time / peak:.2f}"
 
 
-def table(sizes: tuple[int, ...], dims: tuple[int, ...], device: str, peak: float) -> list[str]:
-    lines: list[str] = []
+def table(sizes: Sequence[int], dims: Sequence[int], device: str, peak: float) -> list[str]:
+    rows = []
     for dim in dims:
         for size in sizes:
-            cells = {
-                name: cell(run, size, dim, device, peak)
-                for name, run in steps(size, dim, device).items()
-            }
-            if not lines:
-                lines = [
-                    "| B | D | " + " | ".join(cells) + " |",
-                    "| ---: " * 2 + "| --- " * len(cells) + "|",
-                ]
-                print(*lines, sep="\n")
-            lines.append(f"| {size:,} | {dim} | " + " | ".join(cells.values()) + " |")
-            print(lines[-1], flush=True)
-            if device == "cuda":
-                torch.cuda.empty_cache()
-    return lines
-
-
-def write(page: Path, device: str, lines: list[str]) -> None:
-    """Puts the lines into the page under the name of the device; those of an earlier run go."""
-    text = page.read_text(encoding="utf-8")
-    head, title, rest = text.partition("\n## On a GPU\n")
-    assert title, f"{page} has no section 'On a GPU'"
-    section, *others = re.split(r"(?=\n## )", rest, maxsplit=1)
-    section = re.sub(rf"\n### {re.escape(device)}\n.*?(?=\n### |\Z)", "", section, flags=re.DOTALL)
-    section = section.rstrip("\n") + f"\n\n### {device}\n\n" + "\n".join(lines) + "\n"
-    page.write_text(head + title + section + "".join(others), encoding="utf-8")
+            runs = steps(size, dim, device)
+            rows.append([size, dim, *(cell(x, size, dim, device, peak) for x in runs.values())])
+            print(f"B = {size}, D = {dim} is done", flush=True)
+    return markdown(["B", "D", *runs], rows, "rr")
 
 
 def main() -> None:
@@ -158,25 +109,16 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="small sizes only")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help=f"put the table into {PAGE.relative_to(PAGE.parents[2])}",
-    )
     arguments = parser.parse_args()
     device = arguments.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU here: try --device cpu --quick")
     peak = peak_speed(device, 256 if arguments.quick else 8192)
-    about = (
-        f"torch {torch.__version__}. A product in bfloat16 reaches {peak / 1e12:.3g} TFLOP/s. ms /"
-        " MiB / share:"
-    )
-    print(device_name(device), about, "", sep="\n")
     sizes, dims = ((64, 128), (32,)) if arguments.quick else (SIZES, DIMS)
     lines = table(sizes, dims, device, peak)
-    if arguments.write:
-        write(PAGE, device_name(device), [about, "", *lines])
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    print(f"\n{name}, torch {torch.__version__}, {peak / 1e12:.3g} TFLOP/s in bfloat16\n")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,9 @@ class Embedded(nn.Module):
     def get_embedding_dimension(self) -> int:
         return self.dim
 
+    def __getitem__(self, _: int) -> Embedded:
+        return self
+
 
 def seconds(
     steps: dict[str, Callable[[], object]],

@@ -40,7 +40,7 @@ from benchmarks.data.docstrings import DocstringTask, build_docstring_task
 from benchmarks.data.lexicons import build, default_cache
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
-from benchmarks.studies.models import minilm, static_model, train, without_padding
+from benchmarks.studies.models import minilm, static_model, train
 from datasets import concatenate_datasets
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -291,7 +291,6 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
     """The model after training, and what was seen on the way."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(BASES[cell.base]()).to(DEVICE)
-    model = without_padding(model) if DEVICE == "cpu" else model
     rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
     rates |= LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}
     how = how_of(cell) | {"bf16": cell.bf16}

@@ -18,18 +18,11 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.sampler import MultiDatasetBatchSamplers
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import (
-    AttentionInterface,
-    DataCollatorWithFlattening,
-    PrinterCallback,
-    TrainerCallback,
-)
+from transformers import PrinterCallback, TrainerCallback
 
-KEYS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 QUIET: dict[str, Any] = {  # arguments of a trainer that saves and says nothing
     "dataloader_drop_last": True,
     "save_strategy": "no",
@@ -116,51 +109,3 @@ def train(
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-
-
-# --- batches without padding, on a CPU ------------------------------------------------------------
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,  # (1, H, T, D), as are key and value: the tokens of all texts
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    cu_seq_lens_q: Tensor,  # (n + 1,): where each text begins, and the end
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Softmax attention of each text to itself, (1, T, H, D)."""
-    lengths = cu_seq_lens_q.diff()
-    places = torch.arange(int(lengths.max()))
-    mask = places < lengths[:, None]  # (n, L)
-    index = torch.where(mask, cu_seq_lens_q[:-1, None] + places, 0)
-    # (n, H, L, D)
-    q, k, v = (x[0].transpose(0, 1)[index].transpose(1, 2) for x in (query, key, value))
-    found = scaled_dot_product_attention(q, k, v, mask[:, None, None], dropout, scale=scaling)
-    return found.transpose(1, 2)[mask].unsqueeze(0), None
-
-
-AttentionInterface.register("packed", attend)
-
-
-def without_padding(model: SentenceTransformer) -> SentenceTransformer:
-    """The model, which reads the texts of a batch in one row of tokens from here on.
-
-    sentence-transformers does so for FlashAttention and pads otherwise. Here only the attention
-    pads: a step is faster, and embeddings and gradients are the same. Its Transformer, if it has
-    one, must be an encoder.
-    """
-    encoder = model[0]
-    if isinstance(encoder, Transformer):
-        encoder.model.config._attn_implementation = "packed"
-        encoder.data_collator = DataCollatorWithFlattening(
-            return_seq_idx=True, return_flash_attn_kwargs=True
-        )
-        encoder.can_flatten_inputs = True
-        encoder._flatten_position_offset = encoder._infer_flatten_position_offset()
-        if encoder.model_forward_params is not None:
-            encoder.model_forward_params |= KEYS
-    return model

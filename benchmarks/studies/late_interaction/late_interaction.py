@@ -61,7 +61,7 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown, show
-from benchmarks.studies.models import QUIET, without_padding
+from benchmarks.studies.models import QUIET
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import (
@@ -243,7 +243,6 @@ def states(base: str, name: str) -> dict[str, tuple[NDArray[Any], list[int]]]:
         ]
         texts = list(dict.fromkeys(texts))
         model = MultiVectorEncoder(modules=[encoder_of(base), MultiVectorMask()], device=DEVICE)
-        model = without_padding(model) if DEVICE == "cpu" else model  # type: ignore[type-var]
         vectors = model.encode_document(texts, show_progress_bar=False)
         ids = model.tokenizer(texts, truncation=True, max_length=LENGTH)["input_ids"]
         return {
@@ -270,7 +269,7 @@ def late(cell: Cell) -> MultiVectorEncoder:
     project = Dense(width, WIDTH, bias=False, activation_function=nn.Identity(), **tokens)
     modules = [first, *mixed, project, MultiVectorMask(), Normalize(**tokens)]
     model = MultiVectorEncoder(modules=modules, device=DEVICE)
-    return model if frozen or DEVICE != "cpu" else without_padding(model)  # type: ignore
+    return model
 
 
 class Nested(stm.LateInteractionLoss):

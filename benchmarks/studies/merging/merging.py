@@ -35,7 +35,7 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import in_points, markdown, paired
-from benchmarks.studies.models import train, without_padding
+from benchmarks.studies.models import train
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
@@ -80,7 +80,7 @@ def tasks() -> Tasks:
 def trained(cell: Cell) -> SentenceTransformer:
     """The model after training."""
     torch.manual_seed(cell.seed)
-    model = without_padding(stm.prepare(BASES[cell.base](), cell.loss))
+    model = stm.prepare(BASES[cell.base](), cell.loss)
     train(model, objective(model, cell), tasks()[0], cell.seed, **how_of(cell))
     return model.eval()
 
@@ -92,7 +92,7 @@ def measure(cell: Cell) -> Figures:
     sets = {f"dev {name}": dev[name] for name in ("docstrings", "wordnet")} | tests
     weights = WEIGHTS if replace(cell, seed=0) == MAIN else (1.0,)
     first, *keep = sets.values()
-    base = without_padding(BASES[cell.base]())
+    base = BASES[cell.base]()
     merge = stm.merge_with_base(model, base, first, keep, weights, np.inf)
     ndcg = {name: [packed(x) for x in rows] for name, rows in zip(sets, merge.ndcg, strict=True)}
     return {"settings": asdict(cell), "matched": {"weights": weights, "ndcg": ndcg}}
