@@ -70,12 +70,6 @@ class Verdict(Result):
             return ""
         return f"These queries have chosen the {names}, so the difference is optimistic."
 
-    @property
-    def keeps_norm(self) -> bool:
-        """Whether the saved model keeps the norms of documents, from which an exponent can be
-        calibrated."""
-        return self.best is not None and self.saved.exponent < 1.0
-
     def tables(self) -> Iterable[Table]:
         """One table, for the terminal and for the model card."""
         rows: list[list[Any]] = [["pretrained", self.pretrained, ""]]
