@@ -193,9 +193,7 @@ def _scores_of_positives(rows: Side, columns: Side) -> Tensor:
     return torch.linalg.vecdot(left, right[: len(left)])
 
 
-def _side(
-    block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | None = None
-) -> Side:
+def _side(block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | None = None) -> Side:
     """A block, whose factors are (K - 1, M) in a side, with memory for its gradients."""
     marks = {name: x for name, x in block.items() if name not in FLOWS}
     return Side(

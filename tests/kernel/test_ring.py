@@ -241,8 +241,8 @@ def failures() -> list[str]:
     queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         ring_infonce(queries, documents)
+    targets = torch.ones(3, 3 if dist.get_rank() == 1 else 9)
     with pytest.raises((ValueError, RuntimeError)):
-        targets = torch.ones(3, 3 if dist.get_rank() == 1 else 9)
         ring_infonce(queries, torch.zeros(3, 4), targets=targets)
     # the ranks are still in step
     assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
