@@ -12,6 +12,7 @@ it shares no mask with the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +36,8 @@ def plain_infonce(
     longest = max(term.dim or batch.queries.shape[1] for term in terms)
     with torch.autocast(batch.queries.device.type, enabled=False):
         for directions in softmaxes:
-            parts = [
-                Comparison(batch, similarity, direction, longest, product_dtype)
-                for direction in directions
-            ]
+            compare = partial(Comparison, batch, similarity, longest, product_dtype)
+            parts = [compare(direction) for direction in directions]
             first, *others = [part.targets for part in parts]
             targets = torch.cat([first, *map(torch.zeros_like, others)], dim=1)
             for term in terms:
@@ -49,19 +48,16 @@ def plain_infonce(
 
 
 class Comparison:
-    """The rows of a direction with its columns: who is a positive, and who is no negative.
-
-    The rows are the B queries or their positives. Query i and its positive have the number
-    ``offset + i``.
-    """
+    """The rows of a direction, the B queries or their positives, with its M columns: who is a
+    positive, and who is no negative. Query i and its positive have the number ``offset + i``."""
 
     def __init__(
         self,
         batch: Batch,
         similarity: Similarity,
-        direction: Direction,
         longest: int,
         dtype: torch.dtype | None,
+        direction: Direction,
     ) -> None:
         self.batch, self.dtype = batch, dtype
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
@@ -134,10 +130,8 @@ class Comparison:
             if batch.above.guide is not None:
                 queries, documents = batch.above.guide
                 own_queries = queries if len(queries) == len(scores) else queries[self.rows_are]
-                if self.from_query:
-                    scores = own_queries @ documents.T
-                else:
-                    scores = documents[self.rows_are] @ queries.T
+                by_documents = documents[self.rows_are] @ queries.T
+                scores = own_queries @ documents.T if self.from_query else by_documents
             of_own = (scores * self.own).sum(dim=1)  # (B,)
             said.append(scores > batch.above.threshold(of_own)[:, None])
         return torch.stack([torch.zeros_like(self.own), *said]).any(dim=0)

@@ -110,24 +110,21 @@ def _with_gradients(
     grad_temperatures = torch.zeros_like(temperatures) if needs[0] else None
     for directions in softmaxes:
         # A panel for each direction. Query i and its positive have the number offset + i.
-        panels = []
+        compared = []
         for direction in directions:
-            from_query = direction.startswith("query")
-            to_query = direction.endswith("query")
+            from_query, to_query = direction.startswith("query"), direction.endswith("query")
             rows = queries if from_query else documents.part(batch.own)
             columns = all_queries if to_query else documents
-            own = None if from_query == to_query else batch.offset
-            if columns is queries and own is not None:
-                own = 0
-            panels.append((direction, rows, columns, own))
+            own = 0 if columns is queries else batch.offset
+            compared.append((direction, rows, columns, None if from_query == to_query else own))
 
         # All columns in one visit; those of a ring pass twice, for the sums and for the gradients.
         softmax = Softmax(plan, temperatures, row_weights, needs[0])
         if ring is None:
-            arranged = [panel_of(batch, *panel) for panel in panels]
-            visit(softmax, arranged, finds_sums=True, adds_gradients=any(needs))
+            panels = [panel_of(batch, *sides_and_own) for sides_and_own in compared]
+            visit(softmax, panels, finds_sums=True, adds_gradients=any(needs))
         else:
-            direction, rows, columns, _ = panels[0]
+            direction, rows, columns, _ = compared[0]
             for panel in ring(direction, rows, columns, with_gradients=False):
                 visit(softmax, [panel], finds_sums=True, adds_gradients=False)
                 del panel  # frees the block before the next one is asked for

@@ -68,11 +68,8 @@ def _visit_tile(
 ) -> None:
     plan, first, longest = softmax.plan, panels[0], len(softmax.plan.dims) - 1
     scores, slopes = buffers[: longest + 1], buffers[longest + 1]  # (K) x (n, M), (n, M)
-    edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
-    parts = [slice(a, b) for a, b in pairwise(edges)]
-    rows = [panel.rows.part(tile) for panel in panels]
-    columns = [panel.columns for panel in panels]
-    blocks: list[Block] = list(zip(rows, columns, parts, strict=True))
+    blocks = _blocks(panels, tile)
+    parts = [part for _, _, part in blocks]
 
     # The scores of all prefixes. Those of columns that rules leave out become very low.
     for block in blocks:
@@ -81,10 +78,7 @@ def _visit_tile(
     if finds_sums:
         _attract(softmax, first, tile, [x[:, parts[0]] for x in scores], targets)
 
-    # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No
-    # factor exceeds 1, so the best score of a row is still a safe shift.
-    bias = _joint_bias(columns)  # (M,)
-    factor, top = (None, 0) if bias is None else ((bias - bias.max()).exp(), bias.max() * LOG2_E)
+    factor, top = _factor([panel.columns for panel in panels])
 
     # From the longest prefix to the shortest, because the slopes of a longer one reach the
     # coordinates of a shorter one, where they add up. The slope of a shorter prefix takes the
@@ -93,11 +87,7 @@ def _visit_tile(
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
         penalty = None if hard is None else scores[k][:, parts[0]] * hard
-
-        # Exponentials are relative to the best score of the row, unless none can overflow.
-        best = scores[k].new_zeros(len(scores[k])) if plan.bounded else scores[k].amax(dim=1)
-        if not plan.bounded:
-            scores[k].sub_(best[:, None])
+        best = _relative(plan, scores[k])  # (n,)
 
         # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
         for t in plan.members[k]:
@@ -105,26 +95,36 @@ def _visit_tile(
             total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)
-            if adds_gradients:
-                share = (anchor - softmax.log_sums[t, tile]).exp2_()  # (n,), of 2 ** anchor
-                if softmax.grad_inverse is not None:
-                    weighted = powers if factor is None else powers * factor
-                    expected = torch.linalg.vecdot(weighted, scores[k]) + best * total
-                    softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
-                share = (share * softmax.pulls[t, tile])[:, None]
-                is_first = t == plan.members[k][0]
-                torch.mul(powers, share, out=slope) if is_first else slope.addcmul_(powers, share)
+            if not adds_gradients:
+                continue
+            share = (anchor - softmax.log_sums[t, tile]).exp2_()  # (n,), probability of the anchor
+            if softmax.grad_inverse is not None:
+                weighted = powers if factor is None else powers * factor
+                expected = torch.linalg.vecdot(weighted, scores[k]) + best * total
+                softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
+            share = (share * softmax.pulls[t, tile])[:, None]
+            if t == plan.members[k][0]:
+                torch.mul(powers, share, out=slope)
+            else:
+                slope.addcmul_(powers, share)
 
         # The targets push, and the slopes become gradients of rows and columns.
         if adds_gradients:
             if factor is not None:
                 slope.mul_(factor)
-            push = softmax.pushes(k, tile)[:, None]
+            push = softmax.pushes(k, tile)  # (n,)
             _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
             if k < longest:
                 _add_to_longer(blocks, k, scores[k], None if plan.bounded else best, slope, slopes)
             for block in blocks:
                 _add_gradients(block, plan.spans[k], slopes)
+
+
+def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
+    edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
+    parts = [slice(a, b) for a, b in pairwise(edges)]
+    of_panels = zip(panels, parts, strict=True)
+    return [(panel.rows.part(tile), panel.columns, part) for panel, part in of_panels]
 
 
 def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
@@ -204,13 +204,26 @@ def _attract(
             softmax.biases[tile] += bias[first : first + tile.stop - tile.start]
 
 
-def _joint_bias(columns: Sequence[Side]) -> Tensor | None:
-    """The biases of the columns of all panels, (M,), or None if there are none."""
+def _factor(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | float]:
+    """The exponentials of the biases of all columns, (M,), over the largest, and its logarithm.
+
+    A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No
+    factor exceeds 1, so the best score of a row is still a safe shift.
+    """
     if all(side.bias is None for side in columns):
-        return None
-    zeros = (side.x.new_zeros(len(side.x)) for side in columns)
-    pairs = zip(columns, zeros, strict=True)
-    return torch.cat([zero if side.bias is None else side.bias for side, zero in pairs])
+        return None, 0.0
+    biases = [side.x.new_zeros(len(side.x)) if side.bias is None else side.bias for side in columns]
+    bias = torch.cat(biases)
+    return (bias - bias.max()).exp(), bias.max() * LOG2_E
+
+
+def _relative(plan: Plan, scores: Tensor) -> Tensor:
+    """Subtracts the best score of each row unless no exponential can overflow; returns it, (n,)."""
+    if plan.bounded:
+        return scores.new_zeros(len(scores))
+    best = scores.amax(dim=1)
+    scores.sub_(best[:, None])
+    return best
 
 
 def _exponentials(
@@ -237,9 +250,9 @@ def _subtract_targets(
 ) -> None:
     """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
     if targets is not None:
-        slope.addcmul_(targets, push, value=-1)
+        slope.addcmul_(targets, push[:, None], value=-1)
     elif own is not None:
-        slope.diagonal(own + tile.start).sub_(push[:, 0])
+        slope.diagonal(own + tile.start).sub_(push)
 
 
 def _add_to_longer(
