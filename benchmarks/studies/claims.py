@@ -21,7 +21,6 @@ from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.estimates import Estimate, Gain, markdown, over
 from benchmarks.studies.inheritance import inheritance
-from benchmarks.studies.reading import reading
 from benchmarks.studies.revela import revela_text
 from benchmarks.studies.temperature.temperature import LOW, PLACES, STUDIES, TAUS
 
@@ -43,7 +42,6 @@ STUDY_PAGES = {  # of scripts whose cells are stored
     "fragments.py": "research/boilerplate.md",
     "inheritance.py": "research/inheritance.md",
     "pages.py": "research/boilerplate.md",
-    "reading.py": "research/reading.md",
     "revela_text.py": "research/revela.md",
     "temperature.py": "research/temperature.md",
 }
@@ -149,7 +147,6 @@ def from_cells() -> Iterator[Claim]:
     yield from of_steps("L3, long", PLACES)
     yield from of_steps("MiniLM", PLACES)
     yield from of_inheritance()
-    yield from of_reading()
     yield from of_low_temperature()
     yield from of_never_relevant()
     yield from of_forgetting()
@@ -242,23 +239,19 @@ def of_inheritance() -> Iterator[Claim]:
 
 def of_never_relevant() -> Iterator[Claim]:
     """QNorm over Cosine and its controls, where the index holds texts that look like queries."""
-    for base, part, what in (
-        ("L3", "with all", "pages that name the query and do not answer it"),
-        ("examples", "with examples", "example sentences that use the word"),
-    ):
-        claim = f"The norm tells answers from {what}: QNorm over Cosine, trained with the same"
-        claim += " negatives"
-        rows, how = pages.rows(base), f"L3, {pages.CELLS[base].steps} steps of 32, best τ"
-        controls = ("", " + surface prior", " + embedding prior", " with prompts")
-        for control, (test, place) in product(controls, pages.tests_of(base).items()):
-            after, before = rows.get("QNorm calibrated"), rows.get(f"Cosine{control}")
-            if after and before and (test == "wordnet" or "prior" not in control):
-                setting = f"over Cosine{control}: {how}; {place}"
-                condition = "" if control else "no prompts, no filter"
-                found = pages.gain(after, before, test, part)
-                yield from line(
-                    OURS, claim, setting, found, f"pages.py {base}", condition=condition
-                )
+    claim = (
+        "The norm tells answers from pages that name the query and do not answer it: QNorm over"
+        " Cosine, trained with the same negatives"
+    )
+    rows, how = pages.rows("L3"), f"L3, {pages.CELLS['L3'].steps} steps of 32, best τ"
+    controls = ("", " + surface prior", " + embedding prior", " with prompts")
+    for control, (test, place) in product(controls, pages.TESTS.items()):
+        after, before = rows.get("QNorm calibrated"), rows.get(f"Cosine{control}")
+        if after and before and (test == "wordnet" or "prior" not in control):
+            setting = f"over Cosine{control}: {how}; {place}"
+            condition = "" if control else "no prompts, no filter"
+            found = pages.gain(after, before, test, "with all")
+            yield from line(OURS, claim, setting, found, "pages.py L3", condition=condition)
 
 
 def of_forgetting() -> Iterator[Claim]:
@@ -288,15 +281,6 @@ def of_fragments() -> Iterator[Claim]:
         yield from line(OURS, drops, setting, fragments.kept_gain(found, name), "fragments.py")
 
 
-def of_reading() -> Iterator[Claim]:
-    """Exact answers with the first document of QNorm less with that of Cosine."""
-    claim = "Answers of a reader improve (Table 4, RAG): exact answers, %, QNorm over Cosine"
-    for scoring in ("matched", "calibrated"):
-        setting = f"SmolLM2-135M reads what the static table finds, {scoring}, 1 seed"
-        found = reading.over_cosine(f"qnorm, {scoring}", "em")
-        yield from line(MAGNITUDE, claim, setting, found, "reading.py")
-
-
 def of_convergence() -> Iterator[Claim]:
     """GradScale and cut-init over plain training, each at its own best rate."""
     for start, way in convergence.NAMES:
@@ -318,7 +302,6 @@ def of_revela() -> Iterator[Claim]:
             f"{NOT}: they take a third of the gain",
         ),
         ("no V-norm", ("Without V-normalisation it is worse (Fig. 4)", "-2 to -4"), "{}"),
-        ("replug", ("REPLUG is behind it (BEIR), here after as many steps", "-5.3"), "{}"),
     ):
         found = revela_text.over_revela(revela_text.ABLATIONS[name])
         yield from line(REVELA, claim, where, found, "revela_text.py", -1, verdict=verdict)
