@@ -54,7 +54,7 @@ from benchmarks.studies.cells import (
     train_cell,
     unpacked,
 )
-from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown, show
+from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown
 from datasets import Dataset
 from numpy.typing import NDArray
 
@@ -354,19 +354,6 @@ def table(base: str) -> list[str]:
     return markdown(["test, model", "seeds", *PARTS], lines)
 
 
-def gain_table(base: str) -> list[str]:
-    """What QNorm at the exponent of dev is ahead of each control."""
-    found, lines = rows(base), []
-    for test, name in TESTS.items():
-        pairs = {x: (found.get("QNorm calibrated"), found[x]) for x in found if x[0] == "C"}
-        prompted = [found.get(f"{loss} with prompts") for loss in ("QNorm", "Cosine")]
-        for model, both in {**pairs, "both with prompts": prompted}.items():
-            gains = [gain(*both, test, part) for part in PARTS] if all(both) else [None]
-            if gains[0]:
-                lines.append([f"{name}, {model}", gains[0][1], *map(show, gains)])
-    return markdown(["QNorm calibrated over", "seeds", *PARTS], lines)
-
-
 def auc_table(base: str) -> list[str]:
     """AUC of the norm for definitions against each kind, mean over seeds and both tests."""
     found, kinds, lines = rows(base), list(PARTS["with all"]), []
@@ -379,7 +366,7 @@ def auc_table(base: str) -> list[str]:
     return markdown(["norms of", *kinds], lines)
 
 
-TABLES = {"pages": table, "gains over pages": gain_table, "norms of pages": auc_table}
+TABLES = {"pages": table, "norms of pages": auc_table}
 PAINTED = {
     "before training, by cosine": "#b9bdc3",
     "Cosine": "#6f757d",

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from benchmarks.data.lexicons import fetch
 from benchmarks.data.python_docs import read_pages, split_pages, title_task
-from benchmarks.studies.cells import Figures, Store, asked, encode, pickled, store, weights_of
+from benchmarks.studies.cells import Figures, Store, asked, encode, pickled, read, store, weights_of
 from benchmarks.studies.estimates import Gain, gain_of, markdown, paired, show
 from benchmarks.studies.models import QUIET, smollm2_file, static_model, table_of, train
 from datasets import Dataset
@@ -549,7 +549,11 @@ def over_revela(cell: Cell, cells: Store = LATEST) -> Gain | None:
 def table(cells: Store = LATEST) -> list[str]:
     """Revela from the raw vectors and its ablations, over the seeds of both, and the gain over
     it."""
-    rows = []
+    untrained = (read(cells.folder / "controls.json") or {}).items()
+    rows = [
+        [f"{name}, untrained", "", f"{x['dev']:.3f}", f"{np.mean(x['test']) / 1e4:.3f}", *[""] * 4]
+        for name, x in untrained
+    ]
     plain = cells.of_seeds(RAW)
     for name, cell in {"Revela": RAW, **ABLATIONS}.items():
         found = [x for seed, x in cells.of_seeds(cell).items() if seed in plain]
