@@ -74,7 +74,7 @@ NAMES = {
 }
 TAUS = (0.02, 0.05, 0.1)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC", "docstrings": "docstrings"}
-SCORED = {"matched": "as trained", "calibrated": "calibrated", "cosine": "by cosine"}
+SCORED = {"matched": "as trained", "calibrated": "calibrated"}
 STEPS, EVALUATIONS = 100, 4
 PRETRAINED = Store(Path(__file__).parent / "cells")
 
