@@ -23,7 +23,6 @@ from benchmarks.studies.late_interaction import late_interaction
 from benchmarks.studies.merging import merging
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
-from benchmarks.studies.reading import reading
 from benchmarks.studies.revela import revela_text
 from benchmarks.studies.temperature import temperature
 
@@ -51,7 +50,6 @@ TABLES: dict[str, Table] = {
     **late_interaction.TABLES,
     **merging.TABLES,
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
-    "reading": reading.table,
     "revela": revela_text.table,
     **inheritance.TABLES,
     **by_name({"prior": prior.table}, prior.SETTINGS),

@@ -1,9 +1,9 @@
 """An index with pages that name what is asked for and do not say it.
 
-    python benchmarks/studies/boilerplate/pages.py [static | L3 | examples | senses ...] [--seeds 3]
+    python benchmarks/studies/boilerplate/pages.py [--seeds 3]
 
-wordllama's static table and paraphrase-MiniLM-L3-v2 (its token table frozen) learn WordNet, lemma
--> definition, each row with one explicit negative that answers nothing: a title (the lemma itself),
+paraphrase-MiniLM-L3-v2 (its token table frozen) learns WordNet, lemma ->
+definition, each row with one explicit negative that answers nothing: a title (the lemma itself),
 a question, a stub, a list, or a fragment as in fragments.py. Other kinds are held out. Tests hold
 definitions alone and with pages of each kind; dev has only kinds that were shown.
 
@@ -11,9 +11,7 @@ Controls, all with the same rows: Cosine at the temperature of .02, .05 and .1 t
 that Cosine plus w times the log-probability of "answers a query", by a logistic regression on
 surface features, or by one on Cosine's own embeddings (w chosen on dev); and Cosine with prompts.
 
-Two more studies have real text beside the answers. "examples": the sentences of WordNet that use a
-word and do not say what it means. "senses": a word asks for its most frequent meaning among its
-other meanings. What was expected is on the page, docs/research/boilerplate.md.
+What was expected is on the page, docs/research/boilerplate.md.
 """
 
 from __future__ import annotations
@@ -21,15 +19,13 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.data.lexicons import definition, fetch, leaks, synsets
-from benchmarks.data.search_tasks import shrink
 from benchmarks.data.surface import auroc, surface_features
 from benchmarks.studies.boilerplate.fragments import (
     best_weight,
@@ -58,7 +54,7 @@ from benchmarks.studies.cells import (
     train_cell,
     unpacked,
 )
-from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown, show
+from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown
 from benchmarks.studies.plot import draw
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -102,8 +98,6 @@ PARTS = {  # name of a corpus to what it has beside the definitions
     "with shown kinds": (*SHOWN, *SHOWN_FRAGMENTS),
     "with unseen kinds": (*UNSEEN, *UNSEEN_FRAGMENTS),
     "with fragments": (*SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
-    "with examples": ("example",),
-    "with other senses": ("sense",),
     "with all": (*SHOWN, *UNSEEN, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
 }
 SIZES = {
@@ -116,11 +110,7 @@ SIZES = {
 }
 TAUS = (0.02, 0.05, 0.1)
 CELLS = {
-    "static": Cell("static", "pages", "cosine", 0, 600, 128, 0.03),
     "L3": Cell("L3frozen", "pages", "cosine", 0, 80, 32, 1e-4),
-    "examples": Cell("L3frozen", "examples", "cosine", 0, 100, 32, 1e-4),
-    "senses": Cell("static", "senses", "cosine", 0, 400, 128, 0.01),
-    "senses, L3": Cell("L3frozen", "senses", "cosine", 0, 160, 32, 1e-4),
 }
 PROMPTS = ("query: ", "passage: ")
 STORE = Store(Path(__file__).parent / "pages")
@@ -204,140 +194,15 @@ def prompted(name: str) -> Data:
     )
 
 
-def usage() -> dict[str, list[str]]:
-    """The example sentences of WordNet by definition."""
-    found: dict[str, list[str]] = {}
-    for part in ("noun", "verb", "adj", "adv"):
-        path = fetch("wordnet-base") / "usr/share/wordnet" / f"data.{part}"
-        for line in path.read_text(encoding="utf-8").splitlines():
-            gloss = line.partition(" | ")[2]
-            if sentences := [
-                x.strip() for x in re.findall(r'"([^"]+)"', gloss) if len(x.split()) > 2
-            ]:
-                found.setdefault(definition(gloss), []).extend(sentences)
-    return found
-
-
-def with_examples(
-    task: RetrievalData, sentences: Mapping[str, list[str]], queries: int, size: int
-) -> RetrievalData:
-    """Queries that stand in an example of what they mean, over definitions and the examples of all
-    of these."""
-    named = {
-        query: name
-        for query, name in task.queries.items()
-        if any(
-            leaks(name, x) for d in task.relevant[query] for x in sentences.get(task.corpus[d], [])
-        )
-    }
-    relevant = {query: task.relevant[query] for query in named}
-    smaller = shrink(RetrievalData(named, task.corpus, relevant), queries, size, SEED)
-    added = {
-        f"example-{document}-{i}": sentence
-        for document, text in smaller.corpus.items()
-        for i, sentence in enumerate(sentences.get(text, [])[:2])
-    }
-    return RetrievalData(smaller.queries, {**smaller.corpus, **added}, smaller.relevant)
-
-
-def examples() -> Data:
-    """WordNet's definitions among its example sentences, which use a word and do not say what it
-    means."""
-    plain = lexicons(
-        num_test_queries=1500, corpus_size=4000, num_dev_queries=500, dev_corpus_size=1500
-    )
-    sentences = usage()
-    rows: dict[str, list[str]] = {"anchor": [], "positive": [], "negative": []}
-    for name, text in zip(plain.rows["anchor"], plain.rows["positive"], strict=True):
-        if shown := [x for x in sentences.get(text, []) if leaks(name, x)]:
-            for column, value in zip(rows.values(), (name, text, shown[0]), strict=True):
-                column.append(value)
-    tests = {"wordnet": with_examples(plain.tests["wordnet"], sentences, 400, 1000)}
-    return Data(Dataset.from_dict(rows), with_examples(plain.dev, sentences, 150, 400), tests)
-
-
-def by_frequency(lines: Iterable[str]) -> dict[str, list[str]]:
-    """Lemma to its synsets by falling frequency, if the first one was counted in text; of an index
-    file, wndb(5WN).
-
-    Example:
-        >>> by_frequency(["seal n 2 1 @ 2 1 00000007 00000042"])
-        {'seal': ['00000007-n', '00000042-n']}
-    """
-    found: dict[str, list[str]] = {}
-    for line in lines:
-        if not line.startswith("  "):  # the licence
-            lemma, kind, _, pointers, *fields = line.split()
-            _, tagged, *offsets = fields[int(pointers) :]
-            if int(tagged) and len(offsets) > 1:
-                found[lemma.replace("_", " ")] = [f"{offset}-{kind}" for offset in offsets]
-    return found
-
-
-def senses() -> Data:
-    """A word asks for its most frequent meaning; the negative of a row is another meaning of the
-    word.
-
-    A tenth of the words are dev and a fifth test; training sees none of their definitions.
-    """
-    folder = fetch("wordnet-base") / "usr/share/wordnet"
-    texts: dict[str, str] = {}
-    words: dict[str, list[str]] = {}
-    for part in ("noun", "verb"):
-        data_lines, index_lines = (
-            (folder / f"{file}.{part}").read_text(encoding="utf-8").splitlines()
-            for file in ("data", "index")
-        )
-        texts |= {entry.key: entry.text for entry in synsets(data_lines)}
-        for word, found in by_frequency(index_lines).items():
-            keys = [key for key in found if key in texts]
-            if (
-                keys[:1] == found[:1]
-                and len(keys) > 1
-                and not any(leaks(word, texts[key]) for key in keys)
-            ):
-                words[f"{word} ({part})"] = keys
-    mixed = random.Random(SEED).sample(sorted(words), len(words))
-    split = {
-        "dev": mixed[: len(mixed) // 10],
-        "test": mixed[len(mixed) // 10 : 3 * len(mixed) // 10],
-    }
-    tasks, held_out = {}, set()
-    for name, chosen in split.items():
-        queries = {f"q-{i}": word for i, word in enumerate(chosen)}
-        first = {query: words[word][0] for query, word in queries.items()}
-        corpus = {f"sense-{key}": texts[key] for word in chosen for key in words[word][1:]}
-        corpus = {
-            key: text
-            for key, text in corpus.items()
-            if key.removeprefix("sense-") not in first.values()
-        }
-        corpus |= {key: texts[key] for key in first.values()}
-        tasks[name] = RetrievalData(queries, corpus, {query: {key} for query, key in first.items()})
-        held_out |= set(corpus.values())
-    rows: dict[str, list[str]] = {"anchor": [], "positive": [], "negative": []}
-    for word in mixed[3 * len(mixed) // 10 :]:
-        first, *others = (texts[key] for key in words[word])
-        if not held_out & {first, *others}:
-            for other in others[:4]:
-                for column, value in zip(rows.values(), (word, first, other), strict=True):
-                    column.append(value)
-    return Data(Dataset.from_dict(rows).shuffle(SEED), tasks["dev"], {"wordnet": tasks["test"]})
-
-
 DATA |= {
-    "senses": senses,
-    "senses, prompts": partial(prompted, "senses"),
     "pages": pages,
     "pages, prompts": partial(prompted, "pages"),
-    "examples": examples,
-    "examples, prompts": partial(prompted, "examples"),
 }
 
 
 def kinds_of(task: RetrievalData) -> NDArray[Any]:
     """ "definition" or the kind of each document, by rising id."""
-    known = {"example", "sense", *TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
+    known = {*TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
     heads = (document.partition("-")[0] for document in sorted(task.corpus))
     return np.array([head if head in known else "definition" for head in heads])
 
@@ -388,7 +253,7 @@ def texts_of(task: RetrievalData) -> list[str]:
 def measure(cell: Cell) -> Figures:
     """nDCG@10 of every query by test, scoring and part, and the AUC of the norm by kind."""
     began = time.perf_counter()
-    model, watch = train_cell(cell, evaluations=4 if cell.base == "static" else 2)
+    model, watch = train_cell(cell, evaluations=2)
     middle = time.perf_counter()
     texts = data(cell.data)
     figures: Figures = {"settings": cell.name, "data": texts.fingerprint, "curve": watch.curve}
@@ -479,53 +344,29 @@ def gain(after: Row, before: Row, test: str, part: str) -> Gain | None:
     return gain_of(after.values(test, part), before.values(test, part))
 
 
-def parts_of(base: str) -> list[str]:
-    own = {"examples": "with examples", "senses": "with other senses"}
-    if CELLS[base].data in own:
-        return ["definitions alone", own[CELLS[base].data]]
-    return [part for part in PARTS if part not in own.values()]
-
-
-def tests_of(base: str) -> dict[str, str]:
-    return TESTS if CELLS[base].data == "pages" else {"wordnet": "WordNet"}
-
-
 def table(base: str) -> list[str]:
     """nDCG@10 in points by what the corpus holds."""
     lines = []
-    for test, name in tests_of(base).items():
+    for test, name in TESTS.items():
         for model, row in rows(base).items():
-            means = [in_points(list(row.values(test, part).values())) for part in parts_of(base)]
+            means = [in_points(list(row.values(test, part).values())) for part in PARTS]
             lines.append([f"{name}, {model}", len(row.seeds()), *means])
-    return markdown(["test, model", "seeds", *parts_of(base)], lines)
-
-
-def gain_table(base: str) -> list[str]:
-    """What QNorm at the exponent of dev is ahead of each control."""
-    found, lines = rows(base), []
-    for test, name in tests_of(base).items():
-        pairs = {x: (found.get("QNorm calibrated"), found[x]) for x in found if x[0] == "C"}
-        prompted = [found.get(f"{loss} with prompts") for loss in ("QNorm", "Cosine")]
-        for model, both in {**pairs, "both with prompts": prompted}.items():
-            gains = [gain(*both, test, part) for part in parts_of(base)] if all(both) else [None]
-            if gains[0]:
-                lines.append([f"{name}, {model}", gains[0][1], *map(show, gains)])
-    return markdown(["QNorm calibrated over", "seeds", *parts_of(base)], lines)
+    return markdown(["test, model", "seeds", *PARTS], lines)
 
 
 def auc_table(base: str) -> list[str]:
     """AUC of the norm for definitions against each kind, mean over seeds and both tests."""
-    found, kinds, lines = rows(base), list(PARTS[parts_of(base)[-1]]), []
+    found, kinds, lines = rows(base), list(PARTS["with all"]), []
     for model in ("before training, by cosine", "Cosine", "QNorm calibrated"):
         if row := found.get(model):
-            figures = [(x, test) for x in row.seeds().values() for test in tests_of(base)]
+            figures = [(x, test) for x in row.seeds().values() for test in TESTS]
             there = [x["auc"][test][row.scoring] for x, test in figures]
             means = [f"{np.mean([x[kind] for x in there]):.2f}" for kind in kinds]
             lines.append([re.split("[ ,]", model)[0], *means])
     return markdown(["norms of", *kinds], lines)
 
 
-TABLES = {"pages": table, "gains over pages": gain_table, "norms of pages": auc_table}
+TABLES = {"pages": table, "norms of pages": auc_table}
 PAINTED = {
     "before training, by cosine": "#b9bdc3",
     "Cosine": "#6f757d",
@@ -536,7 +377,7 @@ PAINTED = {
 
 
 def paint(axis: Any) -> None:
-    found, parts = rows("L3"), [part for part in parts_of("L3") if part != "with fragments"]
+    found, parts = rows("L3"), [part for part in PARTS if part != "with fragments"]
     width = 0.8 / len(PAINTED)
     for i, (model, color) in enumerate(PAINTED.items()):
         values = [found[model].values("wordnet", part) for part in parts]

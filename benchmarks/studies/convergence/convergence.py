@@ -159,18 +159,7 @@ def table() -> list[str]:
     return markdown(head, rows)
 
 
-def same_rate_table() -> list[str]:
-    """Gains over plain training at the same rate, over the seeds that both have."""
-    rows = []
-    for start, way in NAMES:
-        for cell, plain in zip(grid(start, way), grid(start, "plain"), strict=True):
-            gains = [gain(cell, plain, [place], "matched") for place in PLACES]
-            if way != "plain" and gains[0]:
-                rows.append([f"{start}, {way}", f"{cell.rate:g}", gains[0][1], *map(show, gains)])
-    return markdown(["start", "rate", "seeds", *PLACES.values()], rows)
-
-
-TABLES = {"convergence": table, "convergence at the same rate": same_rate_table}
+TABLES = {"convergence": table}
 
 if __name__ == "__main__":
     arguments = asked(__doc__, STARTS)

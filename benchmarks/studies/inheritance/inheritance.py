@@ -31,7 +31,6 @@ from benchmarks.studies.cells import (
     BASES,
     DATA,
     EXPONENTS,
-    POOL,
     SCORINGS,
     SEED,
     Cell,
@@ -75,7 +74,7 @@ NAMES = {
 }
 TAUS = (0.02, 0.05, 0.1)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC", "docstrings": "docstrings"}
-SCORED = {"matched": "as trained", "calibrated": "calibrated", "cosine": "by cosine"}
+SCORED = {"matched": "as trained", "calibrated": "calibrated"}
 STEPS, EVALUATIONS = 100, 4
 PRETRAINED = Store(Path(__file__).parent / "cells")
 
@@ -276,25 +275,10 @@ def inherited_table() -> list[str]:
     return markdown([*head, *TESTS.values()], rows, "ll")
 
 
-def norm_table() -> list[str]:
-    """nDCG@10 on dev by dot less by cosine, along the fine-tuning: what is left of the norm."""
-    rows, steps = [], []
-    for model, (loss, name) in product(MODELS, {"cosine": "Cosine", **KEPT}.items()):
-        base = f"{model}dot"
-        cell = cosine(base) if loss == "cosine" else keeping(base, loss)
-        if curves := [x["curve"] for x in POOL.of_seeds(cell).values()]:
-            steps = [f"step {x['step']}" for x in curves[0]]
-            both = np.array([[x["exponents"] for x in curve] for curve in curves])
-            gaps = (both[..., 0] - both[..., -1]).mean(axis=0)
-            rows.append([f"{model}, {name}", *(f"{100 * gap:+.1f}" for gap in gaps)])
-    return markdown(["loss", *steps], rows)
-
-
 TABLES = {
     "bases": base_table,
     "inheritance": tuned_table,
     "inherited": inherited_table,
-    "norm along the fine-tuning": norm_table,
 }
 
 if __name__ == "__main__":

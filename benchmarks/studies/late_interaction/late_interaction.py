@@ -9,11 +9,11 @@ for the whole index, at least one token a document. The control is a model train
 sentence-transformers' own loss, whose tokens are clustered by its HierarchicalTokenPooling (Ward),
 with the pool factor that leaves as many vectors.
 
-The base is paraphrase-MiniLM-L3-v2 (run data/paraphrase.py once): frozen, with a layer and a
-projection to 96 dimensions on top of it, or all of its weights ("whole encoder"); or
-all-MiniLM-L6-v2. Each model also answers the queries of the other corpus and those of FOLDOC. For
-each share of the vectors dev chooses, with seed 0: the temperature, the loss (Dot or QNorm, with
-norm_penalty or without) and the document exponent of "calibrated". The test is read once.
+The base is paraphrase-MiniLM-L3-v2 (run data/paraphrase.py once) with a layer and a projection to
+96 dimensions on top of it ("whole encoder"), or all-MiniLM-L6-v2 with the projection alone; all
+weights are trained. Each model also answers the queries of the other corpus and those of FOLDOC.
+For each share of the vectors dev chooses, with seed 0: the temperature, the loss (Dot or QNorm,
+with norm_penalty or without) and the document exponent of "calibrated". The test is read once.
 
 A cell has nDCG@10 with 100, 50, 25, 15, 10 and 5 % of the vectors, chosen by the norm (scored by
 cosine, or at the calibrated exponent) and by the norm down to twice the share with clustering after
@@ -29,8 +29,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -55,7 +54,6 @@ from benchmarks.studies.cells import (
     data,
     how_of,
     packed,
-    pickled,
     seconds_of,
     seeds_of,
     unpacked,
@@ -69,7 +67,7 @@ from sentence_transformers import (
     MultiVectorEncoderTrainer,
     MultiVectorEncoderTrainingArguments,
 )
-from sentence_transformers.base.modules import Dense, InputModule, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.multi_vector_encoder import maxsim
 from sentence_transformers.multi_vector_encoder.losses import (
@@ -82,13 +80,11 @@ from sentence_transformers.multi_vector_encoder.modules import (
 from sentence_transformers.multi_vector_encoder.scoring import mean_colbert_scores
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import ndcg
-from st_magnitude.losses import late_interaction
 
 WIDTH = 96
 LENGTH = 192  # tokens of a text
@@ -97,11 +93,6 @@ EXPONENTS = (0.0, 0.5, 0.75)  # of documents; 1, which removes the norm, is a ru
 CORPORA = ("docstrings", "descriptions")
 TAUS = (0.02, 0.05)
 LOSSES = {"cosine": "Cosine", "dot": "Dot", "qnorm": "QNorm", "qnorm-penalty0.3": "QNorm, penalty"}
-VARIANTS = {  # for a table of their own
-    "dot": "Dot",
-    "dot-fixed": "Dot, scores over the mean norms of the first batch",
-    "dot-nested": "Dot, each batch with a random share of its tokens",
-}
 WAYS = {  # how vectors are chosen, to the rules of which dev takes the better
     "clustered": ("pooling",),
     "pruned": ("norm, cosine", "norm, calibrated"),
@@ -173,12 +164,9 @@ def setting(own: str) -> Data:
 
 DATA |= {f"late {name}": lambda name=name: setting(name) for name in CORPORA}  # type: ignore[misc]
 
-FROZEN, BARE = ", frozen", ", projection"
+BARE = ", projection"
 SETTINGS = {  # Cosine at .05 with seed 0
-    "docstrings": Cell(f"L3{FROZEN}", "late docstrings", "cosine", 0, 400, 32, 1e-3),
-    "descriptions": Cell(f"L3{FROZEN}", "late descriptions", "cosine", 0, 400, 32, 1e-3),
     "docstrings, whole encoder": Cell("L3", "late docstrings", "cosine", 0, 150, 32, 2e-4),
-    "docstrings, MiniLM": Cell("MiniLM", "late docstrings", "cosine", 0, 150, 32, 1e-4, bf16=True),
     "docstrings, MiniLM, projection": Cell(
         f"MiniLM{BARE}", "late docstrings", "cosine", 0, 150, 32, 1e-4, bf16=True
     ),
@@ -191,127 +179,23 @@ SETTINGS = {  # Cosine at .05 with seed 0
 # --- one training ---------------------------------------------------------------------------------
 
 
-class States(InputModule):
-    """The token vectors of a frozen encoder, looked up by text."""
-
-    def __init__(
-        self, encoder: Transformer, found: dict[str, tuple[NDArray[Any], list[int]]]
-    ) -> None:
-        super().__init__()
-        self.tokenizer, self.found = encoder.tokenizer, found
-        self.max_seq_length, self.width = LENGTH, encoder.get_embedding_dimension()
-
-    def get_embedding_dimension(self) -> int:
-        return self.width
-
-    def preprocess(
-        self, inputs: Sequence[str], prompt: str | None = None, **kwargs: Any
-    ) -> dict[str, Tensor]:  # type: ignore[override]
-        states, ids = zip(*(self.found[text] for text in inputs), strict=True)
-        tokens = [torch.tensor(x) for x in ids]
-        return {
-            "input_ids": pad_sequence(tokens, batch_first=True),
-            "attention_mask": pad_sequence([torch.ones_like(x) for x in tokens], batch_first=True),
-            "token_embeddings": pad_sequence(
-                [torch.from_numpy(x).float() for x in states], batch_first=True
-            ),
-        }
-
-    def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
-        return features
-
-    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("Token vectors of a study are not saved.")
-
-
 def encoder_of(base: str) -> Transformer:
     encoder = BASES[base]()[0]
     encoder.max_seq_length = LENGTH
     return encoder  # type: ignore[return-value]
 
 
-def states(base: str, name: str) -> dict[str, tuple[NDArray[Any], list[int]]]:
-    """Text to the vectors of its tokens in float16 and their ids, for all texts of some data; kept
-    in the cache."""
-
-    def make() -> dict[str, tuple[NDArray[Any], list[int]]]:
-        found = data(name)
-        tasks = [found.dev, *found.tests.values()]
-        texts = [*found.rows["anchor"], *found.rows["positive"]]
-        texts += [
-            text for task in tasks for part in (task.queries, task.corpus) for text in part.values()
-        ]
-        texts = list(dict.fromkeys(texts))
-        model = MultiVectorEncoder(modules=[encoder_of(base), MultiVectorMask()], device=DEVICE)
-        vectors = model.encode_document(texts, show_progress_bar=False)
-        ids = model.tokenizer(texts, truncation=True, max_length=LENGTH)["input_ids"]
-        return {
-            text: (x.cpu().half().numpy(), i)
-            for text, x, i in zip(texts, vectors, ids, strict=True)
-        }
-
-    return pickled(
-        default_cache() / "late-states" / f"{base}-{data(name).fingerprint}.pickle", make
-    )
-
-
 def late(cell: Cell) -> MultiVectorEncoder:
     """Unit vectors of 96 dimensions for the tokens of the base."""
     torch.manual_seed(cell.seed)
-    frozen = cell.base.endswith(FROZEN)
-    encoder = encoder_of(cell.base.removesuffix(FROZEN).removesuffix(BARE))
+    encoder = encoder_of(cell.base.removesuffix(BARE))
     width, tokens = encoder.get_embedding_dimension(), {"module_input_name": "token_embeddings"}
-    first = (
-        States(encoder, states(cell.base.removesuffix(FROZEN), cell.data)) if frozen else encoder
-    )
     mix = Dense(width, width, activation_function=nn.GELU(), use_residual=True, **tokens)
     mixed = [] if cell.base.endswith(BARE) else [mix]
     project = Dense(width, WIDTH, bias=False, activation_function=nn.Identity(), **tokens)
-    modules = [first, *mixed, project, MultiVectorMask(), Normalize(**tokens)]
+    modules = [encoder, *mixed, project, MultiVectorMask(), Normalize(**tokens)]
     model = MultiVectorEncoder(modules=modules, device=DEVICE)
     return model
-
-
-class Nested(stm.LateInteractionLoss):
-    """Each batch is scored with a random share of its document tokens, those of the largest norms:
-    .1 to 1 of them."""
-
-    def calculate_loss(
-        self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], **kwargs: Any
-    ) -> Tensor:
-        norms = [
-            [
-                torch.linalg.vector_norm(x.detach().float(), dim=-1) * mask
-                for x, mask in zip(*column, strict=True)
-            ]
-            for column in zip(reps[1:], masks_chunks[1:], strict=True)
-        ]
-        present = torch.cat([x[x > 0] for column in norms for x in column])
-        threshold = present.quantile(1 - 10 ** -float(torch.rand(())))
-        kept = [
-            [(x > 0) & ((x >= threshold) | (x == x.amax(dim=1, keepdim=True))) for x in column]
-            for column in norms
-        ]
-        return super().calculate_loss(reps, [masks_chunks[0], *kept], **kwargs)
-
-
-@contextmanager
-def size_of_first_batch(similarity: stm.Similarity) -> Iterator[None]:
-    """Within the block, scores are divided by the mean norms of the first batch, not by those of
-    the batch at hand."""
-    sides, means, calls = similarity.exponents.count(0.0), [], itertools.count()
-    own = late_interaction.mean_norm
-
-    def mean_norm(*arguments: Any) -> Tensor:
-        if len(means) < sides:
-            means.append(own(*arguments).detach())
-        return means[next(calls) % sides]
-
-    late_interaction.mean_norm = mean_norm
-    try:
-        yield
-    finally:
-        late_interaction.mean_norm = own
 
 
 def objective(model: MultiVectorEncoder, cell: Cell) -> nn.Module:
@@ -321,9 +205,8 @@ def objective(model: MultiVectorEncoder, cell: Cell) -> nn.Module:
         return MultiVectorMultipleNegativesRankingLoss(
             model, scale=1 / tau, similarity_fct=mean_colbert_scores
         )
-    kind = Nested if variant == "nested" else stm.LateInteractionLoss
     penalty = float(variant.removeprefix("penalty")) if variant.startswith("penalty") else 0.0
-    return kind(model, similarity=name, temperature=tau, norm_penalty=penalty)
+    return stm.LateInteractionLoss(model, similarity=name, temperature=tau, norm_penalty=penalty)
 
 
 def train(cell: Cell) -> MultiVectorEncoder:
@@ -346,9 +229,7 @@ def train(cell: Cell) -> MultiVectorEncoder:
         model=model, args=arguments, train_dataset=data(cell.data).rows, loss=objective(model, cell)
     )
     trainer.remove_callback(PrinterCallback)
-    is_fixed = cell.loss.endswith("-fixed")
-    with size_of_first_batch(stm.Similarity.named(name)) if is_fixed else nullcontext():
-        trainer.train()
+    trainer.train()
     return model.eval()
 
 
@@ -639,19 +520,6 @@ def rule_table(name: str, test: str) -> list[str]:
     return markdown(["tokens kept by", *(PERCENT[share] for share in shares)], rows)
 
 
-def variant_table() -> list[str]:
-    """Other ways to learn the norm, with seed 0 at .05, at the exponent that is best on dev."""
-    rows = []
-    for name in SETTINGS:
-        found = {x: CELLS.load(replace(SETTINGS[name], loss=x)) for x in VARIANTS}
-        there = {loss: x for loss, x in found.items() if x}
-        for loss, x in there.items() if len(there) > 1 else ():
-            by_share = x["tests"][name.partition(",")[0]]["norm, calibrated"]
-            scores = [in_points(unpacked(by_share[share]["ndcg"])) for share in PERCENT]
-            rows.append([name, VARIANTS[loss], *scores])
-    return markdown(["base", "trained by", *PERCENT.values()], rows, "ll")
-
-
 def time_table() -> list[str]:
     """CPU seconds of one thread for 1,000 documents, means over the stored cells."""
     rows = []
@@ -665,7 +533,6 @@ def time_table() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "late, variants": variant_table,
     "late, times": time_table,
 }
 for name in SETTINGS:
@@ -674,12 +541,8 @@ for name in SETTINGS:
         TABLES[f"late, {name}, {test}"] = partial(table, name, test)
 
 if __name__ == "__main__":
-    arguments = asked(__doc__, [*SETTINGS, "variants"])
+    arguments = asked(__doc__, SETTINGS)
     for name in arguments.names:
-        if name == "variants":
-            pairs = itertools.product(SETTINGS.values(), VARIANTS)
-            CELLS.run(measure, [replace(cell, loss=loss) for cell, loss in pairs])
-            continue
         CELLS.run(measure, grid(name))
         choices = [best(name, *pair) for pair in itertools.product(WAYS, PERCENT)]
         chosen = [choice[0] for choice in choices if choice]

@@ -1,7 +1,6 @@
 """Revela on real text, on one CPU core: a retriever that was never trained contrastively learns.
 
     python benchmarks/studies/revela/revela_text.py ["raw 0" ...]     # keys of CELLS
-    python benchmarks/studies/revela/revela_text.py --table
 
 The text is Python's documentation (Debian's python3.11-doc). Of the library reference, 15 % of the
 pages are dev and 15 % test: their section titles ask for their chunks. The retriever is the token
@@ -13,11 +12,10 @@ groups of two chunks, where the only other document has all the weight; most of 
 overlapping crops at first. Its embedding layer adds a rotation of the vector of the token before
 ("smeared keys", Olsson et al. 2022), and its attention starts as an induction head. Then Revela:
 groups of four pairs of neighbouring chunks from different places, so that Sim has to find the
-partner. Controls are InfoNCE on the same pairs, REPLUG, BM25, and tables without training. What was
+partner. Controls are InfoNCE on the same pairs, BM25, and tables without training. What was
 expected is on the page, docs/research/revela.md.
 
-Every cell is one JSON file, in a folder for its texts, which Debian revises. Runs that were stopped
-early are in stopped.json.
+Every cell is one JSON file, in a folder for its texts, which Debian revises.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ from benchmarks.data.python_docs import read_pages, split_pages, title_task
 from benchmarks.studies.cells import Figures, Store, asked, encode, pickled, read, store, weights_of
 from benchmarks.studies.estimates import Gain, gain_of, markdown, paired, show
 from benchmarks.studies.models import QUIET, smollm2_file, static_model, table_of, train
-from benchmarks.studies.revela.replug import ReplugLoss
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import Dense
@@ -68,7 +65,6 @@ WORDS, LENGTH = 32, 64  # of a chunk: words, tokens
 VOCABULARY = 2048  # of the language model
 HIDDEN = 128
 PAIRS = 32  # in a step of the language model's own training
-LM_TEMPERATURE = 0.02  # of REPLUG; a neighbour is worth .06 nats a token more than a stranger
 EVALUATIONS = 3  # on dev along a training, beside the one before it
 WORK = Path("runs/revela_text")
 LATEST = Store(Path(__file__).parent / "cells" / "316-titles")  # the cells of the page
@@ -80,8 +76,8 @@ class Cell:
 
     Attributes:
         base: Key of BASES.
-        method: "revela"; "replug", whose language model is frozen; or "infonce", the control: first
-            half of a chunk -> its neighbour, in-batch negatives.
+        method: "revela", or "infonce", the control: first half of a chunk -> its neighbour,
+            in-batch negatives.
         seed: Seed for the groups and their order.
         steps: Number of steps.
         groups: Number of groups in a step.
@@ -448,9 +444,6 @@ def measure(cell: Cell) -> Figures:
         how["per_device_train_batch_size"] = cell.groups * 2 * cell.places
         objective = stm.CosineRankingLoss(model, temperature=cell.temperature)
         train(model, objective, half_rows(data().pairs), cell.seed, [watch], **how)
-    elif cell.method == "replug":  # the RevelaLoss stays to measure the gains
-        objective = ReplugLoss(model, lm, tokenizer, lm_temperature=LM_TEMPERATURE, **options)
-        train_revela(cell, model, objective, watch)
     else:
         train_revela(cell, model, loss, watch)
     dev, step, weights = watch.best
@@ -508,7 +501,6 @@ def train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch
     trainer.train()
 
 
-CENTRED = Cell(base="mapped", steps=150, rate=1e-3)
 RAW = Cell(base="mapped-raw", steps=48, rate=1e-3, temperature=0.02)
 LONG = replace(RAW, steps=192)
 ABLATIONS = {
@@ -517,19 +509,12 @@ ABLATIONS = {
     "tau .05": replace(RAW, temperature=0.05),
     "no V-norm": replace(RAW, v_norm=False),
     "two layers": replace(RAW, layers=2),
-    "replug": replace(RAW, method="replug", lm_rate=0.0),
     "192 steps": LONG,
     "infonce, 192 steps": replace(LONG, method="infonce"),
 }
 SETTINGS = {"raw": RAW, **{f"raw, {name}": cell for name, cell in ABLATIONS.items()}}
 CELLS: dict[str, Cell] = {
     **{f"{x} {seed}": replace(c, seed=seed) for x, c in SETTINGS.items() for seed in range(3)},
-    "centred": CENTRED,
-    "centred, tau .02": replace(CENTRED, steps=75, temperature=0.02),
-    "centred, infonce": replace(CENTRED, method="infonce"),
-    "centred, infonce slower": replace(CENTRED, method="infonce", rate=3e-4),
-    "table, infonce": Cell(base="centred", method="infonce", steps=150, rate=0.003),
-    "next: 16 chunks": replace(CENTRED, groups=4, places=8, temperature=0.02),
 }
 
 
@@ -564,7 +549,11 @@ def over_revela(cell: Cell, cells: Store = LATEST) -> Gain | None:
 def table(cells: Store = LATEST) -> list[str]:
     """Revela from the raw vectors and its ablations, over the seeds of both, and the gain over
     it."""
-    rows = []
+    untrained = (read(cells.folder / "controls.json") or {}).items()
+    rows = [
+        [f"{name}, untrained", "", f"{x['dev']:.3f}", f"{np.mean(x['test']) / 1e4:.3f}", *[""] * 4]
+        for name, x in untrained
+    ]
     plain = cells.of_seeds(RAW)
     for name, cell in {"Revela": RAW, **ABLATIONS}.items():
         found = [x for seed, x in cells.of_seeds(cell).items() if seed in plain]
@@ -575,31 +564,9 @@ def table(cells: Store = LATEST) -> list[str]:
     return markdown(head.split("|"), rows)
 
 
-def all_cells(folder: Path) -> list[str]:
-    """A line for each control and each setting of a folder."""
-    settings: dict[Cell, list[Figures]] = {}
-    for path in sorted(folder.glob("*-seed*.json")):
-        found = read(path) or {}
-        settings.setdefault(replace(Cell(**found["settings"]), seed=0), []).append(found)
-    untrained = (read(folder / "controls.json") or {}).items()
-    rows = [
-        [x, "", f"{y['dev']:.3f}", f"{np.mean(y['test']) / 1e4:.3f}", *[""] * 4]
-        for x, y in untrained
-    ]
-    for cell, seeds in settings.items():
-        logged = at_best(seeds, "reading_gain", "choice_gain", "partner")
-        rows.append([cell.name, *summary(seeds), *logged])
-    head = "setting|seeds|dev|test|over its start|reading gain|choice gain|partner"
-    return markdown(head.split("|"), rows)
-
-
 if __name__ == "__main__":
-    arguments = asked(__doc__, CELLS, table="print what is stored, and train nothing")
-    if arguments.table:
-        for folder in sorted(LATEST.folder.parent.iterdir()):
-            print("\n".join(["", folder.name, "", *all_cells(folder)]))
-    else:
-        here = Store(LATEST.folder.with_name(f"{len(data().test.queries)}-titles"))
-        if not (path := here.folder / "controls.json").is_file():
-            store(path, controls())
-        here.run(measure, [CELLS[name] for name in arguments.names])
+    arguments = asked(__doc__, CELLS)
+    here = Store(LATEST.folder.with_name(f"{len(data().test.queries)}-titles"))
+    if not (path := here.folder / "controls.json").is_file():
+        store(path, controls())
+    here.run(measure, [CELLS[name] for name in arguments.names])
