@@ -12,6 +12,8 @@ from st_magnitude.evaluation.compression import CompressionCell, table
 from st_magnitude.evaluation.metrics import judge
 from st_magnitude.result import Result, Table
 
+__all__ = ["Diagnosis", "ExponentChoice", "Geometry", "NormStatistics", "Recommendation"]
+
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Interval = tuple[float, float, float]  # gain, low, high
