@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data import banking77, clinc150
+from benchmarks.data import banking77, clinc150, xquad
 from benchmarks.data.intents import (
     find_name,
     find_questions,
@@ -26,12 +26,16 @@ from benchmarks.data.intents import (
     question_pairs,
     split_off,
 )
-from benchmarks.studies.models import minilm, static_model
+from benchmarks.studies.models import minilm, static_model, without_padding
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    GISTEmbedLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 # benchmarks/ is not a package
@@ -58,6 +62,7 @@ class Cell:
     batch: int = 64
     rate: float = 0.03
     seed: int = 0
+    elsewhere: bool = False  # whether other domains and merging with the base are measured
 
     @property
     def key(self) -> str:
@@ -107,10 +112,31 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
 # --- one training -------------------------------------------------------------------------------
 
 
+class InBfloat16(Transformer):
+    """An encoder that multiplies in bfloat16, alone: losses and scores see float32."""
+
+    def forward(self, features: dict[str, Any], **options: Any) -> dict[str, Any]:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = super().forward(features, **options)
+        found["token_embeddings"] = found["token_embeddings"].float()
+        return found
+
+
+def base_model(name: str) -> SentenceTransformer:
+    """The base as published, without padding and in bfloat16 if it is an encoder."""
+    if name == "table":
+        return static_model()
+    model = without_padding(minilm())
+    model[0].__class__ = InBfloat16
+    return model
+
+
 def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Module:
     tau = cell.temperatures[0]
     if cell.loss.startswith("MNRL"):
         return MultipleNegativesRankingLoss(model, scale=1 / tau)
+    if cell.loss == "GIST":
+        return GISTEmbedLoss(model, base_model(cell.base), temperature=tau)
     width = model.get_embedding_dimension()
     dims = (width // 4, width // 2, width) if cell.prefixes else (None,)
     total = sum(t**cell.power for t in cell.temperatures)
@@ -204,7 +230,7 @@ def as_features(texts: list[list[int]]) -> dict[str, Tensor]:
 def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     """The model after training, and its document exponent."""
     torch.manual_seed(cell.seed)
-    model = stm.strip_normalize(static_model() if cell.base == "table" else minilm()).train()
+    model = stm.strip_normalize(base_model(cell.base)).train()
     columns = [name for name in rows.column_names if name != "label"]
     reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
     loss = objective(model, cell, reader)
@@ -215,7 +241,7 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     optimizer = torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=cell.rate, weight_decay=0.0, fused=True
     )
-    warmup = cell.steps // 10
+    warmup = max(1, cell.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warmup, (cell.steps - i) / (cell.steps - warmup))
     )
@@ -245,12 +271,54 @@ def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
     scores = [float(dev.ndcg(top).mean()) for top in tops]
     chosen = exponents[int(np.argmax(scores))]
     test = found.test.encode(model, batch_size=256)
-    return asdict(cell) | {
+    figures = asdict(cell) | {
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
         "test": {size: packed(x) for size, x in sizes(test, chosen).items()},
         "seconds": round(seconds, 1),
     }
+    return figures | (forgetting(model, cell, chosen, folder) if cell.elsewhere else {})
+
+
+def forgetting(
+    model: SentenceTransformer, cell: Cell, exponent: float, folder: Path | None
+) -> dict[str, Any]:
+    """The scores in other domains, and all of these after merging with the base."""
+    found = data(cell.data, folder)
+    merge = stm.merge_with_base(
+        model, base_model(cell.base), found.dev, calibrate=cell.loss == "QNorm"
+    )
+    similarity = stm.Similarity(
+        1.0, float(merge.exponents[list(merge.weights).index(merge.weight)])
+    )
+    merged = {"in domain": found.test} | others(cell, folder)
+    return {
+        "others": of_tasks(model, others(cell, folder), stm.Similarity(1.0, exponent)),
+        "merged": of_tasks(merge.model, merged, similarity),
+        "weight": merge.weight,
+    }
+
+
+def others(cell: Cell, folder: Path) -> dict[str, RetrievalData]:
+    """Names of the other source's intents, and XQuAD."""
+    other = "clinc names" if cell.data.startswith("banking") else "banking names"
+    return {
+        other: data(other, folder).test,
+        "XQuAD": xquad.find_paragraph(folder / "xquad_en.json"),
+    }
+
+
+def of_tasks(
+    model: SentenceTransformer, tasks: dict[str, RetrievalData], similarity: stm.Similarity
+) -> dict[str, str]:
+    """nDCG@10 of every query, packed."""
+    found = {}
+    for name, task in tasks.items():
+        if isinstance(model[0], Transformer):
+            model.max_seq_length = 256 if name == "XQuAD" else 32  # its documents are paragraphs
+        encoded = task.encode(model, batch_size=64)
+        found[name] = packed(encoded.ndcg(encoded.top(similarity)))
+    return found
 
 
 def sizes(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:
