@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.studies.estimates import Estimate
-from benchmarks.studies.known.training import INTENTS, Cell, measure, unpacked
+from benchmarks.studies.known import graded, training
+from benchmarks.studies.known.training import INTENTS, Cell, unpacked
 
 CELLS = Path(__file__).parent / "cells.jsonl"
 SIZES = ("full", "quarter", "bits")
@@ -33,9 +34,10 @@ TAUS = (0.02, 0.05, 0.1)
 SINGLES = (0.02, 0.05, 0.1, 0.2)
 NARROW = (0.03, 0.06, 0.1)
 TEXTS = ("banking names", "clinc names", "packages")
+STUDIES = ("losses", "temperatures", "forgetting", "graded")
 BASES: dict[str, dict[str, Any]] = {
     "table": {},
-    "MiniLM": {"base": "MiniLM", "steps": 100, "rate": 2e-4, "elsewhere": True},
+    "MiniLM": {"base": "MiniLM", "steps": 100, "batch": 32, "rate": 2e-4, "elsewhere": True},
 }
 
 
@@ -48,14 +50,13 @@ def losses(data: str, base: str = "table") -> dict[str, list[Cell]]:
         names = ["MNRL", "MNRL, other classes", "Cosine, classes", "QNorm", "Learnable"]
     tuned = names
     if base == "MiniLM":
-        tuned = ["MNRL", "Cosine" if data.endswith("names") else "Cosine, classes"]
-        names = [name for name in names if name != "Learnable"]
-        names += ["GIST", "SIGReg"]
+        names, tuned = [*names[:3], "GIST"], ["MNRL", "Cosine"]
+        names += ["QNorm", "SIGReg"] if data == "banking names" else []
     elif data == "banking names":
         tuned = names = [*names, "SIGReg", "Cosine, classes", "prior"]  # CLINC150 is even
     rows = {}
     for loss in names:
-        taus = TAUS if loss in tuned else (0.05,)
+        taus = TAUS if loss in tuned else TAUS[1:]
         rows[loss] = [replace(one, loss=loss, temperatures=(tau,)) for tau in taus]
     sums = {"paper": (NARROW, 0.0), "narrow, τ^2": (NARROW, 2.0), "wide, τ^1": (SINGLES, 1.0)}
     for name, (taus, power) in sums.items() if base == "table" else [("paper", sums["paper"])]:
@@ -80,7 +81,6 @@ def forgetting() -> dict[str, Cell]:
     encoder = replace(table, **BASES["MiniLM"])
     return {
         "MiniLM, Cosine": encoder,
-        "MiniLM, MNRL": replace(encoder, loss="MNRL"),
         "MiniLM, QNorm": replace(encoder, loss="QNorm"),
         "table, Cosine": table,
         "table, Cosine, a tenth of the rate": replace(table, rate=table.rate / 10),
@@ -108,7 +108,7 @@ def run(cells: Iterable[Cell], folder: Path | None) -> None:
     for cell in dict.fromkeys(cells):
         if cell.key in known:
             continue
-        figures = measure(cell, folder)
+        figures = (graded if cell.data.startswith("graded") else training).measure(cell, folder)
         with CELLS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(figures, separators=(",", ":")) + "\n")
         dev = " ".join(f"{x:.4f}" for x in figures["dev"].values())
@@ -116,13 +116,16 @@ def run(cells: Iterable[Cell], folder: Path | None) -> None:
 
 
 def run_losses(sets: Iterable[str], base: str, folder: Path | None) -> None:
-    """All temperatures with seed 0, then the other seeds of those that dev chooses."""
     for name in sets:
-        rows = losses(name, base)
-        run((cell for cells in rows.values() for cell in cells), folder)
-        chosen = [best(cells, stored()) for cells in rows.values()]
-        for seed in (1, 2):
-            run((replace(cell, seed=seed) for cell in chosen if cell is not None), folder)
+        run_rows(losses(name, base), folder)
+
+
+def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
+    """All temperatures with seed 0, then the other seeds of those that dev chooses."""
+    run((cell for cells in rows.values() for cell in cells), folder)
+    chosen = [best(cells, stored()) for cells in rows.values()]
+    for seed in (1, 2):
+        run((replace(cell, seed=seed) for cell in chosen if cell is not None), folder)
 
 
 def run_temperatures(folder: Path | None) -> None:
@@ -229,7 +232,7 @@ def table_forgetting() -> list[str]:
     for label, cell in forgetting().items():
         if cell.key not in known:
             continue
-        base = replace(cell, loss="MNRL", temperatures=(0.05,), steps=0, rate=2e-4)
+        base = replace(cell, loss="MNRL", steps=0)
         before = {p: where(base, known, p) for p in places}
         trained = {p: where(cell, known, p) for p in places}
         merged = {p: scores(cell, known, "merged", p) for p in places}
@@ -240,6 +243,22 @@ def table_forgetting() -> list[str]:
         lines.append(row("", "merged", *(points(merged[p]) for p in places), weights))
         lines.append(row("", "merged - trained", *added, ""))
     return lines
+
+
+def table_graded() -> list[str]:
+    """Gains over in-batch negatives of every use of a teacher, in full."""
+    known = stored()
+    rows: dict[str, dict[str, str]] = {"teacher itself": {}}
+    for teacher in graded.TEACHERS:
+        chosen = {loss: best(cells, known) for loss, cells in graded.cells(teacher).items()}
+        found = {x: scores(cell, known, "test", "full") for x, cell in chosen.items() if cell}
+        for loss, of_loss in found.items():
+            shown = points(of_loss) if loss == "Cosine" else gain([(of_loss, found["Cosine"])])
+            rows.setdefault(loss, {})[teacher] = shown
+        own = known[chosen["MarginMSE"].key]["teacher scores"]
+        rows["teacher itself"][teacher] = f"{100 * own['test']:.1f}" if own else ""
+    lines = [header("loss", *graded.TEACHERS)]
+    return lines + [row(x, *(of.get(t, "") for t in graded.TEACHERS)) for x, of in rows.items()]
 
 
 def where(cell: Cell, known: Mapping[str, Figures], place: str) -> dict[int, Any]:
@@ -263,12 +282,13 @@ TABLES = {
     },
     "known temperatures": table_temperatures,
     "known forgetting": table_forgetting,
+    "known graded": table_graded,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("studies", nargs="+", choices=["losses", "temperatures", "forgetting"])
+    parser.add_argument("studies", nargs="+", choices=STUDIES)
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--sets", nargs="*", default=INTENTS, help="such as 'clinc names'")
     parser.add_argument("--base", choices=BASES, default="table")
@@ -281,8 +301,10 @@ def main() -> None:
         run_temperatures(given.data)
     if "forgetting" in given.studies:
         cells = list(forgetting().values())
-        bases = [replace(x, loss="MNRL", steps=0, rate=2e-4) for x in cells]
+        bases = [replace(x, loss="MNRL", steps=0) for x in cells]
         run([*bases, *(x for cell in cells for x in seeds(cell))], given.data)
+    for teacher in graded.TEACHERS if "graded" in given.studies else ():
+        run_rows(graded.cells(teacher), given.data)
 
 
 if __name__ == "__main__":

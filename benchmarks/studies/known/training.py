@@ -10,7 +10,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,7 @@ class Cell:
     rate: float = 0.03
     seed: int = 0
     elsewhere: bool = False  # whether other domains and merging with the base are measured
+    teacher: float | None = None  # temperature of a teacher's targets
 
     @property
     def key(self) -> str:
@@ -83,6 +84,8 @@ class Data:
 def data(name: str, folder: Path | None) -> Data:
     if name in INTENTS:
         return intents(*name.split(), folder)
+    if name == "XQuAD":
+        return paragraphs(folder)
     from benchmarks.data import texts  # noqa: F401  which adds package descriptions to DATA
     from benchmarks.studies.cells import DATA
 
@@ -107,6 +110,21 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
         return Data(question_pairs(train), find_questions(dev, train), find_questions(test, train))
     names = sorted({intent for _, intent in train})
     return Data(name_pairs(train), find_name(dev, names), find_name(test, names))
+
+
+def paragraphs(folder: Path) -> Data:
+    """XQuAD, with the questions on 60 of its 240 paragraphs for dev, and on 60 for the test."""
+    task = xquad.find_paragraph(folder / "xquad_en.json")
+    part = {d: i % 4 for i, d in enumerate(np.random.default_rng(0).permutation(list(task.corpus)))}
+    rows, held = [], ({}, {})
+    for query, text in task.queries.items():
+        (document,) = task.relevant[query]
+        if part[document] > 1:
+            rows.append({"anchor": text, "positive": task.corpus[document]})
+        else:
+            held[part[document]][query] = text
+    dev, test = (RetrievalData(x, task.corpus, {q: task.relevant[q] for q in x}) for x in held)
+    return Data(Dataset.from_list(rows), dev, test)
 
 
 # --- one training -------------------------------------------------------------------------------
@@ -143,6 +161,8 @@ def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Modu
     terms = [stm.Term(d, t, t**cell.power / total) for d in dims for t in cell.temperatures]
     if cell.loss == "QNorm":
         return stm.QNormRankingLoss(model, terms=terms)
+    if cell.loss == "Dot":
+        return stm.DotRankingLoss(model, terms=terms)
     if cell.loss == "Learnable":
         return stm.LearnableNormLoss(model, terms=terms)
     options: dict[str, Any] = {}
@@ -235,6 +255,25 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
     loss = objective(model, cell, reader)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
+    fit(
+        cell,
+        loss,
+        reader,
+        batches(rows, cell),
+        lambda batch: None if labels is None else labels[batch],
+    )
+    learned = getattr(model[-1], "gamma_document", None)
+    return model.eval(), 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
+
+
+def fit(
+    cell: Cell,
+    loss: nn.Module,
+    reader: Reader,
+    order: Iterable[list[int]],
+    labels: Callable[[list[int]], Tensor | None],
+) -> None:
+    """AdamW without weight decay, a tenth of the steps for warm-up, then down to 0."""
     exponents = [p for name, p in loss.named_parameters() if "gamma" in name]
     others = [p for name, p in loss.named_parameters() if "gamma" not in name]
     groups = [{"params": others}, {"params": exponents, "lr": 1e-2}]
@@ -245,18 +284,15 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warmup, (cell.steps - i) / (cell.steps - warmup))
     )
-    for _, batch in zip(range(cell.steps), batches(rows, cell), strict=False):
-        inputs = [reader.features(name, batch) for name in columns]
-        found = loss(inputs, None if labels is None else labels[batch])
+    for _, batch in zip(range(cell.steps), order, strict=False):
+        inputs = [reader.features(name, batch) for name in reader.columns]
+        found = loss(inputs, labels(batch))
         optimizer.zero_grad()
         (sum(found.values()) if isinstance(found, dict) else found).backward()
         nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     reader.close()
-    learned = getattr(model[-1], "gamma_document", None)
-    own = 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
-    return model.eval(), own
 
 
 def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
@@ -265,25 +301,34 @@ def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
     began = time.perf_counter()
     model, own = trained(cell, found.rows)
     seconds = time.perf_counter() - began
+    figures = asdict(cell) | scored(model, own, found) | {"seconds": round(seconds, 1)}
+    if not cell.elsewhere:
+        return figures
+    return figures | forgetting(model, cell, figures["exponents"]["chosen"], folder)
+
+
+def scored(model: SentenceTransformer, own: float, found: Data) -> dict[str, Any]:
+    """The document exponent that dev chooses, among that of the training and others; scores."""
     dev = found.dev.encode(model, batch_size=256)
     exponents = [own] if own == 1 else [own, *EXPONENTS]
     tops = dev.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
-    scores = [float(dev.ndcg(top).mean()) for top in tops]
-    chosen = exponents[int(np.argmax(scores))]
+    chosen = exponents[int(np.argmax([float(dev.ndcg(top).mean()) for top in tops]))]
     test = found.test.encode(model, batch_size=256)
-    figures = asdict(cell) | {
+    return {
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
         "test": {size: packed(x) for size, x in sizes(test, chosen).items()},
-        "seconds": round(seconds, 1),
     }
-    return figures | (forgetting(model, cell, chosen, folder) if cell.elsewhere else {})
 
 
 def forgetting(
     model: SentenceTransformer, cell: Cell, exponent: float, folder: Path | None
 ) -> dict[str, Any]:
     """The scores in other domains, and all of these after merging with the base."""
+    elsewhere = others(cell, folder)
+    figures = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
+    if cell.loss not in ("Cosine", "QNorm") or len(cell.temperatures) > 1:
+        return figures
     found = data(cell.data, folder)
     merge = stm.merge_with_base(
         model, base_model(cell.base), found.dev, calibrate=cell.loss == "QNorm"
@@ -291,12 +336,8 @@ def forgetting(
     similarity = stm.Similarity(
         1.0, float(merge.exponents[list(merge.weights).index(merge.weight)])
     )
-    merged = {"in domain": found.test} | others(cell, folder)
-    return {
-        "others": of_tasks(model, others(cell, folder), stm.Similarity(1.0, exponent)),
-        "merged": of_tasks(merge.model, merged, similarity),
-        "weight": merge.weight,
-    }
+    merged = of_tasks(merge.model, {"in domain": found.test} | elsewhere, similarity)
+    return figures | {"merged": merged, "weight": merge.weight}
 
 
 def others(cell: Cell, folder: Path) -> dict[str, RetrievalData]:
