@@ -80,10 +80,11 @@ def forgetting() -> dict[str, Cell]:
     table = Cell("banking names", "Cosine", (0.05,), elsewhere=True)
     encoder = replace(table, **BASES["MiniLM"])
     return {
-        "MiniLM, Cosine": encoder,
-        "MiniLM, QNorm": replace(encoder, loss="QNorm"),
-        "table, Cosine": table,
-        "table, Cosine, a tenth of the rate": replace(table, rate=table.rate / 10),
+        "MiniLM, τ 0.05": encoder,
+        "MiniLM, τ 0.1": replace(encoder, temperatures=(0.1,)),
+        "MiniLM, τ 0.05, a tenth of the rate": replace(encoder, rate=encoder.rate / 10),
+        "table, τ 0.05": table,
+        "table, τ 0.05, a tenth of the rate": replace(table, rate=table.rate / 10),
     }
 
 
@@ -185,13 +186,12 @@ def gain(pairs: Sequence[tuple[Mapping[int, Any], Mapping[int, Any]]]) -> str:
     return Estimate(mean, float(low), float(high)).show(digits=2)
 
 
-def table_losses(base: str, size: str) -> list[str]:
+def table_losses(size: str) -> list[str]:
     """Gains over the best MNRL of every loss at the temperature that dev chooses."""
     known = stored()
     rows: dict[str, dict[str, str]] = {}
-    sets = [name for name in INTENTS if best(losses(name, base)["MNRL"], known)]
-    for name in sets:
-        chosen = {loss: best(cells, known) for loss, cells in losses(name, base).items()}
+    for name in INTENTS:
+        chosen = {loss: best(cells, known) for loss, cells in losses(name).items()}
         mnrl = scores(chosen["MNRL"], known, "test", size)
         for loss, cell in chosen.items():
             if cell is None:
@@ -200,8 +200,36 @@ def table_losses(base: str, size: str) -> list[str]:
             tau = f"τ {cell.temperatures[0]:g}: " if len(cell.temperatures) == 1 else ""
             shown = points(found) if loss == "MNRL" else gain([(found, mnrl)])
             rows.setdefault(loss, {})[name] = tau + shown
-    cells = [row(loss, *(found.get(name, "") for name in sets)) for loss, found in rows.items()]
-    return [header("loss", *sets), *cells]
+    cells = [row(loss, *(found.get(name, "") for name in INTENTS)) for loss, found in rows.items()]
+    return [header("loss", *INTENTS), *cells]
+
+
+def table_encoder(name: str) -> list[str]:
+    """Gains of MiniLM's losses over the best MNRL, and their scores in other domains."""
+    known = stored()
+    places = ("clinc names", "XQuAD")
+    chosen = {loss: best(cells, known) for loss, cells in losses(name, "MiniLM").items()}
+    lines = [header("loss", "τ", *SIZES, *places)]
+    before = untrained(chosen["MNRL"])
+    shown = [points(scores(before, known, "test", size)) for size in SIZES]
+    lines.append(row("none", "", *shown, *(points(where(before, known, p)) for p in places)))
+    for loss, cell in chosen.items():
+        if cell is None:
+            continue
+        shown = []
+        for size in SIZES:
+            found = scores(cell, known, "test", size)
+            mnrl = scores(chosen["MNRL"], known, "test", size)
+            shown.append(points(found) if loss == "MNRL" else gain([(found, mnrl)]))
+        shown += [points(where(cell, known, place)) for place in places]
+        tau = f"{cell.temperatures[0]:g}" if len(cell.temperatures) == 1 else ""
+        lines.append(row(loss, tau, *shown))
+    return lines
+
+
+def untrained(cell: Cell) -> Cell:
+    one = {"loss": "MNRL", "temperatures": (0.05,), "steps": 0, "seed": 0}
+    return replace(cell, **one, rate=BASES[cell.base].get("rate", 0.03))
 
 
 def table_temperatures() -> list[str]:
@@ -232,16 +260,20 @@ def table_forgetting() -> list[str]:
     for label, cell in forgetting().items():
         if cell.key not in known:
             continue
-        base = replace(cell, loss="MNRL", steps=0)
+        base = untrained(cell)
         before = {p: where(base, known, p) for p in places}
         trained = {p: where(cell, known, p) for p in places}
         merged = {p: scores(cell, known, "merged", p) for p in places}
-        weights = ", ".join(f"{known[x.key]['weight']:g}" for x in seeds(cell) if x.key in known)
+        half = {p: scores(cell, known, "half", p) for p in places}
+        found = [known[x.key] for x in seeds(cell) if x.key in known]
+        weights = ", ".join(f"{x.get('merged, weight', '')}" for x in found)
         lines.append(row(label, "base", *(points(before[p]) for p in places), ""))
         lines.append(row("", "trained", *(points(trained[p]) for p in places), ""))
         added = [gain([(merged[p], trained[p])]) for p in places]
         lines.append(row("", "merged", *(points(merged[p]) for p in places), weights))
         lines.append(row("", "merged - trained", *added, ""))
+        added = [gain([(half[p], trained[p])]) for p in places]
+        lines.append(row("", "half - trained", *added, "0.5"))
     return lines
 
 
@@ -275,11 +307,8 @@ def header(*names: str) -> str:
 
 
 TABLES = {
-    **{
-        f"known losses, {base}, {size}": partial(table_losses, base, size)
-        for base in BASES
-        for size in SIZES
-    },
+    **{f"known losses, {size}": partial(table_losses, size) for size in SIZES},
+    **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in INTENTS},
     "known temperatures": table_temperatures,
     "known forgetting": table_forgetting,
     "known graded": table_graded,
@@ -301,7 +330,7 @@ def main() -> None:
         run_temperatures(given.data)
     if "forgetting" in given.studies:
         cells = list(forgetting().values())
-        bases = [replace(x, loss="MNRL", steps=0) for x in cells]
+        bases = [untrained(cell) for cell in cells]
         run([*bases, *(x for cell in cells for x in seeds(cell))], given.data)
     for teacher in graded.TEACHERS if "graded" in given.studies else ():
         run_rows(graded.cells(teacher), given.data)

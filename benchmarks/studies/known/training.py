@@ -326,18 +326,19 @@ def forgetting(
 ) -> dict[str, Any]:
     """The scores in other domains, and all of these after merging with the base."""
     elsewhere = others(cell, folder)
-    figures = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
+    figures: dict[str, Any] = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
     if cell.loss not in ("Cosine", "QNorm") or len(cell.temperatures) > 1:
         return figures
     found = data(cell.data, folder)
-    merge = stm.merge_with_base(
-        model, base_model(cell.base), found.dev, calibrate=cell.loss == "QNorm"
-    )
-    similarity = stm.Similarity(
-        1.0, float(merge.exponents[list(merge.weights).index(merge.weight)])
-    )
-    merged = of_tasks(merge.model, {"in domain": found.test} | elsewhere, similarity)
-    return figures | {"merged": merged, "weight": merge.weight}
+    elsewhere["in domain"] = found.test
+    for name, tried in (("merged", (0.25, 0.5, 0.75, 1.0)), ("half", (0.5,))):
+        merge = stm.merge_with_base(
+            model, base_model(cell.base), found.dev, weights=tried, calibrate=cell.loss == "QNorm"
+        )
+        exponent = float(merge.exponents[tried.index(merge.weight)])
+        figures |= {f"{name}, weight": merge.weight}
+        figures[name] = of_tasks(merge.model, elsewhere, stm.Similarity(1.0, exponent))
+    return figures
 
 
 def others(cell: Cell, folder: Path) -> dict[str, RetrievalData]:
