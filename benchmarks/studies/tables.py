@@ -19,6 +19,7 @@ from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
+from benchmarks.studies.known import run, scope
 from benchmarks.studies.late_interaction import late_interaction
 from benchmarks.studies.merging import merging
 from benchmarks.studies.norm_sign import norm_sign
@@ -49,6 +50,8 @@ TABLES: dict[str, Table] = {
     **by_name(pages.TABLES, pages.CELLS),
     **late_interaction.TABLES,
     **merging.TABLES,
+    **run.TABLES,
+    "known scope": scope.table,
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
     **inheritance.TABLES,

@@ -10,7 +10,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data import banking77, clinc150
+from benchmarks.data import banking77, clinc150, xquad
 from benchmarks.data.intents import (
     find_name,
     find_questions,
@@ -26,12 +26,16 @@ from benchmarks.data.intents import (
     question_pairs,
     split_off,
 )
-from benchmarks.studies.models import minilm, static_model
+from benchmarks.studies.models import minilm, static_model, without_padding
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    GISTEmbedLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 # benchmarks/ is not a package
@@ -58,6 +62,8 @@ class Cell:
     batch: int = 64
     rate: float = 0.03
     seed: int = 0
+    elsewhere: bool = False  # whether other domains and merging with the base are measured
+    teacher: float | None = None  # temperature of a teacher's targets
 
     @property
     def key(self) -> str:
@@ -78,6 +84,8 @@ class Data:
 def data(name: str, folder: Path | None) -> Data:
     if name in INTENTS:
         return intents(*name.split(), folder)
+    if name == "XQuAD":
+        return paragraphs(folder)
     from benchmarks.data import texts  # noqa: F401  which adds package descriptions to DATA
     from benchmarks.studies.cells import DATA
 
@@ -104,19 +112,57 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
     return Data(name_pairs(train), find_name(dev, names), find_name(test, names))
 
 
+def paragraphs(folder: Path) -> Data:
+    """XQuAD, with the questions on 60 of its 240 paragraphs for dev, and on 60 for the test."""
+    task = xquad.find_paragraph(folder / "xquad_en.json")
+    part = {d: i % 4 for i, d in enumerate(np.random.default_rng(0).permutation(list(task.corpus)))}
+    rows, held = [], ({}, {})
+    for query, text in task.queries.items():
+        (document,) = task.relevant[query]
+        if part[document] > 1:
+            rows.append({"anchor": text, "positive": task.corpus[document]})
+        else:
+            held[part[document]][query] = text
+    dev, test = (RetrievalData(x, task.corpus, {q: task.relevant[q] for q in x}) for x in held)
+    return Data(Dataset.from_list(rows), dev, test)
+
+
 # --- one training -------------------------------------------------------------------------------
+
+
+class InBfloat16(Transformer):
+    """An encoder that multiplies in bfloat16, alone: losses and scores see float32."""
+
+    def forward(self, features: dict[str, Any], **options: Any) -> dict[str, Any]:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = super().forward(features, **options)
+        found["token_embeddings"] = found["token_embeddings"].float()
+        return found
+
+
+def base_model(name: str) -> SentenceTransformer:
+    """The base as published, without padding and in bfloat16 if it is an encoder."""
+    if name == "table":
+        return static_model()
+    model = without_padding(minilm())
+    model[0].__class__ = InBfloat16
+    return model
 
 
 def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Module:
     tau = cell.temperatures[0]
     if cell.loss.startswith("MNRL"):
         return MultipleNegativesRankingLoss(model, scale=1 / tau)
+    if cell.loss == "GIST":
+        return GISTEmbedLoss(model, base_model(cell.base), temperature=tau)
     width = model.get_embedding_dimension()
     dims = (width // 4, width // 2, width) if cell.prefixes else (None,)
     total = sum(t**cell.power for t in cell.temperatures)
     terms = [stm.Term(d, t, t**cell.power / total) for d in dims for t in cell.temperatures]
     if cell.loss == "QNorm":
         return stm.QNormRankingLoss(model, terms=terms)
+    if cell.loss == "Dot":
+        return stm.DotRankingLoss(model, terms=terms)
     if cell.loss == "Learnable":
         return stm.LearnableNormLoss(model, terms=terms)
     options: dict[str, Any] = {}
@@ -204,33 +250,49 @@ def as_features(texts: list[list[int]]) -> dict[str, Tensor]:
 def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     """The model after training, and its document exponent."""
     torch.manual_seed(cell.seed)
-    model = stm.strip_normalize(static_model() if cell.base == "table" else minilm()).train()
+    model = stm.strip_normalize(base_model(cell.base)).train()
     columns = [name for name in rows.column_names if name != "label"]
     reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
     loss = objective(model, cell, reader)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
+    fit(
+        cell,
+        loss,
+        reader,
+        batches(rows, cell),
+        lambda batch: None if labels is None else labels[batch],
+    )
+    learned = getattr(model[-1], "gamma_document", None)
+    return model.eval(), 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
+
+
+def fit(
+    cell: Cell,
+    loss: nn.Module,
+    reader: Reader,
+    order: Iterable[list[int]],
+    labels: Callable[[list[int]], Tensor | None],
+) -> None:
+    """AdamW without weight decay, a tenth of the steps for warm-up, then down to 0."""
     exponents = [p for name, p in loss.named_parameters() if "gamma" in name]
     others = [p for name, p in loss.named_parameters() if "gamma" not in name]
     groups = [{"params": others}, {"params": exponents, "lr": 1e-2}]
     optimizer = torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=cell.rate, weight_decay=0.0, fused=True
     )
-    warmup = cell.steps // 10
+    warmup = max(1, cell.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warmup, (cell.steps - i) / (cell.steps - warmup))
     )
-    for _, batch in zip(range(cell.steps), batches(rows, cell), strict=False):
-        inputs = [reader.features(name, batch) for name in columns]
-        found = loss(inputs, None if labels is None else labels[batch])
+    for _, batch in zip(range(cell.steps), order, strict=False):
+        inputs = [reader.features(name, batch) for name in reader.columns]
+        found = loss(inputs, labels(batch))
         optimizer.zero_grad()
         (sum(found.values()) if isinstance(found, dict) else found).backward()
         nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     reader.close()
-    learned = getattr(model[-1], "gamma_document", None)
-    own = 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
-    return model.eval(), own
 
 
 def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
@@ -239,18 +301,66 @@ def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
     began = time.perf_counter()
     model, own = trained(cell, found.rows)
     seconds = time.perf_counter() - began
+    figures = asdict(cell) | scored(model, own, found) | {"seconds": round(seconds, 1)}
+    if not cell.elsewhere:
+        return figures
+    return figures | forgetting(model, cell, figures["exponents"]["chosen"], folder)
+
+
+def scored(model: SentenceTransformer, own: float, found: Data) -> dict[str, Any]:
+    """The document exponent that dev chooses, among that of the training and others; scores."""
     dev = found.dev.encode(model, batch_size=256)
     exponents = [own] if own == 1 else [own, *EXPONENTS]
     tops = dev.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
-    scores = [float(dev.ndcg(top).mean()) for top in tops]
-    chosen = exponents[int(np.argmax(scores))]
+    chosen = exponents[int(np.argmax([float(dev.ndcg(top).mean()) for top in tops]))]
     test = found.test.encode(model, batch_size=256)
-    return asdict(cell) | {
+    return {
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
         "test": {size: packed(x) for size, x in sizes(test, chosen).items()},
-        "seconds": round(seconds, 1),
     }
+
+
+def forgetting(
+    model: SentenceTransformer, cell: Cell, exponent: float, folder: Path | None
+) -> dict[str, Any]:
+    """The scores in other domains, and all of these after merging with the base."""
+    elsewhere = others(cell, folder)
+    figures: dict[str, Any] = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
+    if cell.loss not in ("Cosine", "QNorm") or len(cell.temperatures) > 1:
+        return figures
+    found = data(cell.data, folder)
+    elsewhere["in domain"] = found.test
+    for name, tried in (("merged", (0.25, 0.5, 0.75, 1.0)), ("half", (0.5,))):
+        merge = stm.merge_with_base(
+            model, base_model(cell.base), found.dev, weights=tried, calibrate=cell.loss == "QNorm"
+        )
+        exponent = float(merge.exponents[tried.index(merge.weight)])
+        figures |= {f"{name}, weight": merge.weight}
+        figures[name] = of_tasks(merge.model, elsewhere, stm.Similarity(1.0, exponent))
+    return figures
+
+
+def others(cell: Cell, folder: Path) -> dict[str, RetrievalData]:
+    """Names of the other source's intents, and XQuAD."""
+    other = "clinc names" if cell.data.startswith("banking") else "banking names"
+    return {
+        other: data(other, folder).test,
+        "XQuAD": xquad.find_paragraph(folder / "xquad_en.json"),
+    }
+
+
+def of_tasks(
+    model: SentenceTransformer, tasks: dict[str, RetrievalData], similarity: stm.Similarity
+) -> dict[str, str]:
+    """nDCG@10 of every query, packed."""
+    found = {}
+    for name, task in tasks.items():
+        if isinstance(model[0], Transformer):
+            model.max_seq_length = 256 if name == "XQuAD" else 32  # its documents are paragraphs
+        encoded = task.encode(model, batch_size=64)
+        found[name] = packed(encoded.ndcg(encoded.top(similarity)))
+    return found
 
 
 def sizes(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:
