@@ -48,14 +48,16 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
+def agree(
+    device: torch.device, check: Callable[[], Sequence[int] | None], size: int
+) -> list[list[int]]:
     """The ``size`` whole numbers that the check returns on each rank.
 
     Where it raises on one rank, all raise, because one alone would leave the others waiting.
     """
     problem, numbers = None, [0] * (size + 1)
     try:
-        numbers = [1, *check()]
+        numbers = [1, *(check() or ())]
     except Exception as error:
         problem = error
     mine = torch.tensor(numbers, device=device)
@@ -111,12 +113,9 @@ def ring_infonce(
         check_terms(terms, queries.shape[1])
         return len(queries), len(documents)
 
-    def fits() -> tuple[()]:
-        batch.check_targets(directions, sum(num_documents), sum(num_queries))
-        return ()
-
     softmaxes = softmaxes_of(directions, partition_mode)
     num_queries, num_documents = zip(*agree(queries.device, own_sizes, 2), strict=True)  # per rank
+    fits = partial(batch.check_targets, directions, sum(num_documents), sum(num_queries))
     agree(queries.device, fits, 0)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
     dtype = product_dtype(precision)
@@ -145,7 +144,7 @@ def one_round(
     ranks = len(sizes)
     edges = [0, *accumulate(sizes)]
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
-    block = {name: x for name, x in block.items() if x is not None}
+    block = {name: x.detach() for name, x in block.items() if x is not None}
     if columns.scale is not None:
         block["scale"] = columns.scale.T.contiguous()  # (M, K - 1)
     of_own = _scores_of_positives(rows, columns)

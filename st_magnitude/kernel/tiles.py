@@ -98,7 +98,7 @@ def _visit_tile(
             if not adds_gradients:
                 continue
             share = (anchor - softmax.log_sums[t, tile]).exp2_()  # (n,), probability of the anchor
-            if softmax.grad_inverse is not None:
+            if softmax.learns_temperatures:
                 weighted = powers if factor is None else powers * factor
                 expected = torch.linalg.vecdot(weighted, scores[k]) + best * total
                 softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
@@ -115,7 +115,13 @@ def _visit_tile(
             push = softmax.pushes(k, tile)  # (n,)
             _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
             if k < longest:
-                _add_to_longer(blocks, k, scores[k], None if plan.bounded else best, slope, slopes)
+                _add_to_longer(blocks, k, scores[k], None if plan.bounded else best, slope)
+
+    # A coordinate belongs to every prefix that reaches it, so slopes add up from the longest on.
+    if adds_gradients:
+        for k in range(longest, -1, -1):
+            if k < longest:
+                slopes.add_(scores[k + 1])
             for block in blocks:
                 _add_gradients(block, plan.spans[k], slopes)
 
@@ -261,7 +267,6 @@ def _add_to_longer(
     scores: Tensor,
     best: Tensor | None,
     slope: Tensor,
-    slopes: Tensor,
 ) -> None:
     """Adds the slope of a shorter prefix to those of the products, and the gradients of the factors
     that it has besides."""
@@ -278,7 +283,6 @@ def _add_to_longer(
             slope[:, part].mul_(rows.scale[k][:, None])
         if columns.scale is not None:
             slope[:, part].mul_(columns.scale[k])
-    slopes.add_(slope)
 
 
 def _add_gradients(block: Block, span: slice, slopes: Tensor) -> None:
