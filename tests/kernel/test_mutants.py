@@ -146,16 +146,16 @@ MUTANTS = {
         "pass",
         f"{INFONCE}::test_equals_the_definition",
     ),
-    "tiled: slopes without the norms of rows": (
+    "tiled: slopes without the norms of prefixes": (
         "tiles.py",
-        "slope[:, part].mul_(rows.scale[k][:, None])",
+        "_multiply_factors(block, k, slope)",
         "pass",
         f"{INFONCE}::test_equals_the_definition",
     ),
     "tiled: gradient of the norms of a prefix": (
         "tiles.py",
-        "rows.grad_scale[k] += moments.sum(dim=1) / rows.scale[k]",
-        "rows.grad_scale[k] += moments.sum(dim=1)",
+        "side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]",
+        "side.grad_scale[k] += moments.sum(dim=dim)",
         f"{INFONCE}::test_equals_the_definition",
     ),
     "tiled: half of the attraction": (
