@@ -65,9 +65,9 @@ def infonce(
 
         L = sum_t w_t · mean_i [ -log softmax_j( s_t(q_i, d_j) / tau_t ) at j = offset + i ]
 
-    where s_t is a similarity of the first ``dim_t`` coordinates. Gradients reach queries, documents,
-    all_queries, and exponents and temperatures that are tensors. The tiled engine has no second
-    derivative.
+    where s_t is a similarity of the first ``dim_t`` coordinates. Gradients reach queries,
+    documents, all_queries, and exponents and temperatures that are tensors. The tiled engine has no
+    second derivative.
 
     Args:
         queries: Embeddings (B, D), not normalised.

@@ -1,16 +1,13 @@
 """infonce over the documents of all ranks, which pass around the ranks in a ring.
 
-Gathering puts the documents of all W ranks, W·M x D numbers, on every rank. In the ring each rank
-holds its own documents, the block at hand and the block that arrives, so its memory does not grow
-with W. A block makes two rounds. Send and receive run while the rank works with the block at hand:
+Each of the W ranks holds its own documents, the block at hand and the block that arrives, so its
+memory does not grow with W. A block makes two rounds. It travels while the rank works with another:
 
-1. For each term and each of its rows, a rank carries the log-sum-exp over the blocks seen so far.
+1. A rank finds the log-sum-exp of its rows, block by block.
 2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient
-   of a block travels one hop behind the block. Each rank adds its part, and after W hops the
-   gradient is home.
+   of a block travels one hop behind it. Each rank adds its part; after W hops it is home.
 
-Scores are computed once in each round: four matrix products, where
-:mod:`st_magnitude.kernel.infonce` with its gathered documents takes three.
+Scores are computed in each round: four matrix products, where gathered documents take three.
 
 Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for
     Contrastive Loss (Inf-CL), arXiv 2410.17243, section 3.
@@ -65,7 +62,7 @@ def agree(
     dist.all_gather(found, mine)
     if problem is not None:
         raise problem
-    everywhere: list[list[int]] = torch.stack(found).tolist()
+    everywhere = [x.tolist() for x in found]
     if failed := [rank for rank, (fine, *_) in enumerate(everywhere) if not fine]:
         raise RuntimeError(
             f"The batch of rank {failed[0]} was refused; read the error of that process."
@@ -152,7 +149,8 @@ def one_round(
     returned: Callable[[], Block] | None = None
     for hop in range(ranks):
         # The next block arrives while the rank works with the one at hand.
-        successor = _pass_on(block, sizes, hop) if hop < ranks - 1 else None
+        arriving = sizes[(rank - hop - 1) % ranks]
+        successor = _pass_on(block, arriving) if hop < ranks - 1 else None
         gradient = {name: torch.zeros_like(block[name]) for name in flows}
         if hop == 0 and with_gradients:  # goes on from what they have as rows of a direction
             if columns.grad is not None:
@@ -171,7 +169,7 @@ def one_round(
             if returned is not None:
                 _add(gradient, returned())
                 returned = None  # frees what has arrived and what was sent
-            returned = _pass_on(gradient, sizes, hop)
+            returned = _pass_on(gradient, arriving)
         if successor is not None:
             block, successor = successor(), None
     if returned is not None:  # after W hops
@@ -206,11 +204,10 @@ def _side(block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | Non
     )
 
 
-def _pass_on(block: Block, sizes: Sequence[int], hop: int) -> Callable[[], Block]:
-    """Sends what belongs to the block on; returns a function that awaits its successor."""
-    rank = dist.get_rank()
-    before, after = (rank - 1) % len(sizes), (rank + 1) % len(sizes)
-    size = sizes[(rank - hop - 1) % len(sizes)]
+def _pass_on(block: Block, size: int) -> Callable[[], Block]:
+    """Sends a block on; returns a function that awaits its successor with ``size`` columns."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
     successor = {name: x.new_empty(size, *x.shape[1:]) for name, x in block.items()}
     operations = [dist.P2POp(dist.isend, x, after) for x in block.values()]
     operations += [dist.P2POp(dist.irecv, x, before) for x in successor.values()]
