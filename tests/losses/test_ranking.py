@@ -211,7 +211,7 @@ def test_refuses_normalize_and_names_a_call_that_helps(model, build):
 
 
 @pytest.mark.parametrize(
-    "loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))]
+    "loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=[stm.SIGReg(8)])]
 )
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
