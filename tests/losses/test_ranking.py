@@ -349,7 +349,6 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
         stm.LearnableNormLoss,
         stm.TempAggLoss,
         stm.TempAggMRLLoss,
-        stm.TempSpecMRLLoss,
         stm.SIGRegInfoNCE,
     ],
 )
