@@ -65,12 +65,10 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
 class RevelaTrainer(SentenceTransformerTrainer):
     """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
-    It optimises the language model together with the retriever, at a learning rate of its own and
-    in the precision of the training arguments. It averages the language model's gradients over
-    processes, clips them by themselves, at ``max_grad_norm``, and keeps what is trained of it in
-    checkpoints, from which a run resumes exactly. The result is the retriever alone, a plain
-    SentenceTransformer. The log has what the loss logs, ``grad_norm`` (of the retriever) and
-    ``lm_grad_norm``.
+    It optimises the language model together with the retriever: at a learning rate of its own, its
+    gradients averaged over processes and clipped by themselves, at ``max_grad_norm``. Checkpoints
+    hold what is trained of it. The result is the retriever alone, a plain SentenceTransformer. The
+    log has what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Args:
         model: The retriever, with which the loss was built.
