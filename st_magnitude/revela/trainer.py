@@ -205,9 +205,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
                 parameter.copy_(saved[name])
 
 
-def _show_an_example(
-    model: SentenceTransformer, groups: Dataset | IterableDataset | None
-) -> None:
+def _show_an_example(model: SentenceTransformer, groups: Dataset | IterableDataset | None) -> None:
     """Gives the model card texts; the Trainer looks for columns of strings, and fails without."""
     card = model.model_card_data
     if isinstance(groups, Dataset) and "chunks" in groups.column_names and not card.widget:
