@@ -8,11 +8,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncode
 from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
-from st_magnitude.evaluation import (
-    CompressionEvaluator,
-    GeometryEvaluator,
-    MagnitudeEvaluator,
-)
+from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator
 from st_magnitude.surgery.normalize import rescale_output
 
 QUERIES, DOCUMENTS = (
