@@ -123,7 +123,7 @@ def draw(cells: list[dict], file: Path) -> None:
 
     batch = max(cell["batch"] for cell in cells)
     names = list(PAIRS)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 2.9), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(2, 1, figsize=(5.6, 4.2), layout="constrained")
     for axis, key, title in zip(
         axes,
         ("seconds", "peak"),
@@ -136,14 +136,12 @@ def draw(cells: list[dict], file: Path) -> None:
             label = "sentence-transformers" if whose == "theirs" else "st_magnitude"
             bars = axis.barh(places, [of[name] for name in names], 0.38, color=color, label=label)
             axis.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_yticks(range(len(names)), [n.replace(" at three", "\nat three") for n in names])
+        axis.invert_yaxis()
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.12)
-    axes[0].set_yticks(
-        range(len(names)), [name.replace(" at three", "\nat three") for name in names]
-    )
-    axes[0].invert_yaxis()
-    axes[1].legend(fontsize=9, frameon=False, loc="upper right")
+    axes[0].legend(fontsize=9, frameon=False, loc="upper right")
     figure.savefig(file, dpi=160, facecolor="white")
 
 
