@@ -1,10 +1,8 @@
 """The softmax of a tile: scores, probabilities and gradients of some rows, in flat steps.
 
 A tile is some rows of the panels that share a softmax. Their scores lie in one buffer, panel after
-panel, so the softmax does not know panels. Three things make it fast (docs/kernel.md): a longer
-prefix adds a block of columns to the product of the shorter one, all temperatures of a prefix share
-its scores, and the gradient is taken while a tile is at hand. Logits are in base 2, because exp2 is
-several times as fast as exp in PyTorch on a CPU.
+panel. Logits are in base 2, because exp2 is several times as fast as exp in PyTorch on a CPU.
+docs/kernel.md says what else makes it fast.
 
 A **score** is an inner product of a row and a column. A **slope** is d loss / d score.
 """
@@ -24,11 +22,8 @@ from st_magnitude.kernel.softmax import LOG2_E, Plan, Softmax
 
 
 def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
-    """The default height of a tile: enough rows for matrix products at full speed.
-
-    On a CPU a tile should also stay in the cache, and many small tiles cost more in calls than they
-    compute: a tile has a million scores, but at least 256 rows.
-    """
+    """The default height of a tile: rows enough for matrix products at full speed, but on a CPU
+    few enough for the cache."""
     return 1024 if device.type == "cuda" else max(256, 2**20 // num_columns)
 
 
@@ -77,7 +72,6 @@ def _visit_tile(
     targets, hard = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
     if finds_sums:
         _attract(softmax, first, tile, [x[:, parts[0]] for x in scores], targets)
-
     factor, top = _factor([panel.columns for panel in panels])
 
     # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
@@ -114,9 +108,7 @@ def _visit_tile(
             push = softmax.pushes(k, tile)  # (n,)
             _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
             if k < longest:
-                for block in blocks:
-                    _finish_prefix(plan, block, k, scores[k], best, slope)
-
+                _finish_prefix(plan, blocks, k, scores[k], best, slope)
     if adds_gradients:
         _add_gradients(plan, blocks, scores, slopes)
 
@@ -129,11 +121,8 @@ def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
 
 
 def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
-    """Writes the scores of all prefixes, (K) x (n, M).
-
-    A longer prefix only adds the coordinates that the shorter one lacks, so all prefixes together
-    cost one matrix product.
-    """
+    """Writes the scores of all prefixes, (K) x (n, M), at the cost of one matrix product: a longer
+    prefix only adds the coordinates that the shorter one lacks."""
     rows, columns, part = block
     shorter: Tensor | None = None
     for x, span in zip(scores, plan.spans, strict=True):
@@ -265,19 +254,20 @@ def _subtract_targets(
 
 
 def _finish_prefix(
-    plan: Plan, block: Block, k: int, scores: Tensor, best: Tensor, slope: Tensor
+    plan: Plan, blocks: Sequence[Block], k: int, scores: Tensor, best: Tensor, slope: Tensor
 ) -> None:
     """Adds the gradients of a prefix's factors; the slope becomes that of the product."""
-    rows, columns, part = block
-    if rows.grad_scale is not None or columns.grad_scale is not None:
-        moments = scores[:, part]  # (n, M)
-        if not plan.bounded:
-            moments.add_(best[:, None])
-        moments.mul_(slope[:, part])
-        for side, dim in ((rows, 1), (columns, 0)):
-            if side.grad_scale is not None and side.scale is not None:
-                side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
-    _multiply_factors(block, k, slope)
+    for block in blocks:
+        rows, columns, part = block
+        if rows.grad_scale is not None or columns.grad_scale is not None:
+            moments = scores[:, part]  # (n, M)
+            if not plan.bounded:
+                moments.add_(best[:, None])
+            moments.mul_(slope[:, part])
+            for side, dim in ((rows, 1), (columns, 0)):
+                if side.grad_scale is not None and side.scale is not None:
+                    side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
+        _multiply_factors(block, k, slope)
 
 
 def _add_gradients(
