@@ -2,8 +2,7 @@
 
 :mod:`st_magnitude.kernel.plain` is the formula in code, and the path that training takes while a
 batch is small. For large batches :mod:`st_magnitude.kernel.tiled` computes the same number faster
-and in less memory: it never holds all scores, any number of prefixes costs the matrix products of a
-single one, and all temperatures of a prefix share its scores (docs/kernel.md).
+and in less memory (docs/kernel.md).
 """
 
 from __future__ import annotations

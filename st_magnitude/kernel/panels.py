@@ -1,9 +1,8 @@
 """Side and Panel: what the tiled engine compares.
 
-* A **side** is n texts: their vectors divided by norms, what rules need to know of them, and the
-  gradients of the vectors.
-* A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and rules
-  about their pairs.
+* A **side** is n texts: their vectors divided by norms, the gradients of these, and what rules
+  need to know of the texts.
+* A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and rules.
 
 A rule is a function of a slice of rows and their scores (n, M), which returns numbers (n, M) in
 memory of its own.
@@ -126,10 +125,6 @@ def panel_of(
     """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
 
     Args:
-        batch: The batch of the rows.
-        direction: Such as ``"query_to_doc"``.
-        rows: The side of the rows.
-        columns: The side of the columns.
         own: The column that belongs to row 0, if it is in the block.
         of_own: The scores (B,) of the positives, where the block may lack them.
         place: The own column of row 0, and the block, among all columns that targets name. None:
@@ -160,11 +155,8 @@ def panel_of(
 
 
 def same_id(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Judge:
-    """The columns (M,) with the id of the row (B,).
-
-    Any integers become small floats without a wait for the device, because comparing floats into
-    floats takes a quarter of the time of comparing integers into booleans.
-    """
+    """The columns (M,) with the id of the row (B,), compared as small floats, which takes a quarter
+    of the time of comparing integers into booleans."""
     ordered, order = torch.cat([rows, columns]).sort()
     steps = (ordered != ordered.roll(1)).to(dtype).cumsum(dim=0)
     numbers = torch.empty_like(steps).scatter_(0, order, steps)

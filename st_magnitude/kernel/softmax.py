@@ -1,8 +1,4 @@
-"""Plan and Softmax: the terms of a loss, and what is known of the softmax of each row.
-
-* A **plan** holds the prefixes, terms and sizes, none of which depends on the value of a tensor.
-* A **softmax** holds the sums of each row over the columns seen so far.
-"""
+"""Plan and Softmax: the terms of a loss, and what is known of the softmax of each row."""
 
 from __future__ import annotations
 
@@ -24,7 +20,8 @@ MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in floa
 
 @dataclass(frozen=True)
 class Plan:
-    """The K prefixes and T terms of a loss, and how the engine computes them."""
+    """The K prefixes and T terms of a loss, and how the engine computes them. Nothing in a plan
+    depends on the value of a tensor."""
 
     dims: tuple[int, ...]  # ascending prefixes
     terms: tuple[Term, ...]  # prefix by prefix, by falling temperature
@@ -46,31 +43,24 @@ class Plan:
         tile_rows: int | None,
         product_dtype: torch.dtype | None,
     ) -> Plan:
-        """The plan of terms for the embeddings of a batch.
-
-        Where the ratio of two temperatures is 2 or 3, an exponential is a power of another, which
-        is cheaper. The values of temperatures that are tensors stay on the device.
-        """
+        """The plan of terms for the embeddings of a batch."""
         width = batch.queries.shape[1]
-        dims = tuple(sorted({term.dim or width for term in terms}))
-        ordered: list[Term] = []
-        members: list[range] = []
-        powers: list[int] = []
-        for dim in dims:
-            of_prefix = [term for term in terms if (term.dim or width) == dim]
-            of_prefix.sort(key=lambda term: -_number(term))
-            powers += [0, *(_power(before, after) for before, after in pairwise(of_prefix))]
-            members.append(range(len(ordered), len(ordered) + len(of_prefix)))
-            ordered += of_prefix
+        ordered = sorted(terms, key=lambda term: (term.dim or width, -_number(term)))
+        lengths = [term.dim or width for term in ordered]
+        dims = tuple(sorted(set(lengths)))
+        edges = [*map(lengths.index, dims), len(terms)]
+        powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
+        for first in edges[:-1]:
+            powers[first] = 0
         if batch.weighs_hard_negatives:  # whose exponentials have other factors in each term
             powers = [0] * len(powers)
-        adds = batch.weighs_hard_negatives or batch.log_q is not None
-        adds = adds or batch.log_q_queries is not None
+        biases = batch.log_q, batch.log_q_queries
+        adds = batch.weighs_hard_negatives or any(x is not None for x in biases)
         is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
         return cls(
             dims=dims,
             terms=tuple(ordered),
-            members=tuple(members),
+            members=tuple(range(a, b) for a, b in pairwise(edges)),
             powers=tuple(powers),
             num_losses=num_losses,
             tile_rows=tile_rows,
@@ -96,7 +86,7 @@ def _number(term: Term) -> float:
 
 
 def _power(before: Term, after: Term) -> int:
-    """2 or 3 if the exponential of a term is this power of the one before, else 0."""
+    """2 or 3 if the exponential of a term is this power of the one before, which is cheaper."""
     if not _number(after):
         return 0
     ratio = _number(before) / _number(after)
@@ -104,13 +94,8 @@ def _power(before: Term, after: Term) -> int:
 
 
 class Softmax:
-    """The sums of each row so far: the log-sum-exp, and the attraction of its positives.
-
-    Args:
-        plan: Prefixes, terms and weights.
-        temperatures: (T,).
-        batch: The batch of the rows.
-    """
+    """The sums of each row over the columns so far: the log-sum-exp, and the attraction of its
+    positives."""
 
     def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
         row_weights = temperatures.new_ones(len(batch.queries))  # (B,)

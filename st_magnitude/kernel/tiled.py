@@ -1,19 +1,16 @@
 """The tiled engine of :func:`~st_magnitude.infonce`, which never holds a B x M matrix.
 
-It has four concepts. A **side** is n texts with their vectors and gradients. A **panel** is a
-rectangle of scores, rows of one side against columns of another, with rules about their pairs
-(:mod:`st_magnitude.kernel.panels`). The **plan** holds prefixes and terms. A **softmax** holds the
-sums of each row so far (:mod:`st_magnitude.kernel.softmax`).
-
-This module arranges the panels of a batch, and :mod:`st_magnitude.kernel.tiles` takes them in. The
-gradients are known together with the loss, so the backward pass only scales them.
+It has four concepts: sides and panels (:mod:`st_magnitude.kernel.panels`), the plan and the softmax
+(:mod:`st_magnitude.kernel.softmax`). This module arranges the panels of a batch, and
+:mod:`st_magnitude.kernel.tiles` takes them in. The gradients are known together with the loss, and
+the backward pass only scales them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +23,8 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiles import visit
 from st_magnitude.similarity import Similarity
 
-
-class Round(Protocol):
-    """An iterator of blocks of columns that rows meet one after another."""
-
-    def __call__(
-        self, direction: Direction, rows: Side, columns: Side, with_gradients: bool
-    ) -> Iterator[Panel]: ...
+# (direction, rows, columns, whether gradients are added) -> the blocks of columns that rows meet
+Round = Callable[[Direction, Side, Side, bool], Iterator[Panel]]
 
 
 class _Known(torch.autograd.Function):
@@ -63,12 +55,12 @@ def tiled_infonce(
     The first direction of a softmax has the positives; the others add columns.
     """
     with torch.autocast(batch.queries.device.type, enabled=False):
-        side = partial(side_of, batch, plan, is_block=ring is not None)
-        queries = side(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
-        documents = side(batch.documents, similarity.gamma_document, is_query=False, first=0)
+        of = partial(side_of, batch, plan, is_block=ring is not None)
+        queries = of(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
+        documents = of(batch.documents, similarity.gamma_document, is_query=False, first=0)
         sides = [queries, documents]
         if batch.all_queries is not None:
-            sides.append(side(batch.all_queries, similarity.gamma_query, is_query=True, first=0))
+            sides.append(of(batch.all_queries, similarity.gamma_query, is_query=True, first=0))
         temperatures = _stack_temperatures(plan.terms, batch.queries)
         tensors = [temperatures, *(x for side in sides for x in (side.x, side.scale))]
         learns = any(x is not None and x.requires_grad for x in tensors)
@@ -110,11 +102,11 @@ def _compared(
 
 
 def _visit_blocks(
-    softmax: Softmax, blocks: Callable[..., Iterator[Panel]], adds_gradients: bool
+    softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], adds_gradients: bool
 ) -> None:
     """Takes in the columns of a ring, which pass twice: for the sums and for the gradients."""
     for is_second in (False, True) if adds_gradients else (False,):
-        for panel in blocks(with_gradients=is_second):
+        for panel in blocks(is_second):
             visit(softmax, [panel], finds_sums=not is_second, adds_gradients=is_second)
             del panel  # frees the block before the next one is asked for
 

@@ -1,10 +1,8 @@
 """The softmax of a tile: scores, probabilities and gradients of some rows, in flat steps.
 
 A tile is some rows of the panels that share a softmax. Their scores lie in one buffer, panel after
-panel, so the softmax does not know panels. Three things make it fast (docs/kernel.md): a longer
-prefix adds a block of columns to the product of the shorter one, all temperatures of a prefix share
-its scores, and the gradient is taken while a tile is at hand. Logits are in base 2, because exp2 is
-several times as fast as exp in PyTorch on a CPU.
+panel. Logits are in base 2, because exp2 is several times as fast as exp in PyTorch on a CPU.
+docs/kernel.md says what else makes it fast.
 
 A **score** is an inner product of a row and a column. A **slope** is d loss / d score.
 """
@@ -24,11 +22,8 @@ from st_magnitude.kernel.softmax import LOG2_E, Plan, Softmax
 
 
 def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
-    """The default height of a tile: enough rows for matrix products at full speed.
-
-    On a CPU a tile should also stay in the cache, and many small tiles cost more in calls than they
-    compute: a tile has a million scores, but at least 256 rows.
-    """
+    """The default height of a tile: rows enough for matrix products at full speed, but on a CPU
+    few enough for the cache."""
     return 1024 if device.type == "cuda" else max(256, 2**20 // num_columns)
 
 
@@ -77,7 +72,6 @@ def _visit_tile(
     targets, hard = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
     if finds_sums:
         _attract(softmax, first, tile, [x[:, parts[0]] for x in scores], targets)
-
     factor, top = _factor([panel.columns for panel in panels])
 
     # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
@@ -114,17 +108,9 @@ def _visit_tile(
             push = softmax.pushes(k, tile)  # (n,)
             _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
             if k < longest:
-                for block in blocks:
-                    _finish_prefix(plan, block, k, scores[k], best, slope)
-
-    # All products at the end, because each of them drives the scores out of the cache. A coordinate
-    # belongs to every prefix that reaches it, so the slopes add up from the longest prefix on.
+                _finish_prefix(plan, blocks, k, scores[k], best, slope)
     if adds_gradients:
-        for k in range(longest, -1, -1):
-            if k < longest:
-                slopes.add_(scores[k + 1])
-            for block in blocks:
-                _add_gradients(block, plan.spans[k], slopes)
+        _add_gradients(plan, blocks, scores, slopes)
 
 
 def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
@@ -135,11 +121,8 @@ def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
 
 
 def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
-    """Writes the scores of all prefixes, (K) x (n, M).
-
-    A longer prefix only adds the coordinates that the shorter one lacks, so all prefixes together
-    cost one matrix product.
-    """
+    """Writes the scores of all prefixes, (K) x (n, M), at the cost of one matrix product: a longer
+    prefix only adds the coordinates that the shorter one lacks."""
     rows, columns, part = block
     shorter: Tensor | None = None
     for x, span in zip(scores, plan.spans, strict=True):
@@ -201,20 +184,22 @@ def _attract(
     softmax: Softmax, panel: Panel, tile: slice, scores: list[Tensor], targets: Tensor | None
 ) -> None:
     """Adds the positives of a tile to the sums of its rows."""
-    bias = panel.columns.bias
-    if targets is not None:
-        softmax.targets[tile] += targets.sum(dim=1)
-        for sums, of_prefix in zip(softmax.scores, scores, strict=True):
-            sums[tile] += torch.linalg.vecdot(targets, of_prefix)
-        if bias is not None:
-            softmax.biases[tile] += targets @ bias
-    elif panel.own is not None:
-        first = panel.own + tile.start
-        softmax.targets[tile] += 1
-        for sums, of_prefix in zip(softmax.scores, scores, strict=True):
-            sums[tile] += of_prefix.diagonal(first)
-        if bias is not None:
-            softmax.biases[tile] += bias[first : first + tile.stop - tile.start]
+    bias, own = panel.columns.bias, panel.own
+    if targets is None and own is None:  # the block of another rank
+        return
+
+    def of_positives(numbers: Tensor) -> Tensor:
+        """The sum of numbers (n, M) times targets, (n,)."""
+        if targets is not None:
+            return torch.linalg.vecdot(targets, numbers)
+        assert own is not None
+        return numbers.diagonal(own + tile.start)
+
+    softmax.targets[tile] += 1 if targets is None else targets.sum(dim=1)
+    for sums, of_prefix in zip(softmax.scores, scores, strict=True):
+        sums[tile] += of_positives(of_prefix)
+    if bias is not None:
+        softmax.biases[tile] += of_positives(bias.expand_as(scores[0]))
 
 
 def _factor(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | float]:
@@ -269,29 +254,44 @@ def _subtract_targets(
 
 
 def _finish_prefix(
-    plan: Plan, block: Block, k: int, scores: Tensor, best: Tensor, slope: Tensor
+    plan: Plan, blocks: Sequence[Block], k: int, scores: Tensor, best: Tensor, slope: Tensor
 ) -> None:
     """Adds the gradients of a prefix's factors; the slope becomes that of the product."""
-    rows, columns, part = block
-    if rows.grad_scale is not None or columns.grad_scale is not None:
-        moments = scores[:, part]  # (n, M)
-        if not plan.bounded:
-            moments.add_(best[:, None])
-        moments.mul_(slope[:, part])
-        for side, dim in ((rows, 1), (columns, 0)):
-            if side.grad_scale is not None and side.scale is not None:
-                side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
-    _multiply_factors(block, k, slope)
+    for block in blocks:
+        rows, columns, part = block
+        if rows.grad_scale is not None or columns.grad_scale is not None:
+            moments = scores[:, part]  # (n, M)
+            if not plan.bounded:
+                moments.add_(best[:, None])
+            moments.mul_(slope[:, part])
+            for side, dim in ((rows, 1), (columns, 0)):
+                if side.grad_scale is not None and side.scale is not None:
+                    side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
+        _multiply_factors(block, k, slope)
 
 
-def _add_gradients(block: Block, span: slice, slopes: Tensor) -> None:
-    """Adds to the gradients of rows and columns in some coordinates."""
-    rows, columns, part = block
-    pulls = slopes[:, part].to(rows.operand.dtype)
-    if rows.grad is not None:
-        _product(pulls, columns.operand[:, span], rows.grad[:, span], rows.grad[:, span])
-    if columns.grad is not None:
-        _product(pulls.T, rows.operand[:, span], columns.grad[:, span], columns.grad[:, span])
+def _add_gradients(
+    plan: Plan, blocks: Sequence[Block], scores: Sequence[Tensor], slopes: Tensor
+) -> None:
+    """Adds to the gradients of rows and columns, after all softmaxes, because each product drives
+    the scores out of the cache.
+
+    A coordinate belongs to every prefix that reaches it, so the slopes add up from the longest
+    prefix on. Those of a shorter one are in the memory of the scores of the longer one.
+    """
+    longest = len(plan.dims) - 1
+    for k in range(longest, -1, -1):
+        if k < longest:
+            slopes.add_(scores[k + 1])
+        pulls, span = slopes.to(plan.product_dtype), plan.spans[k]
+        for rows, columns, part in blocks:
+            left, right = rows.operand[:, span], columns.operand[:, span]
+            if rows.grad is not None:
+                grad = rows.grad[:, span]
+                _product(pulls[:, part], right, grad, grad)
+            if columns.grad is not None:
+                grad = columns.grad[:, span]
+                _product(pulls[:, part].T, left, grad, grad)
 
 
 def _product(left: Tensor, right: Tensor, base: Tensor | None, out: Tensor) -> None:
