@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+
 from st_magnitude._checks import positive
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, text_keys, tokens_of

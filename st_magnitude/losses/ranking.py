@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import has_static_embedding_input
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
@@ -38,7 +37,7 @@ from st_magnitude.losses.texts import (
     warn_without_prompts,
 )
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width, raw_features
+from st_magnitude.surgery.raw import output_width
 from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
@@ -219,9 +218,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(columns, texts))  # type: ignore[arg-type]
-        embed: Any = partial(raw_features, self.model)
-        embeddings = embed_columns(embed, columns)
-        return self.compute_loss_from_embeddings(embeddings, texts)
+        return self.compute_loss_from_embeddings(self.embed(columns), texts)
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch, before modules change them in place."""
@@ -278,6 +275,14 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         if self.prior is not None:
             log_q, log_q_queries = self.prior.of_batch(texts.log_q, batch)
 
+        # Without either, the only positive of a query is its own
+        positives = targets = targets_queries = None
+        if texts.classes is not None:
+            negatives = [unlike_all(texts.classes, i) for i in range(1, len(documents))]
+            positives = torch.cat([batch.join(x) for x in (texts.classes, *negatives)])
+        elif self.teacher is not None:
+            targets, targets_queries = self.teacher.targets(texts, batch)
+
         loss = (ring_infonce if batch.is_ring else infonce)(
             queries,
             torch.cat([batch.join(column) for column in documents]),
@@ -291,20 +296,15 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             hardness_mode=self.hardness_mode,
             hardness_strength=self.hardness_strength,
             exclude=self.false_negatives.exclude(texts, batch),
-            **self._targets(texts, batch, len(documents)),
+            positives=positives,
+            targets=targets,
+            targets_queries=targets_queries,
             weights=texts.weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
             precision=self.precision,
         )
         return {"infonce": loss, **self.regularizers(embeddings)}
-
-    def _targets(self, texts: Texts, batch: Gathered, num_columns: int) -> dict[str, Any]:
-        """The positives or targets of infonce; none where a query has its own positive alone."""
-        if texts.classes is not None:
-            others = [unlike_all(texts.classes, column) for column in range(1, num_columns)]
-            return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}
-        return {} if self.teacher is None else self.teacher.targets(texts, batch)
 
     # --- what the loss learns besides the weights of the model ------------------------------------
 
