@@ -140,7 +140,7 @@ def _divided(raw: Tensor, similarity: Similarity, role: str | None) -> Tensor:
     return side(raw).to(raw.dtype)
 
 
-def _is_prefix(value: Any, embedding: Any) -> bool:
+def _is_prefix(value: object, embedding: object) -> bool:
     """Whether a tensor is a view of the first dimensions of an embedding."""
     if not (isinstance(value, Tensor) and isinstance(embedding, Tensor)):
         return False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
     CachedLossDecorator,
@@ -23,7 +25,7 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import normalizes_output, refuse_other_models, unwrapped
+from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
 
 __all__ = ["CITATION", "EmbeddingLoss", "PreparesModel", "exponent_norm", "mean_norm"]
 
@@ -119,6 +121,11 @@ class EmbeddingLoss(PreparesModel):
     @property
     def similarity(self) -> Similarity:
         return self._similarity
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
+        """The raw embeddings of each column of texts, (B, D)."""
+        model: Any = partial(raw_features, self.model)
+        return embed_columns(model, columns)
 
     def begin_once(self) -> None:
         """Calls `begin` on the first batch of a run."""

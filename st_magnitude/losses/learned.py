@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -126,9 +126,9 @@ class Temperatures(Remembering):
             for i, x in enumerate(values, start=1)
         }
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> dict[str, list[float]]:
         return {"temperatures_bias": self.bias.tolist()}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: dict[str, list[float]]) -> None:
         self.bias.data.copy_(torch.tensor(state["temperatures_bias"]))
         self.is_restored = True

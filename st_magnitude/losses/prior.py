@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
-from tqdm import trange
 
 from st_magnitude._checks import positive
 from st_magnitude.losses.ranks import Gathered
@@ -151,22 +150,18 @@ class _Table:
         log_total = math.log(self.occurrences + smoothing * len(self.keys))
         self.values = ((counts + smoothing).log() - log_total).float()
         self.floor = math.log(smoothing) - log_total
-        self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}  # of devices that have asked
 
     def __call__(self, keys: Tensor) -> Tensor:
-        device = keys.device
-        if device not in self._copies:
-            self._copies[device] = self.keys.to(device), self.values.to(device)
-        known, values = self._copies[device]
-        place = torch.searchsorted(known, keys).clamp_(max=len(known) - 1)
-        return torch.where(known[place] == keys, values[place], self.floor)
+        if self.keys.device != keys.device:
+            self.keys, self.values = self.keys.to(keys.device), self.values.to(keys.device)
+        place = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
+        return torch.where(self.keys[place] == keys, self.values[place], self.floor)
 
 
 def _keys_of(model: SentenceTransformer, texts: list[str], preprocess: Mapping[str, Any]) -> Tensor:
     """The keys of the token ids of texts, (K,)."""
     keys = []
-    is_short = len(texts) < 20_000
-    for start in trange(0, len(texts), 1024, desc="Counting documents", disable=is_short):
+    for start in range(0, len(texts), 1024):
         features = model.preprocess(texts[start : start + 1024], **preprocess)
         if tokens_of(features) is None:
             raise ValueError(

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import has_static_embedding_input
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
@@ -38,7 +37,7 @@ from st_magnitude.losses.texts import (
     warn_without_prompts,
 )
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width, raw_features
+from st_magnitude.surgery.raw import output_width
 from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
@@ -47,6 +46,19 @@ logger = logging.getLogger(__name__)
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.
 SCALE = 20.0
+
+# The options that the model card shows as they were given
+OPTIONS = (
+    "scale",
+    "mini_batch_size",
+    "gather_across_devices",
+    "directions",
+    "partition_mode",
+    "hardness_mode",
+    "hardness_strength",
+    "precision",
+    "labels",
+)
 
 
 class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
@@ -60,7 +72,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     :mod:`st_magnitude.kernel.plain` has the formula in code.
 
     For cosine and for dot, at the same scale, the values are those of sentence-transformers'
-    ``MultipleNegativesRankingLoss``, and with ``mini_batch_size`` of its cached variant.
+    ``MultipleNegativesRankingLoss``.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
@@ -78,14 +90,13 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             scores at temperature 0.05.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or
             pairs of one and its weight. With any of them the loss is a dict of named terms, which
-            the Trainer sums and logs. A regularizer with a method ``of_columns`` gets the list of
-            columns, (B, D) each, through that method.
+            the Trainer sums and logs. A method ``of_columns``, if there is one, gets the list of
+            columns, (B, D) each, instead.
         mini_batch_size: Number of texts for which the model holds activations at a time, by
             gradient caching (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
         gather_across_devices: Whether the documents of all ranks are negatives. True gathers them
             on each rank. ``"ring"`` passes them around instead: memory does not grow with the
-            number of ranks, the loss takes 1.2 to 1.3 times as long, and batches may differ in
-            size. The gradients are the same.
+            number of ranks, and batches may differ in size.
         directions: What the softmax runs over, as in sentence-transformers: ``"query_to_doc"`` and
             any of ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``; or
             ``"doc_to_query"`` alone.
@@ -98,19 +109,17 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             another query with the tokens of this one, do not count as negatives. ``"keep"``: they
             do, as in sentence-transformers. Inputs without token ids always count.
         margin: A document that scores above the positive's score minus the margin does not count as
-            a negative. Without a guide the model's own scores decide, at the longest prefix, with
-            ``scale="auto"`` but before the temperature; -0.1 then leaves out what the model ranks
-            far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide,
-            and no such rule without it.
+            a negative. Without a guide the model's own scores decide, before the temperature; -0.1
+            then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
+            2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``.
             ``"absolute"``: scores. ``"relative"``: the absolute value of the positive's score,
             which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
-            own similarity function and with its own prompts. Where these or the tokenizers differ
-            from the model's, it reads the text that the model's tokens spell.
+            own similarity function and with its own prompts.
         teacher: Frozen SentenceTransformer, which may be the guide, that says how relevant the
             documents of the batch are: the targets of a query are softmax(t / teacher_temperature)
-            over its scores t. It helps where it knows more than the data; see ``labels``.
+            over its scores t. See ``labels``.
         teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
@@ -120,9 +129,8 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             all columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
             all documents.
-        precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half
-            of the time of ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of
-            the training arguments concerns the model only.
+        precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which is faster on hardware
+            made for it. ``bf16=True`` of the training arguments concerns the model only.
 
     Raises:
         TypeError: If the model is a CrossEncoder or a MultiVectorEncoder, or a SparseEncoder and
@@ -188,15 +196,15 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.uses_gradient_cache = mini_batch_size is not None
         self.gather_across_devices = gather_across_devices
-        self.directions: tuple[Direction, ...] = tuple(directions)
-        self.partition_mode: PartitionMode = partition_mode
-        self.hardness_mode: HardnessMode | None = hardness_mode
+        self.directions = tuple(directions)
+        self.partition_mode = partition_mode
+        self.hardness_mode = hardness_mode
         self.hardness_strength = hardness_strength
         self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
         self.teacher = Teacher.of(teacher, teacher_temperature, teacher_weight, labels)
-        self.labels: Labels | None = labels
+        self.labels = labels
         self.prior = prior
-        self.precision: Precision = precision
+        self.precision = precision
         self._check_arguments()
         self.prepare_model()
 
@@ -210,9 +218,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(columns, texts))  # type: ignore[arg-type]
-        embed: Any = partial(raw_features, self.model)
-        embeddings = embed_columns(embed, columns)
-        return self.compute_loss_from_embeddings(embeddings, texts)
+        return self.compute_loss_from_embeddings(self.embed(columns), texts)
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch, before modules change them in place."""
@@ -269,6 +275,14 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         if self.prior is not None:
             log_q, log_q_queries = self.prior.of_batch(texts.log_q, batch)
 
+        # Without either, the only positive of a query is its own
+        positives = targets = targets_queries = None
+        if texts.classes is not None:
+            negatives = [unlike_all(texts.classes, i) for i in range(1, len(documents))]
+            positives = torch.cat([batch.join(x) for x in (texts.classes, *negatives)])
+        elif self.teacher is not None:
+            targets, targets_queries = self.teacher.targets(texts, batch)
+
         loss = (ring_infonce if batch.is_ring else infonce)(
             queries,
             torch.cat([batch.join(column) for column in documents]),
@@ -282,20 +296,15 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             hardness_mode=self.hardness_mode,
             hardness_strength=self.hardness_strength,
             exclude=self.false_negatives.exclude(texts, batch),
-            **self._targets(texts, batch, len(documents)),
+            positives=positives,
+            targets=targets,
+            targets_queries=targets_queries,
             weights=texts.weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
             precision=self.precision,
         )
         return {"infonce": loss, **self.regularizers(embeddings)}
-
-    def _targets(self, texts: Texts, batch: Gathered, num_columns: int) -> dict[str, Any]:
-        """The positives or targets of infonce; none where a query has its own positive alone."""
-        if texts.classes is not None:
-            others = [unlike_all(texts.classes, column) for column in range(1, num_columns)]
-            return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}
-        return {} if self.teacher is None else self.teacher.targets(texts, batch)
 
     # --- what the loss learns besides the weights of the model ------------------------------------
 
@@ -324,14 +333,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
                 " gather_across_devices=True, or partition_mode='per_direction' for 'query_to_doc'"
                 " and 'doc_to_query'."
             )
-        if self.teacher is None:
-            return
-        if {"query_to_query", "doc_to_doc"} & set(self.directions):
-            raise ValueError(
-                "A teacher says how relevant documents are to queries, so directions are"
-                f" 'query_to_doc' and 'doc_to_query' with it; got {self.directions}."
-            )
-        if self.gather_across_devices == "ring":
+        if self.teacher is not None and self.gather_across_devices == "ring":
             raise ValueError(
                 "gather_across_devices='ring' takes no teacher. Use gather_across_devices=True."
             )
@@ -341,6 +343,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         if self.teacher is not None:
             self.teacher.start(self.model)
         super().prepare_model()
+        self._check_dims()
         if self.temperatures is not None:
             self.temperatures.start(self.model)
 
@@ -354,7 +357,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             )
         dims = {term.dim for term in self.terms if term.dim is not None}
         refuse_for_sparse(self, dims, self.similarity.exponents[1])
-        self._check_dims()
 
     def _check_dims(self) -> None:
         """Refuses prefixes that are too long, and warns if no term compares all dimensions."""
@@ -418,15 +420,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
             "terms": [vars(term) | {"temperature": float(term.temperature)} for term in terms],
-            "scale": self.scale,
-            "mini_batch_size": self.mini_batch_size,
-            "gather_across_devices": self.gather_across_devices,
-            "directions": self.directions,
-            "partition_mode": self.partition_mode,
-            "hardness_mode": self.hardness_mode,
-            "hardness_strength": self.hardness_strength,
-            "precision": self.precision,
-            "labels": self.labels,
+            **{name: getattr(self, name) for name in OPTIONS},
             "teacher": None if self.teacher is None else self.teacher.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),

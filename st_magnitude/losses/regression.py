@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import raw_features
 
 __all__ = ["SimilarityMSELoss"]
 
@@ -64,15 +61,21 @@ class SimilarityMSELoss(EmbeddingLoss):
         scale: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(model, similarity, scale, unit=1.0)
-        warn_if_one_sided(self.similarity, self.name)
+        query, document = self.similarity.exponents
+        if query != document:
+            logger.warning(
+                "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b)"
+                " != s(b, a). That does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use"
+                " cosine or dot.",
+                self.name,
+                self.similarity,
+            )
         self.prepare_model()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         if self.similarity.keeps_magnitude:
             self.refuse_matryoshka("Use the loss alone.")
-        embed: Any = partial(raw_features, self.model)
-        embeddings = embed_columns(embed, list(sentence_features))
-        return self.compute_loss_from_embeddings(embeddings, labels)
+        return self.compute_loss_from_embeddings(self.embed(list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | None
@@ -109,16 +112,3 @@ class SimilarityMSELoss(EmbeddingLoss):
             "similarity": {"query": gamma_query, "document": gamma_document},
             "scale": self.scale,
         }
-
-
-def warn_if_one_sided(similarity: Similarity, who: str) -> None:
-    """Warns if a similarity treats the two texts of a symmetric task differently."""
-    query, document = similarity.exponents
-    if query != document:
-        logger.warning(
-            "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b) !="
-            " s(b, a). That does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use cosine"
-            " or dot.",
-            who,
-            similarity,
-        )

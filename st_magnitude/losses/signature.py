@@ -12,11 +12,8 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init], Init]:
-    """Shows the arguments of a base class in place of the ``**options`` of an ``__init__``.
-
-    Args:
-        base: The class whose ``__init__`` gets the options.
-        without: Its arguments that the ``__init__`` sets itself.
+    """Shows the arguments of a base class, but some, in place of the ``**options`` of an
+    ``__init__``.
 
     Example:
         >>> class Base:

@@ -16,6 +16,8 @@ from st_magnitude.losses.texts import Features, Labels, Texts
 
 __all__ = ["Teacher"]
 
+Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
+
 
 class Teacher:
     """Targets of a ranking loss that follow the scores t of a teacher.
@@ -72,7 +74,7 @@ class Teacher:
             return replace(texts, teacher=texts.guide)
         return replace(texts, teacher=self.model.embed_columns(columns, model, mini_batch_size))
 
-    def targets(self, texts: Texts, batch: Gathered) -> dict[str, Callable[[slice], Tensor]]:
+    def targets(self, texts: Texts, batch: Gathered) -> tuple[Rows, Rows]:
         """``targets`` and ``targets_queries`` of :func:`~st_magnitude.infonce`."""
         if texts.scores is not None:
             return self._of_own_documents(texts.scores, batch)
@@ -80,12 +82,12 @@ class Teacher:
         queries = batch.join_queries(own)  # (Q, T)
         place = batch.offset if batch.all_queries is not None else 0
         joined = torch.cat([batch.join(x) for x in documents])  # (M, T)
-        return {
-            "targets": self._of_all(own, joined, batch.offset),
-            "targets_queries": self._of_all(documents[0], queries, place),
-        }
+        return (
+            self._of_all(own, joined, batch.offset),
+            self._of_all(documents[0], queries, place),
+        )
 
-    def _of_all(self, rows: Tensor, columns: Tensor, own: int) -> Callable[[slice], Tensor]:
+    def _of_all(self, rows: Tensor, columns: Tensor, own: int) -> Rows:
         """Targets of rows (B, T) among columns (M, T); row i belongs to column ``own + i``."""
 
         def targets(tile: slice) -> Tensor:
@@ -96,9 +98,7 @@ class Teacher:
 
         return targets
 
-    def _of_own_documents(
-        self, scores: Tensor, batch: Gathered
-    ) -> dict[str, Callable[[slice], Tensor]]:
+    def _of_own_documents(self, scores: Tensor, batch: Gathered) -> tuple[Rows, Rows]:
         """Targets from scores (B, n) of the documents of each row."""
         size = scores.shape[1]
         shares = self.weight * (scores.float() / (self.temperature or 1.0)).softmax(dim=1)  # (B, n)
@@ -116,7 +116,7 @@ class Teacher:
             start = batch.offset if batch.all_queries is not None else 0
             return found.scatter_(1, rows[tile, None] + start, 1.0)
 
-        return {"targets": of_queries, "targets_queries": of_documents}
+        return of_queries, of_documents
 
     def get_config_dict(self) -> dict[str, object]:
         name = "labels" if self.model is None else self.model.name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -110,7 +110,7 @@ class _Hook:
     def __init__(self, power: float) -> None:
         self.power, self.checked = power, False
 
-    def __call__(self, module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def __call__(self, module: nn.Module, _inputs: object, output: object) -> object:
         if isinstance(output, MutableMapping) and "sentence_embedding" in output:
             output["sentence_embedding"] = self._scaled(output["sentence_embedding"])
             return output

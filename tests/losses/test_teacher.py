@@ -100,7 +100,6 @@ def test_a_model_as_teacher(model, is_guide, directions):
         ({"labels": "rating"}, "labels must be one of"),
         ({"labels": "classes", "teacher": "model"}, "pass one of the two"),
         ({"labels": "teacher", "gather_across_devices": "ring"}, "takes no teacher"),
-        ({"labels": "teacher", "directions": ("query_to_doc", "doc_to_doc")}, "A teacher says"),
         ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),
     ],
 )
