@@ -31,12 +31,10 @@ logger = logging.getLogger(__name__)
 class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may append rows to a CSV file.
 
-    Every call warns as `st_magnitude.geometry.norm_warning` does, if the metrics have ``cohens_d``;
-    the first call stands for the model before training.
-
-    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, perhaps
-    ``settings``, the attributes that the model card shows, and implements `measure`.
-    `SearchEvaluator` documents the arguments.
+    A call warns as `st_magnitude.geometry.norm_warning` does, if the metrics have ``cohens_d``; the
+    first call stands for the model before training. A subclass sets ``kind``, ``primary``, the
+    metric that chooses checkpoints, and perhaps ``settings``, attributes for the model card, and
+    implements `measure`. `SearchEvaluator` documents the arguments.
     """
 
     kind: ClassVar[str]

@@ -43,7 +43,7 @@ def reciprocal_rank_fusion(
         runs: Runs, where a higher score is better. What a run does not contain gets nothing from
             it.
         k: Constant that damps the weight of the first ranks.
-        top_k: Number of documents of each query that the result keeps; all by default.
+        top_k: Number of documents to keep for each query; all by default.
 
     Example:
         >>> dense = {"q": {"d1": 0.9, "d2": 0.8}}

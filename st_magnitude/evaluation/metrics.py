@@ -49,15 +49,13 @@ def judge(
 ) -> Judgment:
     """Judges a mean difference by an interval that holds for few queries and few changes, too.
 
-    A bootstrap of queries that all stayed the same gives [0, 0], whatever other queries would show.
-    This interval takes one more query into account, which lost everything for the lower end and won
-    everything for the upper end:
+    A bootstrap of queries that all stayed the same gives [0, 0]. This interval has one more query,
+    which lost everything for the lower end and won everything for the upper end:
 
         low, high = quantiles at 2.5 and 97.5 % of  w_1 x_1 + ... + w_n x_n -+ w_{n+1},
 
-    where the weights w are uniform on the simplex (Dirichlet(1, ..., 1)). For differences that are
-    0 or 1, these are the exact limits of Clopper and Pearson; for many queries that change, about
-    those of a bootstrap.
+    where the weights w are uniform on the simplex (Dirichlet(1, ..., 1)). For differences of 0 or
+    1, these are the exact limits of Clopper and Pearson; for many changes, about a bootstrap's.
 
     Args:
         differences: A metric such as nDCG@10 of every query with the change minus the one without,

@@ -43,15 +43,13 @@ def mine_negatives(
 ) -> Dataset:
     """Mines hard negatives for training: documents that score high and do not answer the query.
 
-    This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a
-    model that is scored by cosine the results are equal. A document with the text of one of the
-    query's positives is never a negative, and neither is the query itself, where it stands in the
-    corpus under its id.
+    This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; by
+    cosine the results are equal. Neither a document with the text of one of the query's positives
+    nor the query itself, where it stands in the corpus under its id, is ever a negative.
 
-    Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of
-    which answers some query, do not. A document that ranks high for a single query may be an answer
-    that nobody has judged, so with ``never_relevant`` the negatives are those that are among the
-    ten best of at least ``min_queries`` queries.
+    Documents that are relevant to none of the queries teach a norm, which in-batch negatives do
+    not. One that ranks high for a single query may be an answer that nobody has judged, so with
+    ``never_relevant`` negatives are among the ten best of at least ``min_queries`` queries.
 
     Args:
         model: The model whose scores count. A model that ends in Normalize is scored with unit
@@ -61,8 +59,7 @@ def mine_negatives(
         never_relevant: Whether only never-relevant documents can be negatives; by default all
             documents can.
         also_relevant: Ids of documents that are relevant to queries outside of ``data``, such as
-            those of other splits (`st_magnitude.data.beir.relevant_documents`), and so are not
-            never-relevant.
+            those of other splits (`st_magnitude.data.beir.relevant_documents`).
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
         seed: Seed for ``sampling_strategy="random"``.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see
