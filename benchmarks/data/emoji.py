@@ -104,7 +104,6 @@ class Splits(NamedTuple):
 
     images: NDArray[np.uint8]  # of training, (N, S, S, 3)
     owners: NDArray[np.int64]  # the emoji of each, (N,)
-    dev: Split
     unseen_style: Split
     unseen_emoji: Split
 
@@ -123,10 +122,6 @@ class EmojiImages:
     images: dict[str, NDArray[np.uint8]]
     owners: dict[str, NDArray[np.int64]]
 
-    def __repr__(self) -> str:
-        styles = ", ".join(f"{len(owners):,} {style}" for style, owners in self.owners.items())
-        return f"EmojiImages({len(self.emoji):,} emoji; images: {styles})"
-
     def split(
         self,
         seed: int = 0,
@@ -136,16 +131,15 @@ class EmojiImages:
         num_dev: int = 150,
         num_known: int = 500,
     ) -> Splits:
-        """Training, dev and two tests, which depend on the seed and on code points alone.
+        """Training and two tests, which depend on the seed and on code points alone.
 
         - ``unseen_emoji``: emoji that are in no training image and no training text, in the styles
           of training.
-        - ``dev``: others of that kind, to choose settings on.
         - ``unseen_style``: emoji of the training, in the style that it has no image of.
         """
         known_styles = [style for style in self.images if style != held_out_style]
         drawn = np.argsort([_rank(seed, "emoji", emoji.code) for emoji in self.emoji])
-        unseen, dev, train = np.split(drawn, [num_unseen, num_unseen + num_dev])
+        unseen, _, train = np.split(drawn, [num_unseen, num_unseen + num_dev])
         held_out = set(self.owners[held_out_style].tolist())
         known = [int(i) for i in train if int(i) in held_out][:num_known]
         is_train = np.zeros(len(self.emoji), dtype=bool)
@@ -154,7 +148,6 @@ class EmojiImages:
         return Splits(
             np.concatenate([self.images[style][kept[style]] for style in known_styles]),
             np.concatenate([self.owners[style][kept[style]] for style in known_styles]),
-            self._test(dev, known_styles),
             self._test(known, [held_out_style]),
             self._test(unseen, known_styles),
         )

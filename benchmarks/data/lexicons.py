@@ -1,7 +1,6 @@
 """Real text from two Debian packages: a lemma or a headword searches for its definition.
 
-- WordNet 3.0 (``wordnet-base``): training pairs by part of speech, a dev and a test task,
-  definitions to cluster.
+- WordNet 3.0 (``wordnet-base``): training pairs by part of speech, a dev and a test task.
 - FOLDOC, the Free On-line Dictionary of Computing (``dict-foldoc``): a task outside the domain of
   the training.
 
@@ -60,7 +59,6 @@ class WordNet(NamedTuple):
     train: dict[str, Dataset]
     dev: RetrievalData
     test: RetrievalData
-    clustering: tuple[list[str], list[str]]
 
 
 @dataclass
@@ -72,14 +70,12 @@ class Lexicons:
             Given to the Trainer as they are, every batch is of one part of speech.
         dev: Held-out synsets, for choosing.
         test: Others, for the final figures.
-        clustering: Definitions of the test split, and the lexicographer file of each.
         foldoc: Terms of computing.
     """
 
     train: dict[str, Dataset]
     dev: RetrievalData
     test: RetrievalData
-    clustering: tuple[list[str], list[str]]
     foldoc: RetrievalData
 
 
@@ -158,33 +154,6 @@ def default_cache(cache: str | Path | None = None) -> Path:
     if folder := os.environ.get("ST_MAGNITUDE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "st_magnitude"
-
-
-def _call(package: str, target: Path, folder: Path, *command: str) -> None:
-    """Run a tool in a folder; what it says is shown only when it fails."""
-    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-        )
-    except FileNotFoundError:
-        raise _by_hand(package, target, f"there is no {command[0]} here") from None
-    except subprocess.TimeoutExpired:
-        raise _by_hand(package, target, f"{command[0]} did not end within 15 minutes") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if not line.startswith("W:")]
-        raise _by_hand(
-            package, target, f"{command[0]} failed: {' '.join(said) or f'exit {done.returncode}'}"
-        )
-
-
-def _by_hand(package: str, target: Path, reason: str) -> DataError:
-    return DataError(
-        f"Cannot fetch the Debian package {package}: {reason}. By hand, where there are apt-get,"
-        f" dpkg and a network: `apt-get download {package} && dpkg -x {package}_*.deb {target}`; or"
-        f" point ST_MAGNITUDE_CACHE (or --cache) to a folder that has {package}/usr/share; or"
-        f" install it: `apt-get install {package}`."
-    )
 
 
 # --- what both tasks share ------------------------------------------------------------------------
@@ -321,7 +290,6 @@ _BEFORE_EXAMPLES = (
 )
 _MIN_WORDS = 3  # a shorter text, such as "sea turtles", does not count as a definition
 _TEST, _DEV = 0.08, 0.03  # shares of the synsets
-_MIN_CLUSTER = 50
 
 
 def wordnet(
@@ -332,7 +300,6 @@ def wordnet(
     corpus_size: int = 5000,
     num_dev_queries: int = 300,
     dev_corpus_size: int = 2500,
-    cluster_size: int = 100,
 ) -> WordNet:
     """Build all that comes from WordNet, of a folder that holds ``usr/share/wordnet``.
 
@@ -354,7 +321,7 @@ def wordnet(
     dev = retrieval(splits["dev"], num_dev_queries, dev_corpus_size, **options)
     held_out = of_test | _by_name(splits["dev"]).keys()
     train = _pairs(splits["train"], held_out, seed)
-    return WordNet(train, dev, test, _clusters(splits["test"], cluster_size, seed))
+    return WordNet(train, dev, test)
 
 
 def synsets(lines: Iterable[str]) -> Iterator[Entry]:
@@ -409,21 +376,6 @@ def _pairs(entries: Iterable[Entry], held_out: Collection[str], seed: int) -> di
     return {
         part: Dataset.from_dict({"anchor": a, "positive": b}) for part, (a, b) in columns.items()
     }
-
-
-def _clusters(entries: Iterable[Entry], size: int, seed: int) -> tuple[list[str], list[str]]:
-    """Texts and labels of the noun and verb files that have enough members, in random order."""
-    members: dict[str, list[Entry]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: _rank(seed, "entry", entry.key)):
-        members[entry.label].append(entry)
-    chosen = [
-        entry
-        for label, found in members.items()
-        if label.startswith(("noun.", "verb.")) and len(found) >= _MIN_CLUSTER
-        for entry in found[:size]
-    ]
-    chosen.sort(key=lambda entry: _rank(seed, "cluster", entry.key))
-    return [entry.text for entry in chosen], [entry.label for entry in chosen]
 
 
 # --- FOLDOC ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 - wordnet: a lemma asks for its definitions (held-out synsets);
 - docstrings: what an object is for asks for its description, and its other sections never answer;
-- docstrings, no boilerplate: the same, and nothing else is in the corpus;
 - foldoc: a headword of computing asks for its entry;
 - man pages: the short description asks how the DESCRIPTION of the page begins;
 - python docs: a section title asks for the chunks of the section;
@@ -46,7 +45,6 @@ from st_magnitude.data.retrieval import RetrievalData
 # queries
 SEED = 0
 TRAIN_SETS = ("wordnet", "docstrings")
-CONTROL = "docstrings, no boilerplate"  # the queries of another task again: in no mean over tasks
 
 
 @dataclass
@@ -57,29 +55,24 @@ class Suite:
         train: Name to rows, or to rows by part of speech (batches are then homogeneous).
         dev: By the same names, for every choice.
         tests: Name to task, for the figures.
-        clustering: Definitions of WordNet's test split, and the lexicographer file of each.
     """
 
     train: dict[str, Dataset | dict[str, Dataset]]
     dev: dict[str, RetrievalData]
     tests: dict[str, RetrievalData]
-    clustering: tuple[list[str], list[str]]
 
     def shrunk(self, num_queries: int, corpus_size: int) -> Suite:
-        """Smaller tasks and fewer texts to cluster, for a slow model; the same training data."""
+        """Smaller tasks for a slow model; the same training data."""
 
         def small(tasks: dict[str, RetrievalData]) -> dict[str, RetrievalData]:
             return {name: shrink(x, num_queries, corpus_size, SEED) for name, x in tasks.items()}
 
-        tests = small(self.tests)
-        tests[CONTROL] = answers_only(tests["docstrings"])
-        texts, labels = (column[:corpus_size] for column in self.clustering)
-        return Suite(self.train, small(self.dev), tests, (texts, labels))
+        return Suite(self.train, small(self.dev), small(self.tests))
 
 
 def build_suite(cache: Path | None = None) -> Suite:
     """Fetch what is missing and build everything."""
-    sizes = {"num_test_queries": 400, "corpus_size": 1500, "cluster_size": 40}
+    sizes = {"num_test_queries": 400, "corpus_size": 1500}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
     words = wordnet(fetch("wordnet-base", cache), SEED, **sizes)
     folder = default_cache(cache) / "docstrings"
@@ -92,7 +85,6 @@ def build_suite(cache: Path | None = None) -> Suite:
     tests = {
         "wordnet": words.test,
         "docstrings": calls.test,
-        CONTROL: answers_only(calls.test),
         "foldoc": foldoc(fetch("dict-foldoc", cache), SEED, num_queries=300, corpus_size=1000),
         "man pages": man_pages([fetch(package, cache) for package in ("manpages", "manpages-dev")]),
         "python docs": shrink(title_task(pages, max_words=60), 300, 1200, SEED, most=4),
@@ -102,7 +94,7 @@ def build_suite(cache: Path | None = None) -> Suite:
         "wordnet": words.train,
         "docstrings": calls.train.triplets(1, SEED),
     }
-    return Suite(train, {"wordnet": words.dev, "docstrings": calls.dev}, tests, words.clustering)
+    return Suite(train, {"wordnet": words.dev, "docstrings": calls.dev}, tests)
 
 
 # --- smaller tasks --------------------------------------------------------------------------------

@@ -21,12 +21,6 @@ class Estimate:
     low: float
     high: float
 
-    def verdict(self, sign: float) -> str:
-        """Whether the sign is that one; open where the interval contains 0 or is not known."""
-        if not (self.low > 0 or self.high < 0):
-            return "open"
-        return "agrees" if self.mean * sign > 0 else "disagrees"
-
     def show(self, scale: float = 100.0, digits: int = 1) -> str:
         values = (self.mean, self.low, self.high)
         mean, low, high = (f"{scale * value:+.{digits}f}" for value in values)
@@ -42,12 +36,6 @@ def margin(values: Sequence[float]) -> float:
     if n < 2:
         return float("nan")
     return float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
-
-
-def over(values: Sequence[float]) -> Estimate:
-    """t interval of a mean over data sets or seeds."""
-    mean, half = float(np.mean(values)), margin(values)
-    return Estimate(mean, mean - half, mean + half)
 
 
 def paired(differences: list[NDArray[np.float64]], num_samples: int = 2000) -> Estimate:

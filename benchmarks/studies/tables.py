@@ -1,6 +1,6 @@
-"""Rebuilds the tables of docs/research/ from the stored cells; pictures with --pictures.
+"""Rebuilds the tables of docs/research/ from the stored cells.
 
-    python benchmarks/studies/tables.py [--check] [--pictures]
+    python benchmarks/studies/tables.py [--check]
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and
 the exit status is 1 if a page differs from what the cells give, or if the page "Evidence" quotes a
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from benchmarks.studies.boilerplate import forgetting, fragments, pages
+from benchmarks.studies.boilerplate import forgetting, pages
 from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
@@ -46,8 +46,7 @@ TABLES: dict[str, Table] = {
     **compression.TABLES,
     **convergence.TABLES,
     "forgetting": forgetting.table,
-    **fragments.TABLES,
-    **by_name(pages.TABLES, pages.CELLS),
+    **pages.TABLES,
     **late_interaction.TABLES,
     **merging.TABLES,
     **run.TABLES,
@@ -86,7 +85,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--pictures", action="store_true")
     arguments = parser.parse_args()
     before = {page: page.read_text(encoding="utf-8") for page in PAGES}
     changed = {page: after for page, text in before.items() if (after := rebuilt(text)) != text}
@@ -96,9 +94,6 @@ def main() -> None:
         parser.exit(bool(lines), "".join(lines))
     for page, text in changed.items():
         page.write_text(text, encoding="utf-8")
-    if arguments.pictures:
-        fragments.picture()
-        pages.picture()
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
     python benchmarks/studies/boilerplate/pages.py [--seeds 3]
 
-paraphrase-MiniLM-L3-v2 (its token table frozen) learns WordNet, lemma ->
-definition, each row with one explicit negative that answers nothing: a title (the lemma itself),
-a question, a stub, a list, or a fragment as in fragments.py. Other kinds are held out. Tests hold
-definitions alone and with pages of each kind; dev has only kinds that were shown.
+paraphrase-MiniLM-L3-v2 (its token table frozen) learns WordNet, lemma -> definition, each row with
+one explicit negative that answers nothing: a title (the lemma itself), a question, a stub, a list,
+or a fragment of a page. Other kinds are held out. Tests hold definitions alone and with pages of
+each kind; dev has only kinds that were shown.
 
 Controls, all with the same rows: Cosine at the temperature of .02, .05 and .1 that is best on dev;
 that Cosine plus w times the log-probability of "answers a query", by a logistic regression on
-surface features, or by one on Cosine's own embeddings (w chosen on dev); and Cosine with prompts.
-
-What was expected is on the page, docs/research/boilerplate.md.
+surface features (w chosen on dev); and Cosine with prompts.
 """
 
 from __future__ import annotations
@@ -19,26 +17,19 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from benchmarks.data.surface import auroc, surface_features
-from benchmarks.studies.boilerplate.fragments import (
-    best_weight,
-    directions_of,
-    fragments,
-    learned,
-    ndcg,
-    with_prior,
-)
 from benchmarks.studies.cells import (
     BASES,
     DATA,
-    PICTURES,
     SEED,
     Cell,
     Data,
@@ -47,6 +38,7 @@ from benchmarks.studies.cells import (
     asked,
     data,
     encode,
+    kept,
     lexicons,
     packed,
     seconds_of,
@@ -54,10 +46,12 @@ from benchmarks.studies.cells import (
     train_cell,
     unpacked,
 )
-from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown
-from benchmarks.studies.plot import draw
+from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from datasets import Dataset
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import st_magnitude as stm
 from st_magnitude import geometry
@@ -92,14 +86,9 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 SHOWN, UNSEEN = ("title", "question", "stub", "list"), ("see", "sound", "translation", "talk")
 SHOWN_FRAGMENTS, UNSEEN_FRAGMENTS = ("navigation", "url", "word"), ("contents", "licence")
-PARTS = {  # name of a corpus to what it has beside the definitions
-    "definitions alone": (),
-    "with titles": ("title",),
-    "with shown kinds": (*SHOWN, *SHOWN_FRAGMENTS),
-    "with unseen kinds": (*UNSEEN, *UNSEEN_FRAGMENTS),
-    "with fragments": (*SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
-    "with all": (*SHOWN, *UNSEEN, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
-}
+KINDS = (*SHOWN, *UNSEEN, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS)
+# a corpus by what it has besides the definitions
+PARTS = {"definitions alone": (), "with titles": ("title",), "with all": KINDS}
 SIZES = {
     "num_test_queries": 400,
     "corpus_size": 800,
@@ -109,12 +98,82 @@ SIZES = {
     "foldoc_corpus_size": 600,
 }
 TAUS = (0.02, 0.05, 0.1)
-CELLS = {
-    "L3": Cell("L3frozen", "pages", "cosine", 0, 80, 32, 1e-4),
-}
+WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+COSINE = Cell("L3frozen", "pages", "cosine", 0, 80, 32, 1e-4)
+QNORM = replace(COSINE, loss="qnorm", scale="auto")
 PROMPTS = ("query: ", "passage: ")
 STORE = Store(Path(__file__).parent / "pages")
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC"}
+
+
+# --- fragments ------------------------------------------------------------------------------------
+
+
+def fragments(
+    corpus: Mapping[str, str], number: int, seed: int = SEED, kinds: Sequence[str] = KINDS
+) -> dict[str, str]:
+    """Fragments of the kinds in turn, all different, from the words of a corpus.
+
+    Example:
+        >>> made = fragments({"d": "sparse matrices are stored by rows and columns"}, 4)
+        >>> sorted(made)
+        ['contents-3', 'navigation-0', 'url-1', 'word-2']
+        >>> made["url-1"].startswith("https://"), len(made["word-2"].split())
+        (True, 1)
+    """
+    rng = random.Random(seed)
+    found_words = {word.strip(".,:;()`'\"") for text in corpus.values() for word in text.split()}
+    words = [word for word in sorted(found_words - {""}) if word.isalpha() and len(word) > 3]
+    licences = licence_chunks()
+    found: dict[str, str] = {}  # text to kind
+    attempts = 0
+    while len(found) < number:
+        kind = kinds[attempts % len(kinds)] if attempts < 20 * number else "contents"
+        attempts += 1
+        text = fragment(kind, [rng.choice(words or ["page"]) for _ in range(4)], licences, rng)
+        found.setdefault(text, kind)
+    return {f"{kind}-{i}": text for i, (text, kind) in enumerate(found.items())}
+
+
+def fragment(kind: str, words: Sequence[str], licences: Sequence[str], rng: random.Random) -> str:
+    a, b, c, _ = words
+    navigation = rng.choice(
+        (
+            f"Home » {a.title()} » {b.title()} | Next | Previous",
+            f"Skip to content  {a}  {b}  Search  About",
+        )
+    )
+    entries = enumerate(words, 1)
+    contents = [f"{i}. {w.title()} {' .' * 5} {7 * i + rng.randrange(9)}" for i, w in entries]
+    copyright = f"Copyright (c) {a.title()} and {b.title()} contributors."
+    return {
+        "navigation": navigation,
+        "url": f"https://docs.{a.lower()}.org/en/stable/{b.lower()}/{c.lower()}.html",
+        "word": a,
+        "contents": " ".join(contents),
+        "licence": rng.choice(licences) if licences else copyright,
+    }[kind]
+
+
+@lru_cache(maxsize=1)
+def licence_chunks() -> list[str]:
+    """400 pieces of the licences of the installed packages, of 40 words."""
+    return kept("licences", _licence_chunks)
+
+
+def _licence_chunks(words: int = 40, most: int = 400) -> list[str]:
+    texts = set()
+    for distribution in distributions():
+        for file in distribution.files or ():
+            path = Path(str(distribution.locate_file(file)))
+            is_text = path.suffix.lower() in ("", ".txt", ".md")
+            if "licen" in path.name.lower() and is_text and path.is_file():
+                texts.add(path.read_text(encoding="utf-8", errors="ignore"))
+    chunks = set()
+    for found in (text.split() for text in texts):
+        starts = range(0, min(len(found), 2000), words)
+        chunks |= {" ".join(found[i : i + words]) for i in starts}
+    return random.Random(SEED).sample(sorted(chunks), min(most, len(chunks)))
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -172,7 +231,7 @@ def pages() -> Data:
     return Data(rows, with_pages(plain.dev, anchors, False, 100), tests)
 
 
-def prompted(name: str) -> Data:
+def prompted() -> Data:
     """The same with a prompt before each text, which depends on its side."""
 
     def task(plain: RetrievalData) -> RetrievalData:
@@ -182,50 +241,25 @@ def prompted(name: str) -> Data:
         )
         return RetrievalData(queries, corpus, plain.relevant)
 
-    plain = data(name)
+    plain = data("pages")
     columns = {
         name: [PROMPTS[name != "anchor"] + text for text in plain.rows[name]]
         for name in plain.rows.column_names
     }
-    return Data(
-        Dataset.from_dict(columns),
-        task(plain.dev),
-        {name: task(test) for name, test in plain.tests.items()},
-    )
+    tests = {name: task(test) for name, test in plain.tests.items()}
+    return Data(Dataset.from_dict(columns), task(plain.dev), tests)
 
 
-DATA |= {
-    "pages": pages,
-    "pages, prompts": partial(prompted, "pages"),
-}
+DATA |= {"pages": pages, "pages, prompts": prompted}
 
 
 def kinds_of(task: RetrievalData) -> NDArray[Any]:
-    """ "definition" or the kind of each document, by rising id."""
-    known = {*TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
+    """Either "definition" or the kind of each document, by rising id."""
     heads = (document.partition("-")[0] for document in sorted(task.corpus))
-    return np.array([head if head in known else "definition" for head in heads])
+    return np.array([head if head in KINDS else "definition" for head in heads])
 
 
 # --- measuring ------------------------------------------------------------------------------------
-
-
-def priors(model: Any, name: str) -> dict[str, Callable[..., NDArray[np.float64]]]:
-    """log P(answers a query) by name, from texts and embeddings; learned on training rows."""
-    rows = data(name).rows.select(range(1000))
-    texts = [*rows["positive"], *rows["negative"]]
-    labels = [True] * len(rows) + [False] * len(rows)
-    surface = learned(surface_features(texts), labels)
-    directions = learned(directions_of(model, texts), labels)
-
-    def on_surface(texts: list[str], embeddings: Any) -> NDArray[np.float64]:
-        return surface.predict_log_proba(surface_features(texts))[:, 1]
-
-    def on_embeddings(texts: list[str], embeddings: Any) -> NDArray[np.float64]:
-        found = directions.predict_log_proba(stm.COSINE.document(embeddings).numpy())
-        return np.maximum(found[:, 1], -50)
-
-    return {"surface prior": on_surface, "embedding prior": on_embeddings}
 
 
 def by_part(x: EncodedTask, exponent: float, kinds: NDArray[Any]) -> dict[str, str]:
@@ -246,8 +280,24 @@ def separated(x: EncodedTask, kinds: NDArray[Any]) -> dict[str, float]:
     return {kind: round(auroc(own, norms[kinds == kind]), 3) for kind in others}
 
 
-def texts_of(task: RetrievalData) -> list[str]:
-    return [task.corpus[document] for document in sorted(task.corpus)]
+def regression(name: str) -> Any:
+    """A logistic regression of "answers a query" on the surface of training rows."""
+    rows = data(name).rows.select(range(1000))
+    labels = [True] * len(rows) + [False] * len(rows)
+    scaled = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    return scaled.fit(surface_features([*rows["positive"], *rows["negative"]]), labels)
+
+
+def with_prior(encoded: EncodedTask, priors: NDArray[np.float64], weight: float) -> EncodedTask:
+    """Scores by dot are cosine + weight * prior, by one more dimension."""
+    queries = torch.nn.functional.pad(stm.COSINE.query(encoded.queries), (0, 1), value=1.0)
+    last = weight * torch.from_numpy(priors).to(encoded.documents)[:, None]
+    documents = torch.cat([stm.COSINE.document(encoded.documents), last], dim=1)
+    return EncodedTask(queries, documents, encoded.columns)
+
+
+def ndcg(encoded: EncodedTask, exponent: float, among: Any = None) -> NDArray[np.float64]:
+    return encoded.ndcg(encoded.top(stm.Similarity(1.0, exponent), among=among))
 
 
 def measure(cell: Cell) -> Figures:
@@ -264,145 +314,100 @@ def measure(cell: Cell) -> Figures:
         before = {"dev": watch.curve[0]["exponents"][-1], "step": 0, "exponent": 1.0}
         watch.best["before"] = before | {"weights": BASES[cell.base]().state_dict()}
     kinds = {name: kinds_of(task) for name, task in texts.tests.items()}
-    at: dict[int, dict[str, EncodedTask]] = {}  # step to its embeddings
     for scoring in sorted(watch.best):  # matched is the last
         best = figures["scorings"][scoring] = watch.best[scoring]
         model.load_state_dict(best.pop("weights"))
-        if best["step"] not in at:
-            at[best["step"]] = {name: encode(model, task) for name, task in texts.tests.items()}
-        encoded = at[best["step"]]
+        encoded = {name: encode(model, task) for name, task in texts.tests.items()}
         for name, x in encoded.items():
             of_test, auc = (figures[key].setdefault(name, {}) for key in ("tests", "auc"))
             of_test[scoring] = by_part(x, best["exponent"], kinds[name])
             auc[scoring] = separated(x, kinds[name])
-    if cell.loss == "cosine" and "prompts" not in cell.data:
-        of_dev = encode(model, texts.dev)
-        for scoring, prior in priors(model, cell.data).items():
-            on_dev = prior(texts_of(texts.dev), of_dev.documents)
-            weight = best_weight(of_dev, on_dev)
-            dev = float(ndcg(with_prior(of_dev, on_dev, weight), 0.0).mean())
-            figures["scorings"][scoring] = {"dev": round(dev, 5), "weight": weight}
-            for name, x in encoded.items():
-                found = prior(texts_of(texts.tests[name]), x.documents)
-                combined = with_prior(x, found, weight)
-                figures["tests"][name][scoring] = by_part(combined, 0.0, kinds[name])
+    if cell == replace(COSINE, seed=cell.seed, temperature=cell.temperature):
+        fitted = regression(cell.data)
+
+        def prior(task: RetrievalData) -> NDArray[np.float64]:
+            features = surface_features([task.corpus[x] for x in sorted(task.corpus)])
+            return fitted.predict_log_proba(features)[:, 1]
+
+        of_dev, on_dev = encode(model, texts.dev), prior(texts.dev)
+        dev = {w: float(ndcg(with_prior(of_dev, on_dev, w), 0.0).mean()) for w in WEIGHTS}
+        weight = max(WEIGHTS, key=dev.__getitem__)
+        figures["scorings"]["surface prior"] = {"dev": round(dev[weight], 5), "weight": weight}
+        for name, x in encoded.items():
+            combined = with_prior(x, prior(texts.tests[name]), weight)
+            figures["tests"][name]["surface prior"] = by_part(combined, 0.0, kinds[name])
     return figures | {"seconds": seconds_of(began, middle)}
 
 
-def grid(base: str, loss: str) -> list[Cell]:
-    """The temperatures; a loss that keeps a norm has the automatic scale."""
-    scale: float | str = 20.0 if loss == "cosine" else "auto"
-    return [replace(CELLS[base], loss=loss, temperature=tau, scale=scale) for tau in TAUS]
+def grid(cell: Cell) -> list[Cell]:
+    return [replace(cell, temperature=tau) for tau in TAUS]
 
 
-def chosen(base: str, loss: str) -> Cell:
+def chosen(cell: Cell) -> Cell:
     """The temperature that is best on dev with seed 0."""
-    cells = grid(base, loss)
-    found = {cell: x["scorings"].values() for cell in cells if (x := STORE.load(cell))}
-    dev = {cell: max(s["dev"] for s in x if "step" in s) for cell, x in found.items()}
-    return max(dev, key=lambda cell: dev[cell]) if dev else cells[1]
+    dev = {}
+    for x in grid(cell):
+        scorings = (STORE.load(x) or {"scorings": {}})["scorings"].values()
+        dev[x] = max((s["dev"] for s in scorings if "step" in s), default=0.0)
+    return max(dev, key=dev.__getitem__)
+
+
+def with_prompts(cell: Cell) -> Cell:
+    return replace(cell, data=f"{cell.data}, prompts")
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: a cell and a scoring."""
-
-    cell: Cell
-    scoring: str
-
-    def seeds(self) -> dict[int, Figures]:
-        found = STORE.of_seeds(self.cell)
-        return {seed: x for seed, x in found.items() if self.scoring in x["scorings"]}
-
-    def values(self, test: str, part: str) -> dict[int, NDArray[np.float64]]:
-        """nDCG@10 of every query by seed."""
-        found = {seed: x["tests"][test][self.scoring][part] for seed, x in self.seeds().items()}
-        return {seed: unpacked(text) for seed, text in found.items()}
-
-
-def rows(base: str) -> dict[str, Row]:
-    cosine, qnorm = chosen(base, "cosine"), chosen(base, "qnorm")
-    found = {
-        "before training, by cosine": Row(qnorm, "before"),
-        "Cosine": Row(cosine, "matched"),
-        "Cosine calibrated": Row(cosine, "calibrated"),
-        "Cosine + surface prior": Row(cosine, "surface prior"),
-        "Cosine + embedding prior": Row(cosine, "embedding prior"),
-        "Cosine with prompts": Row(replace(cosine, data=f"{cosine.data}, prompts"), "matched"),
-        "QNorm as trained": Row(qnorm, "matched"),
-        "QNorm calibrated": Row(qnorm, "calibrated"),
-        "QNorm by cosine": Row(qnorm, "cosine"),
-        "QNorm with prompts": Row(replace(qnorm, data=f"{qnorm.data}, prompts"), "calibrated"),
+def rows() -> dict[str, tuple[Cell, str]]:
+    """A cell and a scoring by name."""
+    cosine, qnorm = chosen(COSINE), chosen(QNORM)
+    return {
+        "before training, by cosine": (qnorm, "before"),
+        "Cosine": (cosine, "matched"),
+        "Cosine + surface prior": (cosine, "surface prior"),
+        "Cosine with prompts": (with_prompts(cosine), "matched"),
+        "QNorm as trained": (qnorm, "matched"),
+        "QNorm by cosine": (qnorm, "cosine"),
     }
-    return {name: row for name, row in found.items() if row.seeds()}
 
 
-def gain(after: Row, before: Row, test: str, part: str) -> Gain | None:
-    return gain_of(after.values(test, part), before.values(test, part))
+def values(cell: Cell, scoring: str, test: str, part: str) -> dict[int, NDArray[np.float64]]:
+    """nDCG@10 of every query by seed."""
+    found = {seed: x["tests"][test] for seed, x in STORE.of_seeds(cell).items()}
+    return {seed: unpacked(x[scoring][part]) for seed, x in found.items() if scoring in x}
 
 
-def table(base: str) -> list[str]:
-    """nDCG@10 in points by what the corpus holds."""
+def table() -> list[str]:
+    """nDCG@10 in points by what the corpus holds, and what QNorm gains with all."""
     lines = []
     for test, name in TESTS.items():
-        for model, row in rows(base).items():
-            means = [in_points(list(row.values(test, part).values())) for part in PARTS]
-            lines.append([f"{name}, {model}", len(row.seeds()), *means])
-    return markdown(["test, model", "seeds", *PARTS], lines)
+        qnorm = values(*rows()["QNorm as trained"], test, "with all")
+        for model, row in rows().items():
+            means = [in_points(list(values(*row, test, part).values())) for part in PARTS]
+            found = values(*row, test, "with all")
+            gained = None if model == "QNorm as trained" else gain_of(qnorm, found)
+            lines.append([f"{name}, {model}", len(found), *means, show(gained)])
+    return markdown(["test, model", "seeds", *PARTS, "QNorm as trained less this"], lines)
 
 
-def auc_table(base: str) -> list[str]:
+def auc_table() -> list[str]:
     """AUC of the norm for definitions against each kind, mean over seeds and both tests."""
-    found, kinds, lines = rows(base), list(PARTS["with all"]), []
-    for model in ("before training, by cosine", "Cosine", "QNorm calibrated"):
-        if row := found.get(model):
-            figures = [(x, test) for x in row.seeds().values() for test in TESTS]
-            there = [x["auc"][test][row.scoring] for x, test in figures]
-            means = [f"{np.mean([x[kind] for x in there]):.2f}" for kind in kinds]
-            lines.append([re.split("[ ,]", model)[0], *means])
-    return markdown(["norms of", *kinds], lines)
+    lines = []
+    for model in ("before training, by cosine", "Cosine", "QNorm as trained"):
+        cell, scoring = rows()[model]
+        seeds = STORE.of_seeds(cell).values()
+        found = [x["auc"][test].get(scoring) for x in seeds for test in TESTS]
+        there = [x for x in found if x]
+        means = [f"{np.mean([x[kind] for x in there]):.2f}" for kind in KINDS]
+        lines.append([re.split("[ ,]", model)[0], *means])
+    return markdown(["norms of", *KINDS], lines)
 
 
 TABLES = {"pages": table, "norms of pages": auc_table}
-PAINTED = {
-    "before training, by cosine": "#b9bdc3",
-    "Cosine": "#6f757d",
-    "Cosine + surface prior": "#7d4fa8",
-    "Cosine with prompts": "#c8500f",
-    "QNorm calibrated": "#1f6fb4",
-}
-
-
-def paint(axis: Any) -> None:
-    found, parts = rows("L3"), [part for part in PARTS if part != "with fragments"]
-    width = 0.8 / len(PAINTED)
-    for i, (model, color) in enumerate(PAINTED.items()):
-        values = [found[model].values("wordnet", part) for part in parts]
-        means = [100 * np.mean(list(x.values())) for x in values]
-        places = np.arange(len(parts)) + (i + 0.5) * width - 0.4
-        axis.bar(places, means, width, label=model, color=color)
-    axis.set_xticks(range(len(parts)), [part.replace(" ", "\n", 1) for part in parts], fontsize=8)
-    axis.set(ylabel="nDCG@10, WordNet")
-    axis.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-
-
-def picture() -> None:
-    (PICTURES / "pages-L3.png").write_bytes(draw(paint, (7.2, 3.8)))
-
-
-def run_all(base: str, seeds: int) -> None:
-    """The temperatures with seed 0, then the other seeds of what the tables show."""
-    losses = ("cosine", "qnorm")
-    STORE.run(measure, (cell for loss in losses for cell in grid(base, loss)))
-    best = [chosen(base, loss) for loss in losses]
-    best += [replace(cell, data=f"{cell.data}, prompts") for cell in best]
-    STORE.run(measure, (x for cell in best for x in seeds_of(cell, seeds)))
-
 
 if __name__ == "__main__":
-    arguments = asked(__doc__, CELLS)
-    for base in arguments.names:
-        run_all(base, arguments.seeds)
+    arguments = asked(__doc__)
+    STORE.run(measure, [*grid(COSINE), *grid(QNORM)])
+    best = [chosen(COSINE), chosen(QNORM), with_prompts(chosen(COSINE))]
+    STORE.run(measure, (x for cell in best for x in seeds_of(cell, arguments.seeds)))

@@ -6,9 +6,8 @@ Small open_clip models from scratch learn emoji and what they are called (data/e
 training serves two tests: 500 emoji of the training data in a drawing style that training never
 showed, and 250 emoji that training never showed, in the three styles of training.
 
-Rows are the paper's six losses (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Table 6), and two
-interventions of Draganov et al. on the first of them: GradScale at power 1, cut-init of the
-projections at c = 3. Losses that keep a norm start with both projections divided by the mean norm
+Rows are the paper's six losses (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Table 6). Losses
+that keep a norm start with both projections divided by the mean norm
 (`stm.clip.rescale_output`). A seed draws the split, the initial weights and the batches. Settings
 are the same for all rows, were set beforehand and not tuned. The paper does not say how it pairs
 relevant with irrelevant items for Cohen's d: over all pairs d is 0 for any features where all items
@@ -30,7 +29,6 @@ import torch
 from benchmarks.data import emoji
 from benchmarks.studies.cells import read, store
 from benchmarks.studies.estimates import margin, markdown
-from benchmarks.studies.plot import plt
 from numpy.typing import NDArray
 from open_clip import SimpleTokenizer
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
@@ -38,19 +36,16 @@ from torch import Tensor
 
 import st_magnitude as stm
 from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
-from st_magnitude.surgery.gradients import grad_scale
 
 SIZE, CONTEXT, DIM = 48, 20, 128
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROWS = {  # name to preset of the loss
-    "norm-sym": "norm-sym",
-    "nonorm-sym": "nonorm-sym",
-    "imgnorm-i2t": "imgnorm-i2t",
-    "nonorm-i2t": "nonorm-i2t",
-    "txtnorm-t2i": "txtnorm-t2i",
-    "nonorm-t2i": "nonorm-t2i",
-    "norm-sym, GradScale": "norm-sym",
-    "norm-sym, cut-init": "norm-sym",
+TABLE_6 = {  # preset to the paper's d image, d text; R@1 cosine I->T, T->I; dot I->T, T->I
+    "norm-sym": (-0.55, -0.30, 38.4, 28.0, 32.8, 26.3),
+    "nonorm-sym": (-0.65, -0.06, 23.4, 19.1, 25.1, 19.5),
+    "imgnorm-i2t": (5.72, 1.83, 30.5, 0.3, 32.1, 0.3),
+    "nonorm-i2t": (-0.49, 0.58, 18.0, 12.4, 21.2, 9.6),
+    "txtnorm-t2i": (2.11, 10.89, 1.9, 17.6, 0.2, 23.4),
+    "nonorm-t2i": (1.31, 1.21, 8.6, 13.5, 6.9, 16.7),
 }
 
 
@@ -135,12 +130,9 @@ def train(
         texts = tokens(captions([data.emoji[i] for i in splits.owners[rows]], rng))
         return pixels(splits.images[rows], generator).to(DEVICE), texts.to(DEVICE)
 
-    if not row.startswith("norm-sym"):
+    if row != "norm-sym":
         rescale_output(model, *batch())
-    if row.endswith("cut-init"):
-        last = ("visual.attnpool.c_proj", "text_projection")
-        stm.cut_init(model, 3.0, where=lambda name, _: name.startswith(last))
-    loss_function = AsymmetricClipLoss.from_preset(ROWS[row])
+    loss_function = AsymmetricClipLoss.from_preset(row)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}]
@@ -155,10 +147,7 @@ def train(
     model.train()
     for _ in range(settings.steps):
         images, texts = batch()
-        image_features, text_features, scale = model(images, texts)
-        if row.endswith("GradScale"):
-            image_features, text_features = grad_scale(image_features), grad_scale(text_features)
-        loss = loss_function(image_features, text_features, scale)
+        loss = loss_function(*model(images, texts))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -180,30 +169,25 @@ def encode(
     return torch.cat(x).cpu().numpy(), torch.cat(y).cpu().numpy()
 
 
-def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[str, Any]:
-    """Retrieval, Cohen's d and hubs: (n, D), (m, D), (n, m).
+def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[str, float]:
+    """Retrieval, Cohen's d, and hubs by cosine: (n, D), (m, D), (n, m).
 
     N_10 of an item is the number of queries that have it among their ten best.
     """
     x, y = torch.from_numpy(images), torch.from_numpy(texts)
     metrics: dict[str, float] = evaluate_retrieval(x, y, relevant)
-    norms = {"image": np.linalg.norm(images, axis=1), "text": np.linalg.norm(texts, axis=1)}
-    occurrence = {}
-    for name, similarity in (("cosine", stm.COSINE), ("dot", stm.DOT)):
-        scores = similarity(x, y).numpy()
-        sides = {"text": (scores, relevant), "image": (scores.T, relevant.T)}
-        for side, (ranked, wanted) in sides.items():
-            order = np.argsort(-ranked, axis=1, kind="stable")
-            n_10 = np.bincount(order[:, :10].ravel(), minlength=len(norms[side]))
-            occurrence[f"{name}_{side}"] = n_10
-            if name == "cosine":
-                metrics[f"cosine_{side}_hub_norm"] = stm.geometry.spearman(n_10, norms[side])
-                hits = np.take_along_axis(wanted, order, axis=1)
-                near = ~hits & ((~hits).cumsum(axis=1) <= 10) & hits.any(axis=1)[:, None]
-                sizes = norms[side]
-                d = stm.geometry.cohens_d(sizes[order[hits]], sizes[order[near]])
-                metrics[f"{side}_hard_d"] = d
-    return {"metrics": metrics, "norms": norms, "occurrence": occurrence}
+    scores = stm.COSINE(x, y).numpy()
+    sides = {"text": (scores, relevant, texts), "image": (scores.T, relevant.T, images)}
+    for side, (ranked, wanted, found) in sides.items():
+        norms = np.linalg.norm(found, axis=1)
+        order = np.argsort(-ranked, axis=1, kind="stable")
+        n_10 = np.bincount(order[:, :10].ravel(), minlength=len(norms))
+        metrics[f"cosine_{side}_hub_norm"] = stm.geometry.spearman(n_10, norms)
+        hits = np.take_along_axis(wanted, order, axis=1)
+        near = ~hits & ((~hits).cumsum(axis=1) <= 10) & hits.any(axis=1)[:, None]
+        d = stm.geometry.cohens_d(norms[order[hits]], norms[order[near]])
+        metrics[f"{side}_hard_d"] = d
+    return metrics
 
 
 def one_run(row: str, seed: int, cache: str | None) -> None:
@@ -216,30 +200,18 @@ def one_run(row: str, seed: int, cache: str | None) -> None:
     record["tests"] = {}
     for name in TESTS:
         test: emoji.Split = getattr(splits, name)
-        measured = measure(*encode(model, tokens, test.images, test.texts), test.relevance)
-        finite = {k: v if np.isfinite(v) else None for k, v in measured["metrics"].items()}
+        metrics = measure(*encode(model, tokens, test.images, test.texts), test.relevance)
+        finite = {k: v if np.isfinite(v) else None for k, v in metrics.items()}
         record["tests"][name] = {"metrics": finite, "sizes": [len(test.images), len(test.texts)]}
-        for key in ("norms", "occurrence") if seed == 0 else ():  # for the picture
-            values = {side: x.round(5).tolist() for side, x in measured[key].items()}
-            record["tests"][name][key] = values
     store(path_of(row, seed), record)
 
 
 def path_of(row: str, seed: int) -> Path:
-    return RESULTS / f"{row.replace(', ', '-')}-seed{seed}.json"
+    return RESULTS / f"{row}-seed{seed}.json"
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
-# d image, d text; R@1 cosine I->T, T->I; dot I->T, T->I
-TABLE_6 = {
-    "norm-sym": (-0.55, -0.30, 38.4, 28.0, 32.8, 26.3),
-    "nonorm-sym": (-0.65, -0.06, 23.4, 19.1, 25.1, 19.5),
-    "imgnorm-i2t": (5.72, 1.83, 30.5, 0.3, 32.1, 0.3),
-    "nonorm-i2t": (-0.49, 0.58, 18.0, 12.4, 21.2, 9.6),
-    "txtnorm-t2i": (2.11, 10.89, 1.9, 17.6, 0.2, 23.4),
-    "nonorm-t2i": (1.31, 1.21, 8.6, 13.5, 6.9, 16.7),
-}
 CELLS = ("d image", "d text", "cos I→T", "cos T→I", "dot I→T", "dot T→I")
 SIGNED = ("d image", "d text", "dot − cos I→T", "dot − cos T→I")
 
@@ -270,14 +242,9 @@ def verdict(values: Sequence[float], paper: float) -> str:
     """Whether the signs agree, as far as the seeds can tell."""
     if round(paper, 6) == 0:
         return "(paper 0)"
-    if not np.any(values):
-        return "0"
-    same = np.sign(np.mean(values)) == np.sign(paper)
-    if len(values) < 2:
-        return "same sign" if same else "other sign"
     if not abs(np.mean(values)) > margin(values):
         return "open"
-    return "agrees" if same else "disagrees"
+    return "agrees" if np.sign(np.mean(values)) == np.sign(paper) else "disagrees"
 
 
 def columns_of(rows: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
@@ -298,26 +265,15 @@ def sign_table(runs: Runs, test: str) -> list[str]:
     return markdown([TESTS[test].lower(), "seeds", *SIGNED], rows, "lrllll")
 
 
-def figures(columns: Sequence[Sequence[float]], sign: bool) -> list[str]:
-    """The six cells: two of d, and four in points."""
-    return [shown(v, 2 if i < 2 else 1, sign or i < 2) for i, v in enumerate(columns)]
-
-
 def tables(runs: Runs, test: str) -> list[str]:
-    """Hard Cohen's d and R@1 in %, the interventions, and N_10 by cosine against the norm."""
-    base = {record["seed"]: cells(record, test) for record in runs.get("norm-sym", [])}
-    rows, changes, hubs = [], [], []
+    """Hard Cohen's d and R@1 in %, and N_10 by cosine against the norm."""
+    rows, hubs = [], []
     for row, records in runs.items():
-        of_seeds = [cells(record, test) for record in records]
-        entries = figures(columns_of(of_seeds), False)
-        if row in TABLE_6:
-            paper = [f"{x:.{2 if i < 2 else 1}f}" for i, x in enumerate(TABLE_6[row])]
-            entries = [f"{a} ({b})" for a, b in zip(entries, paper, strict=True)]
-        else:
-            seeds = [record["seed"] for record in records]
-            pairs = zip(of_seeds, seeds, strict=True)
-            less = [np.subtract(x, base[seed]) for x, seed in pairs if seed in base]
-            changes.append([f"{row} less norm-sym", *figures(columns_of(less), True)])
+        columns = columns_of([cells(record, test) for record in records])
+        digits = [2, 2, 1, 1, 1, 1]
+        values = [shown(v, n, n == 2) for v, n in zip(columns, digits, strict=True)]
+        paper = [f"{x:.{n}f}" for x, n in zip(TABLE_6[row], digits, strict=True)]
+        entries = [f"{a} ({b})" for a, b in zip(values, paper, strict=True)]
         rows.append([row, len(records), *entries])
         metrics = [record["tests"][test]["metrics"] for record in records]
         keys = [f"cosine_{side}_hub_norm" for side in ("image", "text")]
@@ -326,60 +282,9 @@ def tables(runs: Runs, test: str) -> list[str]:
         [f"### {TESTS[test]}"],
         markdown(["", "seeds", *CELLS], rows),
         sign_table(runs, test),
-        markdown(["", *CELLS], changes),
         markdown(["N_10 against norm", "image", "text"], hubs),
     )
     return [line for part in parts for line in [*part, ""]]
-
-
-def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
-    """The norm of each item of the found side against N_10 by cosine, of seed 0.
-
-    A hub is among the tenth of items with the largest N_10 by cosine; it is demoted if dot halves
-    that.
-    """
-    pairs = [(row, "text") for row in ("norm-sym", "nonorm-sym", "imgnorm-i2t")]
-    pairs.append(("txtnorm-t2i", "image"))
-    panels = [pair for pair in pairs if pair[0] in runs and runs[pair[0]][0]["seed"] == 0]
-    if not panels:
-        return
-    size = (3.2 * len(panels), 3.9)
-    options: Any = {"squeeze": False, "sharey": True, "layout": "constrained"}
-    figure, axes = plt.subplots(1, len(panels), figsize=size, **options)
-    for axis, (row, side) in zip(axes[0], panels, strict=True):
-        measured = runs[row][0]["tests"][test]
-        norms = np.array(measured["norms"][side])
-        by_cosine, by_dot = (
-            np.array(measured["occurrence"][f"{s}_{side}"]) for s in ("cosine", "dot")
-        )
-        relative = norms / np.median(norms)
-        is_hub = by_cosine >= max(np.quantile(by_cosine, 0.9), 1)
-        demoted = is_hub & (by_dot <= by_cosine / 2)
-        for which, colour, label in (
-            (~is_hub, "0.7", "others"),
-            (is_hub & ~demoted, "tab:blue", "hubs"),
-            (demoted, "tab:red", "hubs that dot demotes"),
-        ):
-            axis.scatter(
-                by_cosine[which] + 1,
-                relative[which],
-                s=10,
-                color=colour,
-                label=f"{label}: {which.sum()}",
-            )
-        axis.axhline(1, color="0.4", linewidth=0.6)
-        axis.set_xscale("log")
-        axis.set_xlabel("1 + N₁₀ by cosine")
-        axis.set_title(
-            f"{row}, {side}s: ρ = {measured['metrics'][f'cosine_{side}_hub_norm']:+.2f}",
-            fontsize=10,
-        )
-        axis.legend(
-            fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=1, frameon=False
-        )
-    axes[0, 0].set_ylabel("norm / median norm")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 # --- the study ------------------------------------------------------------------------------------
@@ -388,7 +293,7 @@ def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
 def collect(seeds: Sequence[int] = range(5)) -> Runs:
     """The stored runs."""
     runs: Runs = {}
-    for row in ROWS:
+    for row in TABLE_6:
         for seed in seeds:
             if record := read(path_of(row, seed)):
                 for test in record["tests"].values():  # JSON has no nan
@@ -404,12 +309,11 @@ def main() -> None:
     )
     parser.add_argument("--cache", help="a folder for packages and images")
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--rows", help=f"numbers from 1 of {', '.join(ROWS)}; default: all")
+    parser.add_argument("--rows", help=f"numbers from 1 of {', '.join(TABLE_6)}; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--table", action="store_true", help="train nothing, print what there is")
-    parser.add_argument("--picture", type=Path, default=Path("runs/clip_hubs.png"))
     arguments = parser.parse_args()
-    rows = list(ROWS)
+    rows = list(TABLE_6)
     if arguments.rows:
         rows = [rows[int(i) - 1] for i in arguments.rows.split(",")]
     jobs = [(row, int(seed)) for seed in arguments.seeds.split(",") for row in rows]
@@ -422,7 +326,6 @@ def main() -> None:
     runs = collect()
     for test in TESTS:
         print("\n".join(tables(runs, test)))
-    plot_hubs(runs, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ Curves = list[NDArray[np.float64]]
 @lru_cache(maxsize=1)
 def tasks() -> Tasks:
     """Rows to train on, dev and tests by domain."""
-    sizes = {"num_test_queries": 400, "corpus_size": 1500, "cluster_size": 40}
+    sizes = {"num_test_queries": 400, "corpus_size": 1500}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
     words = wordnet(fetch("wordnet-base"), SEED, **sizes)
     folder = default_cache() / "docstrings"

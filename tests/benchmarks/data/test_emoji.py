@@ -79,16 +79,15 @@ def test_splits() -> None:
         splits = data.split(seed, **sizes)
         texts = {e.text: i for i, e in enumerate(data.emoji)}
         train = set(splits.owners.tolist())
-        unseen, dev, known = (
+        unseen, known = (
             {texts[text] for text in test.texts}
-            for test in (splits.unseen_emoji, splits.dev, splits.unseen_style)
+            for test in (splits.unseen_emoji, splits.unseen_style)
         )
-        assert (len(unseen), len(dev), len(known), len(train)) == (8, 5, 10, COUNT - 13)
-        assert not unseen & dev
-        assert not (unseen | dev) & train
+        assert (len(unseen), len(known), len(train)) == (8, 10, COUNT - 13)
+        assert not unseen & train
         assert known <= train
         assert (splits.unseen_style.images == 50).all()
-        for pixels in (splits.images, splits.unseen_emoji.images, splits.dev.images):
+        for pixels in (splits.images, splits.unseen_emoji.images):
             assert not (pixels == 50).any()
         assert len(splits.images) == len(train) + len([i for i in train if i >= 10])
         relevance = splits.unseen_emoji.relevance
@@ -98,7 +97,6 @@ def test_splits() -> None:
             1 if texts[t] < 10 else 2 for t in splits.unseen_emoji.texts
         ]
         np.testing.assert_array_equal(splits.unseen_style.relevance, np.eye(10, dtype=bool))
-        assert splits.dev.groups == [data.emoji[texts[t]].group for t in splits.dev.texts]
         drawn.add(tuple(sorted(unseen)))
         assert data.split(seed, **sizes).unseen_emoji.texts == splits.unseen_emoji.texts
     assert len(drawn) == 4

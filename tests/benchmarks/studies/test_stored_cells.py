@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.studies import cells, tables
-from benchmarks.studies.boilerplate import fragments
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.estimates import NOTHING
 from benchmarks.studies.late_interaction import late_interaction
@@ -115,13 +114,3 @@ def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
         cells.store(cells.POOL.path(cell), {"curve": points})
     assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
     assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
-
-
-def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragments, "licence_chunks", lambda: ["Permission is hereby granted"])
-    corpus = {f"d{i}": f"sparse matrices number {i} are stored by rows" for i in range(6)}
-    task = fragments.RetrievalData({"q": "rows?"}, corpus, {"q": {"d0"}})
-    assert fragments.with_fragments(task, 0.0).corpus == corpus
-    small, large = (list(fragments.with_fragments(task, share).corpus) for share in (0.25, 0.75))
-    assert (len(small), len(large)) == (8, 24)
-    assert large[:8] == small
