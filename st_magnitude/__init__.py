@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         SimilarityMSELoss,
         TempAggLoss,
         TempAggMRLLoss,
-        TempSpecMRLLoss,
     )
     from st_magnitude.losses.prior import DocumentPrior
     from st_magnitude.losses.regularizers import SIGReg
@@ -72,7 +71,6 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
-    "TempSpecMRLLoss",
     "Term",
     "attach",
     "attach_grad_scale",

@@ -21,11 +21,11 @@ from st_magnitude.clip.evaluation import validation_metrics, zero_shot_classifie
 from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
 
 
-def training_program(preset: str, rescale: bool = True) -> Any:
+def training_program(preset: str) -> Any:
     """A copy of ``open_clip_train.main``, whose ``main(arguments)`` trains with the preset.
 
     The program takes neither loss nor model, so ours stand in for its own in copies of its modules,
-    which are under no name in ``sys.modules``. The preset ``norm-sym`` does not change models.
+    which are under no name in ``sys.modules``. ``norm-sym`` leaves models as they are.
     """
     from st_magnitude.clip.model import rescale_output, unnormalize  # says what to install
 
@@ -54,9 +54,7 @@ def training_program(preset: str, rescale: bool = True) -> Any:
     def create_model_and_transforms(*arguments: Any, **options: Any) -> tuple[Any, ...]:
         model, *transforms = create(*arguments, **options)
         if preset != "norm-sym":
-            unnormalize(model)
-            if rescale:
-                rescale_output(model)
+            rescale_output(unnormalize(model))
         return (model, *transforms)
 
     def evaluate(
@@ -83,19 +81,16 @@ def _copy_of(name: str) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> Any:
     """Trains, and returns the result of open_clip's main."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m st_magnitude.clip",
-        usage="%(prog)s PRESET [--no-rescale] -- <arguments of open_clip_train>",
+        usage="%(prog)s PRESET -- <arguments of open_clip_train>",
     )
     parser.add_argument("preset", choices=PRESETS, metavar="PRESET", help=", ".join(PRESETS))
-    parser.add_argument("--no-rescale", action="store_true", help="keep the initial norms")
-    options = parser.parse_args(arguments[:end])
-    if end == len(arguments):
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    preset = parser.parse_args(given[:1]).preset
+    if given[1:2] != ["--"]:
         parser.error("the arguments of open_clip_train follow after `--`, e.g. `-- --model RN50`")
-    program = training_program(options.preset, rescale=not options.no_rescale)
-    return program.main(arguments[end + 1 :])
+    return training_program(preset).main(given[2:])
 
 
 if __name__ == "__main__":

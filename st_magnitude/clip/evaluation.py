@@ -103,8 +103,8 @@ def zero_shot_classifier(
 ) -> Tensor:
     """A text embedding for each class, (D, classes), to score images with by inner product.
 
-    It takes the arguments of open_clip's ``build_zero_shot_classifier``. Where that divides each
-    text and their mean over the templates by |x|, this divides by |x|^gamma_document.
+    Where open_clip's ``build_zero_shot_classifier`` divides each text and their mean over the
+    templates by |x|, this divides by |x|^gamma_document.
     """
     classes = []
     for name in classnames:

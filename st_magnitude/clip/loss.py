@@ -49,18 +49,16 @@ class AsymmetricClipLoss(nn.Module):
         t2i = mean_j [ -log softmax_i( logit_scale · s(x_i, y_j) ) at i = j ]
         sym = (i2t + t2i) / 2
 
-    It takes raw features, as ``stm.clip.unnormalize(model)`` gives them. With both sides normalised
-    and direction "sym" it equals open_clip's ClipLoss, whether or not the model normalises.
-    :func:`~st_magnitude.infonce` computes it, in float32 under autocast as well.
+    It is called like ClipLoss, with raw features, as ``stm.clip.unnormalize(model)`` gives them.
+    With both sides normalised and direction "sym" it equals ClipLoss, whether or not the model
+    normalises. :func:`~st_magnitude.infonce` computes it, in float32 under autocast as well.
 
     Args:
         image_norm: Whether images are divided by their norm. A number in [0, 1] is its exponent.
         text_norm: The same for texts.
-        direction: With ``"i2t"``, the softmax of an image runs over texts, which trains the norms
-            of texts; with ``"t2i"``, the softmax of a text runs over images; ``"sym"`` is the mean
-            of both.
-        terms: Temperatures, Matryoshka prefixes and weights of a sum. A term with the temperature
-            0.05, the default of Term, has the logits logit_scale · s, others are in proportion.
+        direction: ``"i2t"``, which trains the norms of texts, ``"t2i"`` or ``"sym"``.
+        terms: Temperatures, Matryoshka prefixes and weights of a sum. The temperature 0.05, the
+            default of Term, stands for the logits logit_scale · s.
         regularizers: Functions that return a scalar, or pairs of a function and a weight. One with
             a method ``of_columns`` gets [images, texts], (B, D) each; others get one (2B, D).
         gather_across_devices: Whether the features of all processes, B of each, are candidates.
@@ -71,9 +69,6 @@ class AsymmetricClipLoss(nn.Module):
         ValueError: If an argument is out of range or a term has a learned temperature; at the first
             batch, if all norms are 1 on a side whose magnitude is kept; on all processes, if their
             batches are of unequal size.
-
-    It is called like ClipLoss. With ``output_dict=True`` it returns {"contrastive_loss": ...} and
-    an entry ``<name>_loss`` for each regularizer, else their sum.
 
     Example:
         >>> images = torch.eye(3, 4)
@@ -132,7 +127,8 @@ class AsymmetricClipLoss(nn.Module):
         Args:
             logit_scale: Factor of s after exp(), a scalar or one-element tensor.
             logit_bias: A constant in every softmax, whose gradient is zero.
-            output_dict: Whether to return the terms by name instead of their sum.
+            output_dict: Whether to return "contrastive_loss" and a ``<name>_loss`` for each
+                regularizer instead of their sum.
             positives: Integer labels (B,), equal for pairs of the same content. The loss of a row
                 is then the mean of -log softmax over all texts, or images, with its label.
         """
@@ -185,8 +181,8 @@ class AsymmetricClipLoss(nn.Module):
         sizes = len(images), len(texts)
         if self._checked or min(sizes) < 2 or torch.compiler.is_compiling():
             return sizes
-        sides = (("image", images), ("text", texts))
-        for (side, features), gamma in zip(sides, self.similarity.exponents, strict=True):
+        gamma_image, gamma_text = self.similarity.exponents
+        for side, features, gamma in (("image", images, gamma_image), ("text", texts, gamma_text)):
             norms = torch.linalg.vector_norm(features.detach().float(), dim=-1)  # (B,)
             is_half = features.dtype in (torch.float16, torch.bfloat16)
             if gamma != 1 and (norms - 1).abs().max() < (1e-2 if is_half else 1e-5):

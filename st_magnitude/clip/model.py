@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -66,11 +65,14 @@ class _Unnormalized:
 
 
 class UnnormalizedCLIP(_Unnormalized, CLIP):
-    """open_clip's CLIP without the normalisation in ``forward``: see :func:`unnormalize`."""
+    """CLIP without the normalisation in ``forward``: see :func:`unnormalize`."""
 
 
 class UnnormalizedCustomTextCLIP(_Unnormalized, CustomTextCLIP):
-    """open_clip's CustomTextCLIP (SigLIP, towers of transformers) without the normalisation."""
+    """CustomTextCLIP (SigLIP, towers of transformers) without the normalisation."""
+
+
+RAW = {CLIP: UnnormalizedCLIP, CustomTextCLIP: UnnormalizedCustomTextCLIP}
 
 
 def unnormalize(model: Model) -> Model:
@@ -85,7 +87,7 @@ def unnormalize(model: Model) -> Model:
     Raises:
         TypeError: If it is another model, whose forward may do anything.
 
-    Call :func:`rescale_output` before training, because norms are large at first.
+    Norms are large at first: call :func:`rescale_output` before training.
 
     Example:
         ::
@@ -99,11 +101,9 @@ def unnormalize(model: Model) -> Model:
     """
     inner = unwrapped(model)
     kind = type(inner)
-    if kind is CLIP:
-        inner.__class__ = UnnormalizedCLIP
-    elif kind is CustomTextCLIP:
-        inner.__class__ = UnnormalizedCustomTextCLIP
-    elif kind not in (UnnormalizedCLIP, UnnormalizedCustomTextCLIP):
+    if kind in RAW:
+        inner.__class__ = RAW[kind]
+    elif kind not in RAW.values():
         raise TypeError(
             f"{kind.__module__}.{kind.__name__} is not one of the open_clip models that are known "
             "here: CLIP and CustomTextCLIP, neither scripted nor traced. In a class of your own, "
@@ -168,15 +168,13 @@ def rescale_output(
 
 def _last_projection(model: nn.Module, tower: str) -> list[nn.Parameter]:
     """Weight and bias of the last projection of a tower; nothing if there is no projection."""
+    parameters = dict(model.named_parameters())
+    modules = dict(model.named_modules())
     for path in _PROJECTIONS[tower]:
-        try:
-            projection = attrgetter(path)(model)
-        except AttributeError:
-            continue
-        if isinstance(projection, nn.Parameter):
-            return [projection]
-        if isinstance(projection, nn.Module):
-            linear = [part for part in projection.modules() if isinstance(part, nn.Linear)]
+        if path in parameters:
+            return [parameters[path]]
+        if path in modules:
+            linear = [part for part in modules[path].modules() if isinstance(part, nn.Linear)]
             return list(linear[-1].parameters()) if linear else []
     return []
 

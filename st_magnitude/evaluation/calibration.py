@@ -37,8 +37,30 @@ UNIT_NORMS = (
 )
 
 
+class _Curve(Result):
+    """nDCG@10 of every query over a sweep, (S, n): the common part of both curves."""
+
+    per_query: NDArray[np.float64]
+    queries: list[str]
+
+    @property
+    def ndcg(self) -> NDArray[np.float64]:
+        """Mean nDCG@10 at every value of the sweep, (S,)."""
+        return self.per_query.mean(axis=1)
+
+    def _by(self, values: NDArray[np.float64]) -> dict[str, float]:
+        return {f"{x:g}": float(y) for x, y in zip(values, self.ndcg, strict=True)}
+
+    def _table(
+        self, name: str, values: NDArray[np.float64], marks: dict[float, str], title: str
+    ) -> Table:
+        pairs = zip(values, self.ndcg, strict=True)
+        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
+        return Table([name, "nDCG@10", ""], rows, title)
+
+
 @dataclass(frozen=True, repr=False)
-class ExponentCurve(Result):
+class ExponentCurve(_Curve):
     """nDCG@10 over the document exponent, the recommended exponent, and the evidence for it.
 
     Attributes:
@@ -63,11 +85,6 @@ class ExponentCurve(Result):
     versus_dot: tuple[float, float, float]
 
     @property
-    def ndcg(self) -> NDArray[np.float64]:
-        """Mean nDCG@10 at every exponent: (E,)."""
-        return self.per_query.mean(axis=1)
-
-    @property
     def highest(self) -> float:
         """The exponent with the highest mean nDCG@10; of several, the largest."""
         return float(self.exponents[highest_rows(self.per_query)[-1]])
@@ -81,7 +98,7 @@ class ExponentCurve(Result):
         """nDCG@10 by exponent, and the highest against cosine and dot."""
         marks = {self.highest: "highest"} | {self.best: "best"}
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
-        yield _curve_table("exponent", self.exponents, self.ndcg, marks, title)
+        yield self._table("exponent", self.exponents, marks, title)
         gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
         yield Table([f"{self.highest:g} minus", "nDCG@10 with 95% interval"], gains)
         if self.best != self.highest:
@@ -97,22 +114,10 @@ class ExponentCurve(Result):
             "exponent": self.best,
             "highest": self.highest,
             "queries": len(self.queries),
-            "ndcg@10": {f"{x:g}": float(y) for x, y in zip(self.exponents, self.ndcg, strict=True)},
+            "ndcg@10": self._by(self.exponents),
             "versus_cosine": self.versus_cosine,
             "versus_dot": self.versus_dot,
         }
-
-
-def _curve_table(
-    name: str,
-    values: Iterable[float],
-    ndcg: Iterable[float],
-    marks: Mapping[float, str],
-    title: str,
-) -> Table:
-    """A row for each value of a sweep, with the mark of some."""
-    rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, ndcg, strict=True)]
-    return Table([name, "nDCG@10", ""], rows, title)
 
 
 def check_keeps_norm(model: SentenceTransformer) -> None:
@@ -226,7 +231,7 @@ def warn_if_few(queries: Sequence[str], choice: str) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class PriorCurve(Result):
+class PriorCurve(_Curve):
     """nDCG@10 over the weight of the document prior, and the recommended weight.
 
     Attributes:
@@ -250,11 +255,6 @@ class PriorCurve(Result):
     held_out: NDArray[np.float64]
 
     @property
-    def ndcg(self) -> NDArray[np.float64]:
-        """Mean nDCG@10 at every weight, (W,); the first is without the prior."""
-        return self.per_query.mean(axis=1)
-
-    @property
     def highest(self) -> float:
         """The weight with the highest mean nDCG@10; of several, the smallest."""
         return float(self.weights[highest_rows(self.per_query)[0]])
@@ -267,7 +267,7 @@ class PriorCurve(Result):
             "gain": list(self.gain),
             "queries": len(self.queries),
             "similarity": self.similarity.exponents,
-            "ndcg@10": {f"{x:.6g}": float(y) for x, y in zip(self.weights, self.ndcg, strict=True)},
+            "ndcg@10": self._by(self.weights),
         }
 
     def tables(self) -> list[Table | str]:
@@ -283,7 +283,7 @@ class PriorCurve(Result):
                 " This is not clearly a gain, so the recommended weight is 0. The highest weight, "
                 f"{self.highest:.3g}, is worth a try where a prior without effect costs nothing."
             )
-        return [_curve_table("weight", self.weights, self.ndcg, marks, title), sentence]
+        return [self._table("weight", self.weights, marks, title), sentence]
 
 
 def calibrate_prior(

@@ -18,7 +18,7 @@ from st_magnitude._checks import needs
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.metrics import scoring_of
+from st_magnitude.evaluation.metrics import ranking_metrics, scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
@@ -153,7 +153,7 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
 class HybridEvaluator(SearchEvaluator):
     """Retrieval metrics of a model, of BM25, and of the two fused by rank.
 
-    The keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by
+    The keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@{top_k},map@{top_k}}``, as defined by
     sentence-transformers' InformationRetrievalEvaluator. The primary metric is ``hybrid_ndcg@10``.
     BM25 searches once, when the evaluator is made, and sees no prompts.
 
@@ -220,24 +220,14 @@ class HybridEvaluator(SearchEvaluator):
         dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
         hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
+        relevant = [self.task.relevant[query] for query in self.queries_ids]
         metrics: dict[str, float] = {}
         for key, run in self.runs.items():
-            metrics |= self._measure(key, run)
+            gains = np.zeros((len(relevant), self.top_k))
+            for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
+                row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
+            self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
+            values = ranking_metrics(gains > 0, relevant, self.top_k)
+            values["ndcg@10"] = self.per_query[key]
+            metrics |= {f"{key}_{metric}": float(x.mean()) for metric, x in values.items()}
         return metrics
-
-    def _measure(self, key: str, run: Run) -> dict[str, float]:
-        """The metrics of a run."""
-        relevant = [self.task.relevant[query] for query in self.queries_ids]
-        gains = np.zeros((len(relevant), self.top_k))
-        for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
-            row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
-        hits = gains > 0
-        number = np.array([len(grades) for grades in relevant])
-        self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
-        values = {
-            "ndcg@10": self.per_query[key],
-            "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1),
-            "recall@10": hits[:, :10].sum(axis=1) / number,
-            f"recall@{self.top_k}": hits.sum(axis=1) / number,
-        }
-        return {f"{key}_{metric}": float(of_query.mean()) for metric, of_query in values.items()}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.base import SearchEvaluator
 from st_magnitude.evaluation.geometry import norm_figures
-from st_magnitude.evaluation.metrics import are_unit, scoring_of
+from st_magnitude.evaluation.metrics import are_unit, ranking_metrics, scoring_of
 from st_magnitude.geometry import mean_cosine, norms
 from st_magnitude.similarity import COSINE, DOT
 
@@ -65,7 +63,7 @@ class MagnitudeEvaluator(SearchEvaluator):
         for name, top in zip(similarities, tops, strict=True):
             self.per_query[name] = encoded.ndcg(top)
             metrics[f"{name}_ndcg@10"] = float(self.per_query[name].mean())
-            others = _mrr_recall_map(encoded.hits(top), encoded.columns)
+            others = ranking_metrics(encoded.hits(top), encoded.columns, 100)
             metrics |= {f"{name}_{key}": float(value.mean()) for key, value in others.items()}
         _warn_of_collapse(metrics)
         sides = {"query": encoded.queries, "document": encoded.documents}
@@ -77,20 +75,6 @@ class MagnitudeEvaluator(SearchEvaluator):
                 'stm.prepare(model, "dot") strips the normalisation.'
             )
         return metrics
-
-
-def _mrr_recall_map(
-    hits: NDArray[np.bool_], relevant: Sequence[Sized]
-) -> dict[str, NDArray[np.float64]]:
-    """Metrics of the best 100 documents of every query: (n, <= 100) and n collections -> (n,)."""
-    number = np.array([len(row) for row in relevant])
-    ranks = np.arange(1, hits.shape[1] + 1)
-    precision = hits.cumsum(axis=1) / ranks
-    return {
-        "mrr@10": (hits / ranks)[:, :10].max(axis=1),
-        "recall@100": hits.sum(axis=1) / number,
-        "map@100": (hits * precision).sum(axis=1) / number.clip(max=100),
-    }
 
 
 def _warn_of_collapse(metrics: Mapping[str, float]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ __all__ = [
     "are_unit",
     "judge",
     "model_name",
+    "ranking_metrics",
     "raw_scoring_of",
     "scoring_of",
     "word_counts",
@@ -104,6 +105,20 @@ def judge(
     elif low > 0:
         verdict = "better"
     return Judgment((float(x.mean()), low, high), len(x), len(changed), verdict)
+
+
+def ranking_metrics(
+    hits: NDArray[np.bool_], relevant: Iterable[Sized], k: int
+) -> dict[str, NDArray[np.float64]]:
+    """MRR@10, recall@k and MAP@k of the best k documents: (n, <= k), n collections -> (n,)."""
+    number = np.array([len(row) for row in relevant])
+    ranks = np.arange(1, hits.shape[1] + 1)
+    precision = hits.cumsum(axis=1) / ranks
+    return {
+        "mrr@10": (hits / ranks)[:, :10].max(axis=1),
+        f"recall@{k}": hits.sum(axis=1) / number,
+        f"map@{k}": (hits * precision).sum(axis=1) / number.clip(max=k),
+    }
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:

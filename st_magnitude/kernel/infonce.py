@@ -65,15 +65,16 @@ def infonce(
 
         L = sum_t w_t · mean_i [ -log softmax_j( s_t(q_i, d_j) / tau_t ) at j = offset + i ]
 
-    where s_t is a similarity of the first ``dim_t`` coordinates.
+    where s_t is a similarity of the first ``dim_t`` coordinates. Gradients reach queries,
+    documents, all_queries, and exponents and temperatures that are tensors. The tiled engine has no
+    second derivative.
 
     Args:
         queries: Embeddings (B, D), not normalised.
         documents: Embeddings (M, D), M >= B. Row ``offset + i`` is the positive of query i, and all
             other rows are its negatives.
         terms: Prefix dimensions, temperatures and weights.
-        similarity: Exponents of the norms, or the name of a similarity. Learnable exponents (0-d
-            tensors) receive gradients.
+        similarity: Exponents of the norms, numbers or 0-d tensors, or the name of a similarity.
         directions: What the softmax runs over, as in sentence-transformers'
             ``MultipleNegativesRankingLoss``: ``"query_to_doc"``, a query and all documents;
             ``"query_to_query"``, a query and all other queries; ``"doc_to_query"``, a positive and
@@ -84,20 +85,19 @@ def infonce(
             ``"per_direction"``: one softmax for ``"query_to_doc"`` and one for ``"doc_to_query"``,
             of whose losses the mean is taken.
         offset: Index of the first query's positive, for documents gathered from devices.
-        all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that
-            were gathered from several devices. Row ``offset + i`` is query i.
+        all_queries: Gathered embeddings (Q, D) that the softmax of a document runs over. Row
+            ``offset + i`` is query i.
         num_queries: Number N of queries that the documents belong to: document j belongs to query j
             modulo N, positives first. It counts for ``"doc_to_doc"`` and for two modes of hardness.
             None: that of the queries, or of all_queries.
-        hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are,
-            as in sentence-transformers: ``"in_batch_negatives"``, those of other queries;
-            ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both.
+        hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are:
+            ``"in_batch_negatives"``, those of other queries; ``"hard_negatives"``, the other
+            documents of the query; ``"all_negatives"``, both.
         hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a
             constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5).
         exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a
-            sequence of both. A document with the id of the query's positive is left out of the
-            query's softmax, and a query, which has the id of its positive, out of those of other
-            documents with that id. A function ``exclude(rows, scores)`` is about the softmax of a
+            sequence of both. Texts of one id are not negatives of each other, and a query has the
+            id of its positive. A function ``exclude(rows, scores)`` is about the softmax of a
             query. It is called once for a tile, a slice of the queries, and returns booleans
             (n, M), True for documents to leave out. ``scores`` (n, M) are those of the longest
             prefix before the temperature; they may be read during the call only. A positive always
@@ -106,28 +106,25 @@ def infonce(
             documents of the same content. The loss of a query is then the mean of -log softmax over
             its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362,
             Eq. 2; with both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3).
-        targets: How much of the target T_ij of query i each document j has: numbers (B, M), such as
-            the probabilities of a teacher, or booleans, or a function of a slice of the queries
-            that returns theirs, (n, M), which is called once for a tile. They are not negative, and
-            the rows are divided by their sums. The loss of a query is then
-            -sum_j T_ij log softmax_j, and documents with a target stay in the softmax. A row of
-            zeros has its own positive. ``positives`` are the case of equal targets.
+        targets: The share T_ij of each document in the target of a query, numbers or booleans
+            (B, M), or a function of a slice of the queries that returns theirs, (n, M). They are
+            not negative, rows are divided by their sums, and a row of zeros has its own positive.
+            The loss of a query is then -sum_j T_ij log softmax_j, and documents with a target stay
+            in the softmax.
         targets_queries: The same for the softmax of a document, (B, Q). None: the targets (B, M) of
             the positives, transposed.
         weights: Factors (B,) of the losses of the rows, before the mean; constants.
-        log_q: Logarithms of how often each document is drawn as a negative, (M,), which are
-            subtracted from the logits, s / tau - log q, of all terms: those of the positives, too
-            (Yi et al. 2019, RecSys, Eq. 3 to 5; see :class:`~st_magnitude.DocumentPrior`). A
-            constant added to all numbers changes nothing. They are constants without a gradient,
-            and differ by at most 80 in float32.
+        log_q: Logarithms, up to a constant, of how often each document is drawn as a negative,
+            (M,): the logits become s / tau - log q (Yi et al. 2019, RecSys, Eq. 3 to 5; see
+            :class:`~st_magnitude.DocumentPrior`). They are constants, and differ by at most 80 in
+            float32.
         log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
-            ``"auto"``: plain while the scores of all terms are at most 2^16 numbers, where it is
-            about as fast, and autocast is off, because a backward pass inside of autocast would
-            multiply in half precision.
+            ``"auto"``: plain while the scores of all terms are at most 2^16 numbers and autocast,
+            which would multiply the gradients in half precision, is off.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
-            CPU it is 2^20 / M, but at least 256. docs/kernel.md says what memory holds.
+            CPU it is 2^20 / M, but at least 256.
         precision: ``"bfloat16"``: matrix products take bfloat16 factors, at twice the speed or more
             on hardware made for it; scores have an error of up to 2^-8 of themselves. Norms,
             softmax and sums stay in float32.
@@ -138,16 +135,12 @@ def infonce(
     Raises:
         ValueError: If shapes, dims, offset or directions do not fit together.
 
-    Gradients reach queries, documents, all_queries, and exponents and temperatures that are
-    tensors. A second derivative does not exist in the tiled engine.
-
     Example:
         >>> import torch
-        >>> from st_magnitude import QNORM, Term, infonce
+        >>> from st_magnitude import Term, infonce
         >>> embeddings = torch.eye(4, requires_grad=True)
         >>> terms = [Term(temperature=0.5), Term(dim=2, weight=0.1)]
-        >>> loss = infonce(embeddings, embeddings, terms)
-        >>> round(loss.item(), 4)
+        >>> round(infonce(embeddings, embeddings, terms).item(), 4)
         0.4101
 
     Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv

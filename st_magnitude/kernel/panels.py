@@ -11,12 +11,14 @@ memory of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Above, Batch, Direction, Judge
+from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.softmax import Plan
 
 
@@ -46,42 +48,53 @@ class Side:
 def side_of(
     batch: Batch,
     plan: Plan,
-    x: Tensor,
-    scale: Tensor | None,
+    vectors: Tensor,
+    gamma: float | Tensor,
+    *,
     is_query: bool,
     first: int,
     is_block: bool,
 ) -> Side:
     """The side of the queries or documents of pairs from number ``first`` on.
 
-    A query has the ids of its positive. In a block of a ring ids may repeat on other ranks,
-    although they are different here.
+    From here on every score is a plain inner product: the norms of the longest prefix are divided
+    out, and the norms of shorter prefixes are factors of rows and columns. A query has the ids of
+    its positive. In a block of a ring ids may repeat on other ranks, although they are different
+    here.
     """
+    x, scale = divide_by_norms(vectors, plan.dims, gamma)
     number = len(x)
 
-    def of_side(given: Tensor | None) -> Tensor | None:
+    def of_side(given: Tensor) -> Tensor:
         """The rows of the side, of what is given for them alone or for all pairs."""
-        if given is None or len(given) == number:
-            return given
-        return given[first : first + number]
+        return given if len(given) == number else given[first : first + number]
 
-    def of_ids(given: Tensor) -> Tensor | None:
-        return of_side(given) if is_block or _may_repeat(given) else None
+    def of_ids(given: Sequence[Tensor]) -> list[Tensor]:
+        return [of_side(ids) for ids in given if is_block or _may_repeat(ids)]
 
-    ids = [found for given in batch.excluded_ids if (found := of_ids(given)) is not None]
-    log_q = of_side(batch.log_q_queries if is_query else batch.log_q)
-    guide = batch.above.guide if batch.above is not None else None
-    pairs = torch.arange(first, first + number, device=x.device) % batch.num_pairs
-    return Side(
-        x=x,
-        operand=x.to(plan.product_dtype),
-        scale=scale,
-        owner=pairs.to(x.dtype),
-        ids=torch.stack(ids, dim=1) if ids else None,
-        label=None if batch.positives is None else of_ids(batch.positives),
-        bias=None if log_q is None else -log_q.to(x.dtype),
-        guide=None if guide is None else of_side(guide[0] if is_query else guide[1]),
-    )
+    with torch.no_grad():
+        ids = of_ids(batch.excluded_ids)
+        labels = of_ids([] if batch.positives is None else [batch.positives])
+        log_q = batch.log_q_queries if is_query else batch.log_q
+        guides = batch.above.guide if batch.above is not None else None
+        pairs = torch.arange(first, first + number, device=x.device) % batch.num_pairs
+        return Side(
+            x=x,
+            operand=x.to(plan.product_dtype),
+            scale=scale,
+            grad=_zeros(x),
+            grad_scale=_zeros(scale),
+            owner=pairs.to(x.dtype),
+            ids=torch.stack(ids, dim=1) if ids else None,
+            label=labels[0] if labels else None,
+            bias=None if log_q is None else -of_side(log_q).to(x.dtype),
+            guide=None if guides is None else of_side(guides[0 if is_query else 1]),
+        )
+
+
+def _zeros(x: Tensor | None) -> Tensor | None:
+    """Memory for the gradient of a tensor that needs one."""
+    return torch.zeros_like(x) if x is not None and x.requires_grad else None
 
 
 def _may_repeat(ids: Tensor) -> bool:
@@ -95,7 +108,7 @@ class Panel:
 
     rows: Side  # (B, D)
     columns: Side  # (M, D)
-    own: int | None  # the column that belongs to row 0, if any; that of row i is i later
+    own: int | None  # the column of the positive of row 0, if any; that of row i is i later
     excluded: tuple[Judge, ...]  # columns left out of the softmax, unless they are positives
     targets: Judge | None = None  # what share each column has; None: the own column has all
     hard: Judge | None = None  # columns that weigh more, unless they are positives
@@ -133,7 +146,7 @@ def panel_of(
         # a text is no negative of itself or of a text of its pair
         excluded.append(_same_pair(rows, columns))
         excluded += [] if same_label is None else [same_label]
-        return Panel(rows, columns, own, tuple(excluded))
+        return Panel(rows, columns, None, tuple(excluded))
     if direction == "query_to_doc":
         excluded += [_fresh(function) for function in batch.excluding_functions]
     if batch.above is not None:
@@ -182,7 +195,11 @@ def _too_close(
     def rule(tile: slice, scores: Tensor) -> Tensor:
         if rows.guide is not None and columns.guide is not None:
             scores = rows.guide[tile] @ columns.guide.T
-        positives = scores.diagonal(own + tile.start) if own is not None else of_own[tile]
+        if own is not None:
+            positives = scores.diagonal(own + tile.start)
+        else:
+            assert of_own is not None
+            positives = of_own[tile]
         return (scores > above.threshold(positives)[:, None]).to(rows.x.dtype)
 
     return rule

@@ -1,16 +1,13 @@
 """infonce over the documents of all ranks, which pass around the ranks in a ring.
 
-Gathering puts the documents of all W ranks, W·M x D numbers, on every rank. In the ring each rank
-holds its own documents, the block at hand and the block that arrives, so its memory does not grow
-with W. A block makes two rounds. Send and receive run while the rank works with the block at hand:
+Each of the W ranks holds its own documents, the block at hand and the block that arrives, so its
+memory does not grow with W. A block makes two rounds. It travels while the rank works with another:
 
-1. For each term and each of its rows, a rank carries the log-sum-exp over the blocks seen so far.
+1. A rank finds the log-sum-exp of its rows, block by block.
 2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient
-   of a block travels one hop behind the block. Each rank adds its part, and after W hops the
-   gradient is home.
+   of a block travels one hop behind it. Each rank adds its part; after W hops it is home.
 
-Scores are computed once in each round: four matrix products, where
-:mod:`st_magnitude.kernel.infonce` with its gathered documents takes three.
+Scores are computed in each round: four matrix products, where gathered documents take three.
 
 Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for
     Contrastive Loss (Inf-CL), arXiv 2410.17243, section 3.
@@ -48,14 +45,16 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
+def agree(
+    device: torch.device, check: Callable[[], Sequence[int] | None], size: int
+) -> list[list[int]]:
     """The ``size`` whole numbers that the check returns on each rank.
 
     Where it raises on one rank, all raise, because one alone would leave the others waiting.
     """
     problem, numbers = None, [0] * (size + 1)
     try:
-        numbers = [1, *check()]
+        numbers = [1, *(check() or ())]
     except Exception as error:
         problem = error
     mine = torch.tensor(numbers, device=device)
@@ -63,7 +62,7 @@ def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -
     dist.all_gather(found, mine)
     if problem is not None:
         raise problem
-    everywhere: list[list[int]] = torch.stack(found).tolist()
+    everywhere = [x.tolist() for x in found]
     if failed := [rank for rank, (fine, *_) in enumerate(everywhere) if not fine]:
         raise RuntimeError(
             f"The batch of rank {failed[0]} was refused; read the error of that process."
@@ -111,12 +110,9 @@ def ring_infonce(
         check_terms(terms, queries.shape[1])
         return len(queries), len(documents)
 
-    def fits() -> tuple[()]:
-        batch.check_targets(directions, sum(num_documents), sum(num_queries))
-        return ()
-
     softmaxes = softmaxes_of(directions, partition_mode)
     num_queries, num_documents = zip(*agree(queries.device, own_sizes, 2), strict=True)  # per rank
+    fits = partial(batch.check_targets, directions, sum(num_documents), sum(num_queries))
     agree(queries.device, fits, 0)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
     dtype = product_dtype(precision)
@@ -145,7 +141,7 @@ def one_round(
     ranks = len(sizes)
     edges = [0, *accumulate(sizes)]
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
-    block = {name: x for name, x in block.items() if x is not None}
+    block = {name: x.detach() for name, x in block.items() if x is not None}
     if columns.scale is not None:
         block["scale"] = columns.scale.T.contiguous()  # (M, K - 1)
     of_own = _scores_of_positives(rows, columns)
@@ -153,7 +149,8 @@ def one_round(
     returned: Callable[[], Block] | None = None
     for hop in range(ranks):
         # The next block arrives while the rank works with the one at hand.
-        successor = _pass_on(block, sizes, hop) if hop < ranks - 1 else None
+        arriving = sizes[(rank - hop - 1) % ranks]
+        successor = _pass_on(block, arriving) if hop < ranks - 1 else None
         gradient = {name: torch.zeros_like(block[name]) for name in flows}
         if hop == 0 and with_gradients:  # goes on from what they have as rows of a direction
             if columns.grad is not None:
@@ -172,7 +169,7 @@ def one_round(
             if returned is not None:
                 _add(gradient, returned())
                 returned = None  # frees what has arrived and what was sent
-            returned = _pass_on(gradient, sizes, hop)
+            returned = _pass_on(gradient, arriving)
         if successor is not None:
             block, successor = successor(), None
     if returned is not None:  # after W hops
@@ -207,11 +204,10 @@ def _side(block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | Non
     )
 
 
-def _pass_on(block: Block, sizes: Sequence[int], hop: int) -> Callable[[], Block]:
-    """Sends what belongs to the block on; returns a function that awaits its successor."""
-    rank = dist.get_rank()
-    before, after = (rank - 1) % len(sizes), (rank + 1) % len(sizes)
-    size = sizes[(rank - hop - 1) % len(sizes)]
+def _pass_on(block: Block, size: int) -> Callable[[], Block]:
+    """Sends a block on; returns a function that awaits its successor with ``size`` columns."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
     successor = {name: x.new_empty(size, *x.shape[1:]) for name, x in block.items()}
     operations = [dist.P2POp(dist.isend, x, after) for x in block.values()]
     operations += [dist.P2POp(dist.irecv, x, before) for x in successor.values()]

@@ -109,13 +109,13 @@ class Softmax:
     Args:
         plan: Prefixes, terms and weights.
         temperatures: (T,).
-        row_weights: (B,).
-        learns_temperatures: Whether the gradient of the temperatures is needed.
+        batch: The batch of the rows.
     """
 
-    def __init__(
-        self, plan: Plan, temperatures: Tensor, row_weights: Tensor, learns_temperatures: bool
-    ) -> None:
+    def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
+        row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
+        if batch.weights is not None:
+            row_weights = batch.weights.detach().to(row_weights)
         self.plan = plan
         self.inverse = 1 / temperatures[:, None]  # (T, 1)
         of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
@@ -127,7 +127,8 @@ class Softmax:
         self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.biases = torch.zeros_like(row_weights)  # (B,)
         self.targets = torch.zeros_like(row_weights)  # (B,)
-        self.grad_inverse = torch.zeros_like(temperatures) if learns_temperatures else None  # (T,)
+        self.grad_inverse = torch.zeros_like(temperatures)  # (T,)
+        self.learns_temperatures = temperatures.requires_grad
 
     def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
         """Adds the log-sum-exp (n,) of more columns to those of some rows."""
@@ -145,9 +146,7 @@ class Softmax:
         attraction = means * self.inverse + self.biases / self.targets  # (T, B)
         return ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
 
-    def grad_temperatures(self) -> Tensor | None:
+    def grad_temperatures(self) -> Tensor:
         """The gradient of the temperatures, (T,)."""
-        if self.grad_inverse is None:
-            return None
         means = self.plan.per_term(self.scores) / self.targets
         return -(self.grad_inverse - (means * self.weights).sum(dim=1)) * self.inverse[:, 0] ** 2

@@ -11,7 +11,8 @@ gradients are known together with the loss, so the backward pass only scales the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from st_magnitude.kernel.batch import Batch, Direction
-from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.panels import Panel, Side, panel_of, side_of
 from st_magnitude.kernel.softmax import Plan, Softmax
 from st_magnitude.kernel.terms import Term
@@ -63,80 +63,60 @@ def tiled_infonce(
     The first direction of a softmax has the positives; the others add columns.
     """
     with torch.autocast(batch.queries.device.type, enabled=False):
-        # From here on every score is a plain inner product: the norms of the longest prefix are
-        # divided out first, and the norms of shorter prefixes are factors of rows and columns.
-        gamma_query, gamma_document = similarity.gamma_query, similarity.gamma_document
-        vectors = [
-            *divide_by_norms(batch.queries, plan.dims, gamma_query),  # (B, D'), (K - 1, B)
-            *divide_by_norms(batch.documents, plan.dims, gamma_document),
-        ]
-        to_query = any(direction.endswith("query") for d in softmaxes for direction in d)
-        if batch.all_queries is not None and to_query:
-            vectors += divide_by_norms(batch.all_queries, plan.dims, gamma_query)
+        side = partial(side_of, batch, plan, is_block=ring is not None)
+        queries = side(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
+        documents = side(batch.documents, similarity.gamma_document, is_query=False, first=0)
+        sides = [queries, documents]
+        if batch.all_queries is not None:
+            sides.append(side(batch.all_queries, similarity.gamma_query, is_query=True, first=0))
         temperatures = _stack_temperatures(plan.terms, batch.queries)
-        tensors = [temperatures, *vectors]
-        needs = [x is not None and x.requires_grad for x in tensors]
-        needs = [torch.is_grad_enabled() and need for need in needs]
+        tensors = [temperatures, *(x for side in sides for x in (side.x, side.scale))]
+        learns = any(x is not None and x.requires_grad for x in tensors)
+
         with torch.no_grad():
-            loss, gradients = _with_gradients(batch, softmaxes, plan, ring, tensors, needs)
+            found = []
+            for directions in softmaxes:
+                softmax = Softmax(plan, temperatures, batch)
+                compared = [_compared(batch, direction, *sides) for direction in directions]
+                if ring is None:
+                    panels = [panel_of(batch, *arguments) for arguments in compared]
+                    visit(softmax, panels, finds_sums=True, adds_gradients=learns)
+                else:
+                    direction, rows, columns, _ = compared[0]
+                    _visit_blocks(softmax, partial(ring, direction, rows, columns), learns)
+                found.append(softmax)
+            loss = torch.stack([softmax.loss() for softmax in found]).sum()
+            gradients: list[Tensor | None] = [None]
+            if temperatures.requires_grad:
+                gradients = [torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)]
+            gradients += [x for side in sides for x in (side.grad, side.grad_scale)]
         return _Known.apply(loss, gradients, *tensors)
 
 
-def _with_gradients(
+def _compared(
     batch: Batch,
-    softmaxes: Sequence[tuple[Direction, ...]],
-    plan: Plan,
-    ring: Round | None,
-    tensors: Sequence[Tensor | None],
-    needs: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss and the gradients of the tensors that need them."""
-    # The sides, with memory for the gradients that all softmaxes add up.
-    detached = [x if x is None else x.detach() for x in tensors]
-    temperatures, *vectors = detached
-    sides = []
-    kinds = (True, batch.offset), (False, 0), (True, 0)  # queries, documents, all_queries
-    for number, (x, scale) in enumerate(zip(vectors[::2], vectors[1::2], strict=True)):
-        side = side_of(batch, plan, x, scale, *kinds[number], ring is not None)
-        side.grad = torch.zeros_like(x) if needs[2 * number + 1] else None
-        side.grad_scale = torch.zeros_like(scale) if needs[2 * number + 2] else None
-        sides.append(side)
-    queries, documents, all_queries = sides if len(sides) == 3 else (*sides, sides[0])
+    direction: Direction,
+    queries: Side,
+    documents: Side,
+    all_queries: Side | None = None,
+) -> tuple[Direction, Side, Side, int]:
+    """A direction with its rows and columns, and the column that belongs to row 0."""
+    rows = queries if direction.startswith("query") else documents.part(batch.own)
+    if direction.endswith("doc"):
+        return direction, rows, documents, batch.offset
+    if all_queries is not None:
+        return direction, rows, all_queries, batch.offset
+    return direction, rows, queries, 0
 
-    row_weights = temperatures.new_ones(len(queries.x))
-    if batch.weights is not None:
-        row_weights = batch.weights.detach().to(row_weights)
-    losses = []
-    grad_temperatures = torch.zeros_like(temperatures) if needs[0] else None
-    for directions in softmaxes:
-        # A panel for each direction. Query i and its positive have the number offset + i.
-        compared = []
-        for direction in directions:
-            from_query, to_query = direction.startswith("query"), direction.endswith("query")
-            rows = queries if from_query else documents.part(batch.own)
-            columns = all_queries if to_query else documents
-            own = 0 if columns is queries else batch.offset
-            compared.append((direction, rows, columns, None if from_query == to_query else own))
 
-        # All columns in one visit; those of a ring pass twice, for the sums and for the gradients.
-        softmax = Softmax(plan, temperatures, row_weights, needs[0])
-        if ring is None:
-            panels = [panel_of(batch, *sides_and_own) for sides_and_own in compared]
-            visit(softmax, panels, finds_sums=True, adds_gradients=any(needs))
-        else:
-            direction, rows, columns, _ = compared[0]
-            for panel in ring(direction, rows, columns, with_gradients=False):
-                visit(softmax, [panel], finds_sums=True, adds_gradients=False)
-                del panel  # frees the block before the next one is asked for
-            if any(needs):
-                for panel in ring(direction, rows, columns, with_gradients=True):
-                    visit(softmax, [panel], finds_sums=False, adds_gradients=True)
-                    del panel
-        losses.append(softmax.loss())
-        if grad_temperatures is not None:
-            grad_temperatures += softmax.grad_temperatures()
-    gradients = [grad_temperatures, *(g for side in sides for g in (side.grad, side.grad_scale))]
-    return torch.stack(losses).sum(), gradients
+def _visit_blocks(
+    softmax: Softmax, blocks: Callable[..., Iterator[Panel]], adds_gradients: bool
+) -> None:
+    """Takes in the columns of a ring, which pass twice: for the sums and for the gradients."""
+    for is_second in (False, True) if adds_gradients else (False,):
+        for panel in blocks(with_gradients=is_second):
+            visit(softmax, [panel], finds_sums=not is_second, adds_gradients=is_second)
+            del panel  # frees the block before the next one is asked for
 
 
 def _stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:

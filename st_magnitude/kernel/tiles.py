@@ -80,9 +80,8 @@ def _visit_tile(
 
     factor, top = _factor([panel.columns for panel in panels])
 
-    # From the longest prefix to the shortest, because the slopes of a longer one reach the
-    # coordinates of a shorter one, where they add up. The slope of a shorter prefix takes the
-    # memory of the scores of the longer one, which nothing needs any more.
+    # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
+    # scores of the longer one, which nothing needs any more.
     for k in range(longest, -1, -1):
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
@@ -98,7 +97,7 @@ def _visit_tile(
             if not adds_gradients:
                 continue
             share = (anchor - softmax.log_sums[t, tile]).exp2_()  # (n,), probability of the anchor
-            if softmax.grad_inverse is not None:
+            if softmax.learns_temperatures:
                 weighted = powers if factor is None else powers * factor
                 expected = torch.linalg.vecdot(weighted, scores[k]) + best * total
                 softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
@@ -108,14 +107,22 @@ def _visit_tile(
             else:
                 slope.addcmul_(powers, share)
 
-        # The targets push, and the slopes become gradients of rows and columns.
+        # The targets push, and the slope becomes that of the product.
         if adds_gradients:
             if factor is not None:
                 slope.mul_(factor)
             push = softmax.pushes(k, tile)  # (n,)
             _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
             if k < longest:
-                _add_to_longer(blocks, k, scores[k], None if plan.bounded else best, slope, slopes)
+                for block in blocks:
+                    _finish_prefix(plan, block, k, scores[k], best, slope)
+
+    # All products at the end, because each of them drives the scores out of the cache. A coordinate
+    # belongs to every prefix that reaches it, so the slopes add up from the longest prefix on.
+    if adds_gradients:
+        for k in range(longest, -1, -1):
+            if k < longest:
+                slopes.add_(scores[k + 1])
             for block in blocks:
                 _add_gradients(block, plan.spans[k], slopes)
 
@@ -139,10 +146,16 @@ def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
         _product(rows.operand[:, span], columns.operand[:, span].T, shorter, x[:, part])
         shorter = x[:, part]
     for k, x in enumerate(scores[:-1]):
-        if rows.scale is not None:
-            x[:, part].mul_(rows.scale[k][:, None])
-        if columns.scale is not None:
-            x[:, part].mul_(columns.scale[k])
+        _multiply_factors(block, k, x)
+
+
+def _multiply_factors(block: Block, k: int, x: Tensor) -> None:
+    """Multiplies numbers (n, M) by the factors that a shorter prefix has."""
+    rows, columns, part = block
+    if rows.scale is not None:
+        x[:, part].mul_(rows.scale[k][:, None])
+    if columns.scale is not None:
+        x[:, part].mul_(columns.scale[k])
 
 
 def _apply_rules(
@@ -255,30 +268,20 @@ def _subtract_targets(
         slope.diagonal(own + tile.start).sub_(push)
 
 
-def _add_to_longer(
-    blocks: Sequence[Block],
-    k: int,
-    scores: Tensor,
-    best: Tensor | None,
-    slope: Tensor,
-    slopes: Tensor,
+def _finish_prefix(
+    plan: Plan, block: Block, k: int, scores: Tensor, best: Tensor, slope: Tensor
 ) -> None:
-    """Adds the slope of a shorter prefix to those of the products, and the gradients of the factors
-    that it has besides."""
-    if best is not None:
-        scores.add_(best[:, None])
-    for rows, columns, part in blocks:
-        if rows.grad_scale is not None or columns.grad_scale is not None:
-            moments = scores[:, part].mul_(slope[:, part])  # (n, M)
-            if rows.grad_scale is not None and rows.scale is not None:
-                rows.grad_scale[k] += moments.sum(dim=1) / rows.scale[k]
-            if columns.grad_scale is not None and columns.scale is not None:
-                columns.grad_scale[k] += moments.sum(dim=0) / columns.scale[k]
-        if rows.scale is not None:
-            slope[:, part].mul_(rows.scale[k][:, None])
-        if columns.scale is not None:
-            slope[:, part].mul_(columns.scale[k])
-    slopes.add_(slope)
+    """Adds the gradients of a prefix's factors; the slope becomes that of the product."""
+    rows, columns, part = block
+    if rows.grad_scale is not None or columns.grad_scale is not None:
+        moments = scores[:, part]  # (n, M)
+        if not plan.bounded:
+            moments.add_(best[:, None])
+        moments.mul_(slope[:, part])
+        for side, dim in ((rows, 1), (columns, 0)):
+            if side.grad_scale is not None and side.scale is not None:
+                side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
+    _multiply_factors(block, k, slope)
 
 
 def _add_gradients(block: Block, span: slice, slopes: Tensor) -> None:

@@ -13,7 +13,6 @@ from st_magnitude.losses.sparse import with_texts
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
-    TempSpecMRLLoss,
     temp_agg,
     temp_agg_mrl,
     temp_spec_mrl,
@@ -31,7 +30,6 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
-    "TempSpecMRLLoss",
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.checks import Late
-from st_magnitude.losses.texts import Features, warn_without_prompts
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
@@ -99,7 +97,6 @@ class EmbeddingLoss(PreparesModel):
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
         self._has_begun = False
-        self._watch = FiniteWatch(self.name)
 
     def prepare_model(self) -> None:
         self.check_model()
@@ -123,45 +120,35 @@ class EmbeddingLoss(PreparesModel):
     def similarity(self) -> Similarity:
         return self._similarity
 
-    def watch(self, columns: Sequence[Tensor]) -> None:
-        """Calls `begin` on the first batch of a run, and looks for columns that are not finite."""
-        if not torch.is_grad_enabled():
-            return
-        if not self._has_begun:
+    def begin_once(self) -> None:
+        """Calls `begin` on the first batch of a run."""
+        if torch.is_grad_enabled() and not self._has_begun:
             self._has_begun = True
             self.begin()
-        self._watch(columns)
-
-    def look_for_prompts(self, columns: Sequence[Features]) -> None:
-        """Warns if the first training batch, queries first, lacks the prompts of the model."""
-        if torch.is_grad_enabled() and not self._has_begun:
-            warn_without_prompts(columns, self.model, self.name)
 
     def begin(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
 
         Several losses of one Trainer may disagree, and the loss that was built last sets the
-        similarity function.
+        similarity function. The stock functions have no fractional exponent.
         """
         model = unwrapped(self.model)
         if not isinstance(model, (SentenceTransformer, SparseEncoder)):
             return
         norm = exponent_norm(model)
-        trained = self.similarity.exponents[1]
-        if norm is None:  # a stock function, which has no fractional exponent
-            saved = float(model.similarity_fn_name == "cosine")
-            agrees = (trained == 1) == (saved == 1)
-        else:
-            saved = norm.gamma_document
-            agrees = math.isclose(trained, saved, abs_tol=1e-6)
-        if not agrees:
+        query, document = self.similarity.exponents
+        saved = float(model.similarity_fn_name == "cosine") if norm is None else norm.gamma_document
+        if not math.isclose(document, saved, abs_tol=1e-6):
             logger.warning(
                 "%s trains with a document exponent of %.3g, but the model is saved for an exponent"
-                " of %.3g, as another loss or a later call has set it. The saved model will not"
-                " score as this loss trains it. Give all losses of a Trainer the same similarity.",
+                " of %.3g, so it will not score as this loss trains it. Give all losses of a"
+                " Trainer the same similarity, and call stm.prepare(model, Similarity(%.3g, %.3g))"
+                " before you build them.",
                 self.name,
-                trained,
+                document,
                 saved,
+                query,
+                document,
             )
 
     def refuse_matryoshka(
@@ -219,27 +206,3 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
     if across_devices and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
     return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
-
-
-class FiniteWatch:
-    """Warns once about columns whose embeddings are not finite, without waiting for a GPU."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._has_warned = False
-        self._late = Late()
-
-    def __call__(self, columns: Sequence[Tensor]) -> None:
-        if self._has_warned:
-            return
-        broken = self._late(torch.stack([~x.detach().isfinite().all() for x in columns]))
-        if any(broken):
-            self._has_warned = True
-            logger.warning(
-                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or"
-                " infinity. Look for empty or damaged texts in that column, a learning rate that is"
-                " too high, or an overflow in float16.",
-                self.name,
-                ", ".join(str(i) for i, is_broken in enumerate(broken, start=1) if is_broken),
-                len(broken),
-            )

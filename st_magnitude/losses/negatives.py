@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -18,7 +16,6 @@ from torch import Tensor, nn
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Above
-from st_magnitude.losses.checks import Late
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import (
     Features,
@@ -31,7 +28,6 @@ from st_magnitude.losses.texts import (
 )
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import prompt_of, unwrapped
-from st_magnitude.training.attach import Logging
 
 __all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText"]
 
@@ -41,7 +37,7 @@ SameText = Literal["exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
 
 
-class FalseNegatives(Logging):
+class FalseNegatives:
     """The documents of a batch that do not count as negatives, as MagnitudeRankingLoss says."""
 
     def __init__(
@@ -51,7 +47,6 @@ class FalseNegatives(Logging):
         margin_strategy: MarginStrategy,
         guide: SentenceTransformer | None,
     ) -> None:
-        super().__init__()
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0 and guide is None:
@@ -64,35 +59,37 @@ class FalseNegatives(Logging):
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
-        self._guide_for = None if guide is None else partial(Guide, guide)  # not a submodule
+        self._given = guide
         self.guide: Guide | None = None
 
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the guide reads."""
-        self._left_out = LeftOut()
-        self.guide = None if self._guide_for is None else self._guide_for(model)
+        self._has_begun = False
+        self.guide = None if self._given is None else Guide(self._given, model)
 
     def texts(
         self, model: nn.Module, columns: Sequence[Features], mini_batch_size: int | None
     ) -> Texts:
         """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
-        texts = Texts(num_documents=len(columns) - 1)
+        keys: list[Tensor] = []
+        guide: list[Tensor] = []
         if self.same_text == "exclude":
-            texts = replace(texts, keys=[text_keys(f, i) for i, f in enumerate(columns)])
+            keys = [text_keys(features, i) for i, features in enumerate(columns)]
         if self.guide is not None:
             guide = self.guide.embed_columns(columns, model, mini_batch_size)
-            texts = replace(texts, guide=guide)
-        return texts
+        return Texts(keys=keys, guide=guide)
 
     def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Above]:
-        """``exclude`` of infonce. In a ring more documents follow, which are not counted."""
+        """``exclude`` of infonce."""
         exclude: list[Tensor | Above] = []
         if texts.keys:
             of_texts, of_queries = self._ids(texts, batch)
             exclude += [of_texts, of_queries]
-            if not batch.is_ring and torch.is_grad_enabled():
+            # in a ring more documents follow
+            if torch.is_grad_enabled() and not self._has_begun and not batch.is_ring:
+                self._has_begun = True
                 own = slice(batch.offset, batch.offset + len(texts.keys[0]))
-                self._left_out.add(number_left_out(of_texts, of_queries, own), len(of_texts))
+                warn_without_negatives(of_texts, of_queries, own)
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
             guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in documents])
@@ -120,9 +117,6 @@ class FalseNegatives(Logging):
         unit = positive.abs() if self.margin_strategy == "relative" else 1.0
         return positive - self.margin * unit
 
-    def get_log(self) -> dict[str, float]:
-        return self._left_out.get_log()
-
     def share_without_negatives(self, columns: Sequence[Features]) -> float:
         """The share of queries of a batch to which ``same_text`` leaves no negative."""
         if self.same_text == "keep":
@@ -141,64 +135,38 @@ class FalseNegatives(Logging):
         }
 
 
-class LeftOut:
-    """The share of negatives that ``same_text`` leaves out, and a warning if none remain."""
-
-    def __init__(self) -> None:
-        self._number: Tensor | int = 0  # of negatives left out since the last line of the log
-        self._total = 0  # of all documents but the positives, since then
-        self._empty: Late | None = Late()  # until the first batch is known
-
-    def add(self, left_out: Tensor, num_documents: int) -> None:
-        """Adds a batch: how many of ``num_documents`` each query leaves out, (B,)."""
-        self._number = self._number + left_out.sum()
-        self._total += len(left_out) * (num_documents - 1)
-        if self._empty is None:
-            return
-        number_empty = self._empty((left_out >= num_documents - 1).sum()[None])
-        if number_empty:
-            self._empty = None
-        if any(number_empty):
-            logger.warning(
-                "%d of %d queries of the first batch have no negative, and their loss is 0: all "
-                "other documents have the text of the positive, as far as the model reads, or "
-                "belong to the same query. Look at max_seq_length, long prompts, words that the "
-                "tokenizer does not know, and the size of the batch.",
-                *number_empty,
-                len(left_out),
-            )
-
-    def get_log(self) -> dict[str, float]:
-        if not self._total:
-            return {}
-        share = float(self._number) / self._total
-        self._number = self._total = 0
-        return {"excluded_negatives": share}
+def warn_without_negatives(documents: Tensor, queries: Tensor, own: slice) -> None:
+    """Warns if queries of the first batch have no negative; see `number_left_out`."""
+    left_out = number_left_out(documents, queries, own)
+    number_empty = int((left_out >= len(documents) - 1).sum())
+    if number_empty:
+        logger.warning(
+            "%d of %d queries of the first batch have no negative, and their loss is 0: all other"
+            " documents have the text of the positive, as far as the model reads, or belong to the"
+            " same query. Look at max_seq_length, long prompts, words that the tokenizer does not"
+            " know, and the size of the batch.",
+            number_empty,
+            len(left_out),
+        )
 
 
 def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
     """How many other documents have the text or the query of each of the positives ``own``, (B,).
 
-    Args:
-        documents: Keys of the documents' texts, (M,).
-        queries: Keys of the queries that they belong to, (M,).
-        own: The positives at hand.
+    ``documents`` are keys of the documents' texts, (M,), and ``queries`` of their queries.
     """
     both = documents * 0x1E3779B97F4A7C15 + queries  # equal where both are
-    counts = []
+    numbers = []
     for keys in (documents, queries, both):
-        ordered = keys.sort().values  # neither sorting nor searching waits for a GPU
-        wanted = keys[own].contiguous()
-        end = torch.searchsorted(ordered, wanted, right=True)
-        counts.append(end - torch.searchsorted(ordered, wanted))
-    return counts[0] + counts[1] - counts[2] - 1
+        _, group, sizes = keys.unique(return_inverse=True, return_counts=True)
+        numbers.append(sizes[group[own]])
+    return numbers[0] + numbers[1] - numbers[2] - 1
 
 
 class Guide:
     """A frozen model that scores documents in place of the model that is trained.
 
-    It is not a submodule of the loss, which keeps its weights out of optimizers, ``train()`` and
-    ``state_dict``.
+    It is no Module, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
     """
 
     def __init__(
@@ -243,21 +211,19 @@ class Guide:
         self.model.to(device)
         number = batch_size_of(features)
         size = mini_batch_size or number
-        parts: Iterable[dict[str, Any]]
-        own = dict(features) | {"task": role}
         prompt = prompt_of(self.model, role)
         may_differ = bool(prompt or prompt_of(model, role) or "prompt_length" in features)
+        texts: list[str] | None = None
         if self.retokenizes or (may_differ and tokens_of(features) is not None):
             _, texts = split_prompt(features, unwrapped(model))
-            read = partial(self.model.preprocess, prompt=prompt, task=role)
-            parts = (
-                batch_to_device(read(texts[i : i + size]) | {"task": role}, device)
-                for i in range(0, number, size)
-            )
-        elif size == number:
-            parts = [own]
-        else:
-            parts = (minibatch_of(own, i, i + size) for i in range(0, number, size))
-        return self.similarity.document(
-            torch.cat([self.model(part)["sentence_embedding"] for part in parts])
-        )
+        embeddings = []
+        for start in range(0, number, size):
+            if texts is not None:
+                part = self.model.preprocess(texts[start : start + size], prompt=prompt, task=role)
+                part = batch_to_device(part, device)
+            elif size == number:
+                part = dict(features)
+            else:
+                part = minibatch_of(dict(features), start, start + size)
+            embeddings.append(self.model(part | {"task": role})["sentence_embedding"])
+        return self.similarity.document(torch.cat(embeddings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,6 @@ from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
 from st_magnitude.losses.cached import CachesGradients
-from st_magnitude.losses.checks import check_dims, warn_of_exponent
 from st_magnitude.losses.learned import Temperatures, with_temperature
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
 from st_magnitude.losses.prior import DocumentPrior
@@ -29,12 +29,21 @@ from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.losses.teacher import Teacher
-from st_magnitude.losses.texts import Labels, Texts, check_labels, read_labels, unlike_all
+from st_magnitude.losses.texts import (
+    Labels,
+    Texts,
+    check_labels,
+    read_labels,
+    unlike_all,
+    warn_without_prompts,
+)
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width, raw_features, unwrapped
+from st_magnitude.surgery.raw import output_width, raw_features
 from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
+
+logger = logging.getLogger(__name__)
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.
 SCALE = 20.0
@@ -213,7 +222,8 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             next(self.model.parameters()).device if shares_negatives else None,
             needs_one_size=self.gather_across_devices != "ring",
         )
-        self.look_for_prompts(columns)
+        if torch.is_grad_enabled() and not self._has_begun:
+            warn_without_prompts(columns, self.model, self.name)
         texts = self.false_negatives.texts(self.model, columns, self.mini_batch_size)
         texts = read_labels(texts, self.labels, labels)
         if self.teacher is not None:
@@ -237,7 +247,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             needs_texts = self.prior or self.false_negatives.guide or teacher
             warns = not self._has_begun and self.false_negatives.same_text == "exclude"
             check_without_texts(self, needs_texts, warns)
-            texts = read_labels(Texts(num_documents=len(sizes) - 1), self.labels, labels)
+            texts = read_labels(Texts(), self.labels, labels)
         losses = self.losses(embeddings, self._learned(), texts)
         return losses if self.regularizers else losses["infonce"]
 
@@ -245,7 +255,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
     ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
-        self.watch(embeddings)
+        self.begin_once()
         queries, *documents = embeddings
         similarity, terms = self._at(learned)
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms)
@@ -272,7 +282,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             hardness_mode=self.hardness_mode,
             hardness_strength=self.hardness_strength,
             exclude=self.false_negatives.exclude(texts, batch),
-            **self._targets(texts, batch),
+            **self._targets(texts, batch, len(documents)),
             weights=texts.weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
@@ -280,10 +290,10 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         )
         return {"infonce": loss, **self.regularizers(embeddings)}
 
-    def _targets(self, texts: Texts, batch: Gathered) -> dict[str, Any]:
+    def _targets(self, texts: Texts, batch: Gathered, num_columns: int) -> dict[str, Any]:
         """The positives or targets of infonce; none where a query has its own positive alone."""
         if texts.classes is not None:
-            others = [unlike_all(texts.classes, column) for column in range(1, texts.num_documents)]
+            others = [unlike_all(texts.classes, column) for column in range(1, num_columns)]
             return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}
         return {} if self.teacher is None else self.teacher.targets(texts, batch)
 
@@ -344,10 +354,28 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             )
         dims = {term.dim for term in self.terms if term.dim is not None}
         refuse_for_sparse(self, dims, self.similarity.exponents[1])
-        check_dims(self.name, self.terms, output_width(self.model))
-        is_dense = isinstance(unwrapped(self.model), SentenceTransformer)
-        if is_dense and exponent_norm(self.model) is None:
-            warn_of_exponent(self.name, self.similarity)
+        self._check_dims()
+
+    def _check_dims(self) -> None:
+        """Refuses prefixes that are too long, and warns if no term compares all dimensions."""
+        width = output_width(self.model)
+        dims = [term.dim or width for term in self.terms]
+        longest = max(dim or 0 for dim in dims)
+        if width is None or longest == width:
+            return
+        if longest > width:
+            raise ValueError(
+                f"Terms compare {longest} dimensions, but the embeddings of this model have"
+                f" {width}. Choose dims in 1..{width}."
+            )
+        logger.warning(
+            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a"
+            " term with dim=%d.",
+            self.name,
+            width,
+            longest,
+            width,
+        )
 
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine, as engine_of names it, that cannot train what the loss learns."""
@@ -375,12 +403,10 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
-        elif self.regularizers:
+        elif self.regularizers or (self.uses_gradient_cache and self.temperatures is not None):
             self.refuse_matryoshka(
-                advice, "adds up numbers, and {} with regularizers returns named terms"
+                advice, "takes no {} with regularizers, or with temperatures learned under caching"
             )
-        elif self.uses_gradient_cache and self.temperatures is not None:
-            self.refuse_matryoshka(advice, "cuts off the temperatures that {} learns with caching")
         return len(columns), sizes[0]
 
     # --- the model card ---------------------------------------------------------------------------

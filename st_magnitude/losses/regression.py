@@ -96,7 +96,7 @@ class SimilarityMSELoss(EmbeddingLoss):
                 " by their range (STS-B: by 5).",
                 largest,
             )
-        self.watch(embeddings)
+        self.begin_once()
         a, (b,) = self.by_mean_norms(a, [b], self.similarity)
         predicted = self.similarity.pairwise(a, b)  # (B,)
         if self.scale != "auto":

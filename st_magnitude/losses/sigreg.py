@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import at_least
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.losses.regularizers import CITATION, SIGReg, weighted_list
+from st_magnitude.losses.regularizers import CITATION, Regularizer, SIGReg
 from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -56,12 +57,9 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
         similarity: Similarity | str = COSINE,
         *,
         sigreg: SIGReg | None = None,
+        regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         **options: Any,
     ) -> None:
         at_least("weight", weight, 0, " and is usually 0.05")
-        given: dict[str, Any] = dict(options)
-        given["regularizers"] = [
-            (sigreg or SIGReg(), weight),
-            *weighted_list(given.get("regularizers", ())),
-        ]
-        super().__init__(model, similarity, **given)
+        regularizers = [(sigreg or SIGReg(), weight), *regularizers]
+        super().__init__(model, similarity, regularizers=regularizers, **options)

@@ -47,7 +47,6 @@ class Texts:
     classes: Tensor | None = None  # (B,)
     weights: Tensor | None = None  # (B,)
     log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
-    num_documents: int = 0  # columns of documents, n
 
 
 def check_labels(

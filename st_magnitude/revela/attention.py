@@ -188,8 +188,7 @@ def _attention(
 
 def base_model(lm: nn.Module) -> PreTrainedModel:
     """The transformers model inside peft's wrapper, with its LoRA layers."""
-    base: Any = getattr(lm, "get_base_model", lambda: lm)()
-    return base
+    return getattr(lm, "get_base_model", lambda: lm)()
 
 
 def _check_supported(base: PreTrainedModel) -> None:

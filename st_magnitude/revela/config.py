@@ -21,6 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "group_size": 16,
         "max_words": 120,
         "max_length": 160,
+        "warmup_steps": 100,
         "learning_rate": 1e-4,
         "lm_learning_rate": 1e-4,
         "lora_rank": 256,
@@ -57,7 +58,9 @@ class RevelaConfig:
     ] = None
     lm_learning_rate: Annotated[float, Option(min=0, help="Of the language model's LoRA.")] = 3e-4
     lora_rank: Annotated[int, Option(min=1, help="Of the LoRAs; alpha is a quarter of it.")] = 16
-    warmup_steps: Annotated[int, Option(min=0, help="At most a tenth of all steps.")] = 100
+    warmup_steps: Annotated[
+        float, Option(min=0, help="Steps or, below 1, a share of all steps.")
+    ] = 0.1
     gradient_checkpointing: Annotated[bool, Option(help="Use less memory and more time.")] = False
     bf16: Bf16 = None
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import json_lines
 
-__all__ = ["Documents", "chunk", "iterate_documents", "read_documents"]
+__all__ = ["Documents", "chunk", "read_documents"]
 
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
@@ -25,10 +25,17 @@ _LANGUAGES = """
 _CODE = frozenset(_LANGUAGES.split())
 _READ = _PROSE | _JSONL | _CODE
 
-Documents = str | Path | Iterable[str | Mapping[str, Any]]
+Documents = str | Path | Iterable[str | Mapping[str, object]]
 
 
-def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
+class Document(TypedDict):
+    """A text, and whether it is source code."""
+
+    text: str
+    code: bool
+
+
+def read_documents(path: str | Path) -> Iterator[Document]:
     """Reads a text file, a JSONL file, or those of a folder and its subfolders, sorted by name.
 
     A file of text, Markdown or code is one document; a line of a ``.jsonl`` file is one, with the
@@ -68,10 +75,10 @@ def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
         )
 
 
-def _read_file(path: Path) -> Iterator[dict[str, Any]]:
+def _read_file(path: Path) -> Iterator[Document]:
     suffix = path.suffix.lower()
     if suffix in _JSONL:
-        rows = (_document(row, where) for where, row in json_lines(path))
+        rows = (as_document(row, where) for where, row in json_lines(path))
         yield from (row for row in rows if row["text"].strip())
         return
     try:
@@ -83,22 +90,14 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
         yield {"text": text, "code": suffix in _CODE}
 
 
-def _document(row: Any, where: str) -> dict[str, Any]:
+def as_document(row: object, where: str) -> Document:
+    """The document that a string, or a mapping with a ``text``, stands for."""
     if isinstance(row, str):
         return {"text": row, "code": False}
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
         found = sorted(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
         raise ValueError(f"{where}: needs a string under the key 'text', but is {found}.")
     return {"text": row["text"], "code": bool(row.get("code"))}
-
-
-def iterate_documents(documents: Documents) -> Iterator[dict[str, Any]]:
-    """Documents from any source: a path, or an iterable of strings or mappings with a ``text``."""
-    if isinstance(documents, str | Path):
-        yield from read_documents(documents)
-    else:
-        for number, item in enumerate(documents):
-            yield _document(item, f"documents[{number}]")
 
 
 Span = tuple[int, int]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ from datasets import Dataset, Features, Value
 from datasets import Sequence as ListOf
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude.revela.documents import (
     Documents,
+    as_document,
     chunk,
     count_words,
     first_half,
     fold,
-    iterate_documents,
+    read_documents,
 )
 
 __all__ = ["GroupCollator", "build_groups", "split_batch"]
@@ -63,9 +66,12 @@ def build_groups(
         ['Cats purr a lot.', 'Dogs bark.', 'Cats sleep all day.']
     """
     at_least("group_size", group_size, 2)
-    found = tqdm(iterate_documents(documents), "Chunking", unit=" documents", disable=None, delay=2)
+    if isinstance(documents, str | Path):
+        found = read_documents(documents)
+    else:
+        found = (as_document(row, f"documents[{i}]") for i, row in enumerate(documents))
     chunked: list[list[Chunk]] = []
-    for document in found:
+    for document in tqdm(found, "Chunking", unit=" documents", disable=None, delay=2):
         pieces = chunk(document["text"], max_words, code=document["code"])
         chunked.append([(piece, document["code"]) for piece in pieces])
     kept = [[piece for piece in pieces if count_words(piece[0]) >= min_words] for pieces in chunked]
@@ -86,8 +92,8 @@ def build_groups(
         )
     chunks = [[text for text, _ in row] for row in rows]
     flags = [[code for _, code in row] for row in rows]
-    types: Any = {"chunks": ListOf(Value("string")), "code": ListOf(Value("bool"))}
-    return Dataset.from_dict({"chunks": chunks, "code": flags}, features=Features(types))
+    types = Features(chunks=ListOf(Value("string")), code=ListOf(Value("bool")))
+    return Dataset.from_dict({"chunks": chunks, "code": flags}, features=types)
 
 
 def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:
@@ -149,7 +155,7 @@ class GroupCollator:
     def __init__(
         self,
         preprocess: Callable[..., Mapping[str, Any]],
-        lm_tokenizer: Any,
+        lm_tokenizer: PreTrainedTokenizerBase,
         *,
         prefixes: tuple[str, str] = ("Query: ", "Passage: "),
         query_part: str = "half",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -79,9 +79,8 @@ class RevelaLoss(nn.Module):
     One row of the dataset is one group of related documents, from
     :func:`~st_magnitude.revela.build_groups`. Train with
     :class:`~st_magnitude.revela.RevelaTrainer`. sentence-transformers' own Trainer needs
-    ``data_collator=loss.collator``. In ``fit`` a row is an ``InputExample`` whose texts are the
-    documents of a group, which the loss decodes from the retriever's tokens. Both train what
-    requires gradients in the language model, and neither save nor synchronise it.
+    ``data_collator=loss.collator``, and ``fit`` an ``InputExample`` with the documents of each
+    group; both neither save nor synchronise the language model.
 
     Args:
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and
@@ -104,9 +103,8 @@ class RevelaLoss(nn.Module):
 
     RevelaTrainer logs ``next_token`` (nats), ``one_hot`` (share of rows with a weight above 0.999),
     ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in
-    a row); and, on the evaluation data, two differences of the next-token loss in nats:
-    ``reading_gain``, without other documents minus with them (at 0 the retriever gets no signal),
-    and ``choice_gain``, with uniform weights minus with Sim.
+    a row); and, on the evaluation data, the next-token loss without other documents minus the loss
+    with them, ``reading_gain``, and with uniform weights minus with Sim, ``choice_gain``.
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
@@ -133,8 +131,13 @@ class RevelaLoss(nn.Module):
             prefixes = prompt_of(model, "query"), prompt_of(model, "document")
             prefixes = prefixes if any(prefixes) else ("Query: ", "Passage: ")
         attention.attach(lm)
-        options: dict[str, Any] = {"query_part": query_part, "max_length": max_length}
-        self.collator = GroupCollator(model.preprocess, lm_tokenizer, prefixes=prefixes, **options)
+        self.collator = GroupCollator(
+            model.preprocess,
+            lm_tokenizer,
+            prefixes=prefixes,
+            query_part=query_part,
+            max_length=max_length,
+        )
         self.model = model
         self.lm = lm
         self.temperature = temperature
@@ -167,12 +170,11 @@ class RevelaLoss(nn.Module):
             logs["choice_gain"] = (uniform - loss).detach()
         if self.training and torch.is_grad_enabled() and not self._has_looked:
             self._has_looked = True
-            if logs["one_hot"] > 0.9:
+            if (share := logs["one_hot"]) > 0.9:
                 logger.warning(
-                    "%.0f %% of the rows of Sim are one-hot at temperature=%g, so they pass no "
-                    "gradient to the retriever. Raise the temperature (0.05 suits encoders).",
-                    100 * float(logs["one_hot"]),
-                    self.temperature,
+                    f"{share:.0%} of the rows of Sim are one-hot at temperature={self.temperature},"
+                    " so they pass no gradient to the retriever. Raise the temperature (0.05 suits"
+                    " encoders)."
                 )
         self.logs = logs
         return loss
@@ -194,13 +196,13 @@ class RevelaLoss(nn.Module):
                 "InputExample holds the texts of one group (at least two), and the retriever has a "
                 "tokenizer with padding."
             )
-        model: Any = unwrapped(self.model)
+        tokenizer: PreTrainedTokenizerBase = unwrapped(self.model).tokenizer
         ids = [column["input_ids"] for column in features]
-        columns = [model.tokenizer.batch_decode(x, skip_special_tokens=True) for x in ids]
+        columns = [tokenizer.batch_decode(x, skip_special_tokens=True) for x in ids]
         rows = [{"chunks": chunks} for chunks in zip(*columns, strict=True)]
         return split_batch(self.collator(rows), ids[0].device)
 
-    def get_config_dict(self) -> dict[str, Any]:
+    def get_config_dict(self) -> dict[str, object]:
         """Settings of this loss for the model card."""
         return {
             "lm": attention.base_model(self.lm).config.name_or_path or type(self.lm).__name__,

@@ -38,7 +38,7 @@ UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "resume"}
 # without it, transformers asks at the terminal
-_NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+_NO_CODE = {"trust_remote_code": False}
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def run(
     config: RevelaConfig | None = None,
     *,
     data: RetrievalData | None = None,
-    say: Callable[[str], Any] = print,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Trains a retriever on raw text with a language model, and measures it before and after.
 
@@ -158,16 +158,20 @@ def run(
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
         gains = {"before": _gains(trainer, say)} if len(unseen) else {}
-        measured = _Measured(data, say) if data is not None and is_first else None
-        if measured is not None:
-            measured.measure("before", model)
+        record: dict[str, Any] = {}
+        evaluator = None
+        if data is not None and is_first:
+            judged = (data.queries, data.corpus, data.relevant)
+            evaluator = HybridEvaluator(*judged, show_progress_bar=len(data.corpus) > 1000)
+            record["before"] = _measure(evaluator, model, "before", say)
+            before = dict(evaluator.per_query)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
         run_folder.train_or_stop(trainer, checkpoint)
         if len(unseen):
             gains["after"] = _gains(trainer, say)
         merge_lora(model)
-        record: dict[str, Any] = {
+        record |= {
             "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
             "groups": {"train": len(train), "held_out": len(unseen)},
             "loss": loss.get_config_dict(),
@@ -176,9 +180,13 @@ def run(
             "gains": gains,
         }
         if is_first:
-            if measured is not None:
-                measured.measure("after", model)
-                record |= measured.record()
+            if evaluator is not None:
+                record["after"] = _measure(evaluator, model, "after", say)
+                record["differences"] = {}
+                for name in ("dense", "hybrid"):
+                    difference = paired_bootstrap(evaluator.per_query[name], before[name])
+                    gain, low, high = record["differences"][name] = difference
+                    say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
             remedy = "Make room, and run again with resume=True (--resume)."
             with (
                 one_line_about_the_disk(output, remedy),
@@ -196,7 +204,9 @@ def _trainer(
 ) -> RevelaTrainer:
     is_decoder = any(getattr(module, "is_causal", False) for module in loss.model.modules())
     lora = lora_config(r=config.lora_rank, lora_alpha=max(1, config.lora_rank // 4))
-    default_rate = 3e-4 if is_decoder else 5e-5
+    rate = config.learning_rate
+    if rate is None:
+        rate = 3e-4 if is_decoder else 5e-5
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=config.epochs,
@@ -204,21 +214,17 @@ def _trainer(
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        learning_rate=default_rate if config.learning_rate is None else config.learning_rate,
+        learning_rate=rate,
         gradient_checkpointing=config.gradient_checkpointing,
         bf16=run_folder.has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=loss.model.device.type == "cpu",
+        warmup_steps=config.warmup_steps,
+        logging_steps=0.02,
         save_steps=config.save_steps,
         save_total_limit=1,
         seed=config.seed,
         report_to=[],
     )
-    in_a_step = config.batch_size * config.gradient_accumulation_steps * arguments.world_size
-    steps = config.max_steps
-    if steps <= 0:
-        steps = max(1, int(config.epochs * len(groups) / in_a_step))
-    arguments.warmup_steps = min(config.warmup_steps, steps // 10)
-    arguments.logging_steps = max(1, min(10, steps // 5))
     return RevelaTrainer(
         model=loss.model,
         args=arguments,
@@ -231,39 +237,21 @@ def _trainer(
     )
 
 
-def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float]:
+def _gains(trainer: RevelaTrainer, say: Callable[[str], None]) -> dict[str, float]:
     """The gains of reading others and of choosing among them, on held-out groups, in nats."""
     trainer.evaluate()
     found = trainer.state.log_history[-1]
-    gains = {name: found[f"eval_{name}"] for name in ("reading_gain", "choice_gain")}
-    reading, choice = gains.values()
+    reading = found["eval_reading_gain"]
+    choice = found["eval_choice_gain"]
     say(f"Gain on held-out groups:  reading {reading:+.3f} nats, choice {choice:+.3f} nats")
-    return gains
+    return {"reading_gain": reading, "choice_gain": choice}
 
 
-class _Measured:
-    """Figures of a retriever, alone and fused with BM25, before and after training."""
-
-    def __init__(self, data: RetrievalData, say: Callable[[str], Any]) -> None:
-        judged = (data.queries, data.corpus, data.relevant)
-        show = len(data.corpus) > 1000
-        self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=show)
-        self.say = say
-        self.found: dict[str, Any] = {}
-        self.per_query: dict[str, dict[str, list[float]]] = {"dense": {}, "hybrid": {}}
-
-    def measure(self, when: str, model: SentenceTransformer) -> None:
-        self.found[when] = self.ranking(model)
-        for name, values in self.per_query.items():
-            values[when] = list(self.ranking.per_query[name])
-        names = ("dense", "bm25", "hybrid")
-        figures = (f"{name} {self.found[when][f'{name}_ndcg@10']:.3f}" for name in names)
-        self.say(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
-
-    def record(self) -> dict[str, Any]:
-        differences = {}
-        for name, values in self.per_query.items():
-            differences[name] = paired_bootstrap(values["after"], values["before"])
-            gain, low, high = differences[name]
-            self.say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
-        return {**self.found, "differences": differences}
+def _measure(
+    evaluator: HybridEvaluator, model: SentenceTransformer, when: str, say: Callable[[str], None]
+) -> dict[str, float]:
+    """Figures of the retriever, of BM25 and of both fused."""
+    found = evaluator(model)
+    figures = (f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
+    say(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
+    return found

@@ -17,8 +17,8 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from st_magnitude._checks import needs
 from st_magnitude.revela.attention import base_model
@@ -43,8 +43,7 @@ def lora_config(**overrides: Any) -> LoraConfig:
         from peft import LoraConfig
     modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     paper = {"r": 256, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": modules}
-    given: dict[str, Any] = paper | overrides
-    return LoraConfig(**given)
+    return LoraConfig(**(paper | overrides))
 
 
 def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
@@ -66,12 +65,10 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
 class RevelaTrainer(SentenceTransformerTrainer):
     """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
-    It optimises the language model together with the retriever, at a learning rate of its own and
-    in the precision of the training arguments. It averages the language model's gradients over
-    processes, clips them by themselves, at ``max_grad_norm``, and keeps what is trained of it in
-    checkpoints, from which a run resumes exactly. The result is the retriever alone, a plain
-    SentenceTransformer. The log has what the loss logs, ``grad_norm`` (of the retriever) and
-    ``lm_grad_norm``.
+    It optimises the language model together with the retriever: at a learning rate of its own, its
+    gradients averaged over processes and clipped by themselves, at ``max_grad_norm``. Checkpoints
+    hold what is trained of it. The result is the retriever alone, a plain SentenceTransformer. The
+    log has what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Args:
         model: The retriever, with which the loss was built.
@@ -101,6 +98,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             model.save_pretrained("retriever")
     """
 
+    loss: RevelaLoss
     lm_grad_norm: Tensor | None = None  # in the last step
 
     def __init__(
@@ -118,13 +116,12 @@ class RevelaTrainer(SentenceTransformerTrainer):
     ) -> None:
         if loss.model is not model:
             raise ValueError("The loss was built for another model; build it with this one.")
-        settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
+        settings = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
         if retriever_lora is not None:
             add_lora(model, None if retriever_lora == "paper" else retriever_lora)
         if any(parameter.requires_grad for parameter in loss.lm.parameters()):
             if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
-                paper = lora_config(task_type="CAUSAL_LM")
-                loss.lm = add_lora(loss.lm, paper if lm_lora == "paper" else lm_lora)
+                loss.lm = add_lora(loss.lm, None if lm_lora == "paper" else lm_lora)
             if lm_learning_rate is not None:
                 rates = settings.learning_rate_mapping or {}
                 settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | rates
@@ -156,33 +153,26 @@ class RevelaTrainer(SentenceTransformerTrainer):
 
     def lm_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of the language model that are trained."""
-        loss: Any = self.loss
-        parameters = loss.lm.named_parameters()
+        parameters = self.loss.lm.named_parameters()
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, dict[str, Any]]:
         with self.accelerator.autocast():  # accelerate does this for the retriever only
-            result = super().compute_loss(*args, **kwargs)
-        self.track_loss_components(self.loss.logs)  # type: ignore[attr-defined]
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+        self.track_loss_components(self.loss.logs)
         return result
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Also averages the language model's gradients over processes, once per update."""
         loss = super().training_step(*args, **kwargs)
-        parameters = list(self.lm_parameters().values())
-        if not self.accelerator.sync_gradients or self.args.world_size == 1 or not parameters:
-            return loss
-        gradients: list[Tensor] = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])  # in the widest dtype
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        means = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, mean in zip(gradients, means, strict=True):
-            gradient.copy_(mean.view_as(gradient))
+        if self.accelerator.sync_gradients and self.args.world_size > 1:
+            for parameter in self.lm_parameters().values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= self.args.world_size
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -192,7 +182,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    ) -> TrainOutput:
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir or "")
@@ -215,7 +205,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
                 parameter.copy_(saved[name])
 
 
-def _show_an_example(model: SentenceTransformer, groups: Any) -> None:
+def _show_an_example(model: SentenceTransformer, groups: Dataset | IterableDataset | None) -> None:
     """Gives the model card texts; the Trainer looks for columns of strings, and fails without."""
     card = model.model_card_data
     if isinstance(groups, Dataset) and "chunks" in groups.column_names and not card.widget:
@@ -229,20 +219,26 @@ class _LanguageModelCallback(TrainerCallback):
     def __init__(self, trainer: RevelaTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: object, control: object, **_: object
+    ) -> None:
         if args.world_size > 1:
             with torch.no_grad():
                 for parameter in self.trainer.lm_parameters().values():
                     dist.broadcast(parameter, 0)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: object, control: object, **_: object
+    ) -> None:
         limit = args.max_grad_norm if args.max_grad_norm > 0 else float("inf")
         if parameters := list(self.trainer.lm_parameters().values()):
             self.trainer.lm_grad_norm = clip_grad_norm_(parameters, limit)
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: object, **_: object
+    ) -> None:
         parameters = self.trainer.lm_parameters()
         if args.should_save and parameters and not args.save_only_model:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
             weights = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
             save_file(weights, str(folder / LM_FILE))

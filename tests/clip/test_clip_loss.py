@@ -106,30 +106,27 @@ def test_terms_and_labels_of_several_positives(preset, labels):
     assert_same(loss, expected, [*leaves, temperature])
 
 
+class OfColumns(nn.Module):
+    def of_columns(self, columns):
+        return columns[0].sum() - columns[1].sum()
+
+
+def contrastive(embeddings):
+    """Of a name that does not replace the loss."""
+    return embeddings.var()
+
+
 def test_regularizers():
     images, texts, scale, _ = inputs(dtype=torch.float32)
-
-    class OfColumns(torch.nn.Module):
-        def of_columns(self, columns):
-            return columns[0].sum() - columns[1].sum()
-
-    def spread(embeddings):
-        return embeddings.var()
-
-    criterion = AsymmetricClipLoss(
-        regularizers=[(OfColumns(), 0.5), spread, (stm.SIGReg(num_directions=16), 0.1)]
-    )
+    criterion = AsymmetricClipLoss(regularizers=[(OfColumns(), 0.5), contrastive])
     losses = criterion(images, texts, scale, output_dict=True)
-    assert list(losses) == ["contrastive_loss", "of_columns_loss", "spread_loss", "sigreg_loss"]
-    torch.testing.assert_close(
-        losses["contrastive_loss"], AsymmetricClipLoss()(images, texts, scale)
-    )
-    torch.testing.assert_close(losses["of_columns_loss"], 0.5 * (images.sum() - texts.sum()))
-    torch.testing.assert_close(losses["spread_loss"], torch.cat([images, texts]).var())
-    assert losses["sigreg_loss"] > 0
-    assert len(list(criterion.regularizers)) == 2  # modules, which move with the loss
-    total = AsymmetricClipLoss(regularizers=[spread])(images, texts, scale)
-    torch.testing.assert_close(total, losses["contrastive_loss"] + losses["spread_loss"])
+    plain, of_columns, spread = losses.values()
+    torch.testing.assert_close(plain, AsymmetricClipLoss()(images, texts, scale))
+    torch.testing.assert_close(of_columns, 0.5 * (images.sum() - texts.sum()))
+    torch.testing.assert_close(spread, torch.cat([images, texts]).var())
+    assert list(losses)[:2] == ["contrastive_loss", "of_columns_loss"]
+    assert len(list(criterion.regularizers)) == 1  # modules, which move with the loss
+    torch.testing.assert_close(criterion(images, texts, scale), plain + of_columns + spread)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -147,7 +144,7 @@ def test_half_precision_and_autocast_are_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p != "norm-sym"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_features_of_norm_1_are_refused_where_the_norm_is_learned(preset, dtype):
     images, texts, scale, _ = inputs(dtype=torch.float64)
     raw = [x.to(dtype) for x in (images, texts)]
@@ -161,16 +158,6 @@ def test_features_of_norm_1_are_refused_where_the_norm_is_learned(preset, dtype)
                 criterion(*mixed, scale)
     criterion(*raw, scale)
     criterion(*unit, scale)  # it looks once
-
-
-def contrastive(embeddings):
-    return 0 * embeddings.sum()
-
-
-def test_a_regularizer_of_that_name_does_not_replace_the_loss():
-    losses = AsymmetricClipLoss(regularizers=[contrastive])(*inputs()[:3], output_dict=True)
-    assert losses["contrastive_loss"] > 0
-    assert len(losses) == 2
 
 
 @pytest.mark.parametrize(

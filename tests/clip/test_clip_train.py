@@ -80,9 +80,7 @@ def test_norm_sym_trains_as_open_clip_does(models):
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "preset", ["norm-sym", "nonorm-sym", "imgnorm-i2t", "txtnorm-t2i", "nonorm-t2i"]
-)
+@pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t", "nonorm-t2i"])
 def test_accumulated_batches_are_one_batch(models, preset):
     one, two, data = models
     for model in (one, two):
@@ -99,13 +97,14 @@ def test_accumulated_batches_are_one_batch(models, preset):
         torch.testing.assert_close(step, wanted, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("preset", ["nonorm-sym", "imgnorm-i2t", "txtnorm-t2i"])
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-def test_training_lowers_the_loss_and_evaluation_runs(models, preset, precision, caplog, tmp_path):
+@pytest.mark.parametrize(
+    ("preset", "precision"), [("nonorm-sym", "fp32"), ("imgnorm-i2t", "amp_bf16")]
+)
+def test_training_lowers_the_loss(models, preset, precision, caplog):
     model, _, data = models
     stm.clip.rescale_output(stm.clip.unnormalize(model))
-    sigreg = stm.SIGReg(num_directions=8)
-    loss = AsymmetricClipLoss.from_preset(preset, regularizers=[(sigreg, 0.01)])
+    regularizers = [(stm.SIGReg(num_directions=8), 0.01)]
+    loss = AsymmetricClipLoss.from_preset(preset, regularizers=regularizers)
     data = tuple(x[:8].repeat(12, *[1] * (x.ndim - 1)) for x in data)
     with caplog.at_level("INFO"):
         train(model, loss, data, optimizer=torch.optim.Adam, precision=precision)
@@ -115,7 +114,7 @@ def test_training_lowers_the_loss_and_evaluation_runs(models, preset, precision,
     assert "Sigreg_loss" in caplog.text
 
 
-@pytest.mark.parametrize("preset", ["norm-sym", "nonorm-sym", "imgnorm-i2t", "txtnorm-t2i"])
+@pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t", "txtnorm-t2i"])
 def test_validation_has_the_trained_loss_and_similarity(models, preset):
     """In batches as in training, of which the last is short."""
     model, _, (images, texts) = models
@@ -150,7 +149,7 @@ class Target:
         raise StopIteration
 
 
-@pytest.mark.parametrize("preset", ["norm-sym", "nonorm-sym", "imgnorm-i2t", "txtnorm-t2i"])
+@pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t", "txtnorm-t2i"])
 def test_zero_shot_classes_are_by_the_trained_similarity(models, preset, monkeypatch):
     """The mean over templates, of texts that are divided as in training, and divided likewise."""
     model, _, (images, texts) = models
@@ -193,19 +192,18 @@ def local_dir(tmp_path):
 
 def test_the_program_is_a_copy(local_dir):
     before = dict(vars(open_clip_main))
-    program, long = training_program("imgnorm-i2t"), training_program("imgnorm-i2t", rescale=False)
+    program = training_program("imgnorm-i2t")
     loss = program.create_loss(loop_arguments(distributed=True))
     assert (loss.similarity, loss.direction, loss.gather_across_devices) == (stm.QNORM, "i2t", True)
     images, texts = torch.randn(16, 3, 16, 16), torch.randint(1, 49407, (16, 8))
     name = f"local-dir:{local_dir}"
     rescaled, *_ = program.create_model_and_transforms(name, output_dict=True)
-    kept, *_ = long.create_model_and_transforms(name, output_dict=True)
     stock, *_ = training_program("norm-sym").create_model_and_transforms(name)
-    assert type(rescaled) is type(kept) is UnnormalizedCLIP
+    assert type(rescaled) is UnnormalizedCLIP
     assert type(stock) is CLIP
     for embeddings in (rescaled.encode_image(images), rescaled.encode_text(texts)):
         assert embeddings.norm(dim=1).mean().item() == pytest.approx(1, abs=0.2)
-    assert (kept.encode_image(images).norm(dim=1).mean() - 1).abs() > 0.5
+    assert (stock.encode_image(images).norm(dim=1).mean() - 1).abs() > 0.5
     assert vars(open_clip_main) == before
     assert sys.modules["open_clip_train.main"] is open_clip_main
 
@@ -221,16 +219,12 @@ def test_other_losses_are_not_replaced_in_silence(options):
 def test_the_command_line(monkeypatch, capsys):
     seen = []
 
-    def record(preset, rescale):
-        return SimpleNamespace(main=lambda arguments: seen.append((preset, rescale, *arguments)))
+    def record(preset):
+        return SimpleNamespace(main=lambda arguments: seen.append((preset, *arguments)))
 
     monkeypatch.setattr("st_magnitude.clip.__main__.training_program", record)
-    main(["imgnorm-i2t", "--no-rescale", "--", "--model", "ViT-B-32", "--", "x"])
-    main(["nonorm-t2i", "--", "--model", "RN50"])
-    assert seen == [
-        ("imgnorm-i2t", False, "--model", "ViT-B-32", "--", "x"),
-        ("nonorm-t2i", True, "--model", "RN50"),
-    ]
+    main(["imgnorm-i2t", "--", "--model", "ViT-B-32", "--", "x"])
+    assert seen == [("imgnorm-i2t", "--model", "ViT-B-32", "--", "x")]
     for wrong, message in (("imgnorm-i2t", "follow after"), ("cos", "cos")):
         with pytest.raises(SystemExit):
             main([wrong])

@@ -10,19 +10,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 def lookup(queries, documents, similarity_fn_name="dot") -> SentenceTransformer:
     """A model that gives "q0", ..., "d000", ... these embeddings, (n, D) and (m, D)."""
     rows = np.concatenate([np.zeros((1, len(queries[0]))), queries, documents]).astype(np.float32)
-    words = [
-        "[UNK]",
-        *(f"q{i}" for i in range(len(queries))),
-        *(f"d{j:03}" for j in range(len(documents))),
-    ]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
-    )
+    ids = [f"q{i}" for i in range(len(queries))] + [f"d{j:03}" for j in range(len(documents))]
+    places = {word: i for i, word in enumerate(["[UNK]", *ids])}
+    tokenizer = Tokenizer(models.WordLevel(places, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     module = StaticEmbedding(tokenizer, embedding_weights=torch.from_numpy(rows))
-    return SentenceTransformer(
-        modules=[module], similarity_fn_name=similarity_fn_name, device="cpu"
-    )
+    options = {"similarity_fn_name": similarity_fn_name, "device": "cpu"}
+    return SentenceTransformer(modules=[module], **options)
 
 
 def judged(num_queries, num_documents, relevant) -> dict[str, dict]:

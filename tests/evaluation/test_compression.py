@@ -1,6 +1,5 @@
 """CompressionEvaluator against plain loops in float64 and faiss."""
 
-import csv
 import logging
 import math
 
@@ -14,7 +13,7 @@ from sentence_transformers.util.quantization import quantize_embeddings, semanti
 
 from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.compression import rabitq, table
+from st_magnitude.evaluation.compression import rabitq
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -236,17 +235,3 @@ def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, 
 def test_arguments_are_checked(task, change, message):
     with pytest.raises(ValueError, match=message):
         CompressionEvaluator(**(task | change))
-
-
-# ---- on disk and in training
-
-
-def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
-    evaluator = CompressionEvaluator(**task, name="dev", dims=[32])
-    with caplog.at_level(logging.INFO, logger="st_magnitude"):
-        evaluator(static_model, output_path=str(tmp_path), epoch=1, steps=10)
-    assert str(table(evaluator.cells)) in caplog.text
-    with (tmp_path / "Compression_evaluation_dev_results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    expected = [{"epoch": 1, "steps": 10} | cell.row for cell in evaluator.cells]
-    assert rows == [{name: str(value) for name, value in row.items()} for row in expected]

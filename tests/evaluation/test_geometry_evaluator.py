@@ -54,15 +54,6 @@ def test_figures_are_those_of_raw_embeddings(model, similarity):
     assert len(list(model.children())) == 2 + (similarity != "dot")
 
 
-def test_without_judgments_or_queries(model, tmp_path):
-    evaluator = GeometryEvaluator(TEXTS, name="mine")
-    found = evaluator(model, output_path=str(tmp_path))
-    assert found.keys() == {f"mine_{key}" for key in evaluator.metrics}
-    assert not any("query" in key or "cohens" in key for key in found)
-    assert (tmp_path / "Geometry_evaluation_mine_results.csv").read_text().count("\n") == 2
-    assert evaluator.primary_metric in found
-
-
 @pytest.mark.parametrize("evaluator", [GeometryEvaluator, MagnitudeEvaluator])
 def test_norms_that_mark_the_wrong_documents_are_told(evaluator, caplog):
     """At once where never-relevant documents have the larger norms, later where d fell."""
@@ -108,18 +99,10 @@ def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_p
     stm.prepare(model, "qnorm")
     before, after = (GeometryEvaluator(TEXTS, name=name) for name in ("before", "after"))
     before(model)
-    SentenceTransformerTrainer(
-        model=model,
-        args=SentenceTransformerTrainingArguments(
-            str(tmp_path / "run"),
-            max_steps=2,
-            per_device_train_batch_size=4,
-            learning_rate=1e-2,
-            report_to=[],
-        ),
-        train_dataset=RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).triplets(0),
-        loss=stm.QNormRankingLoss(model),
-    ).train()
+    options = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    args = SentenceTransformerTrainingArguments(str(tmp_path / "run"), report_to=[], **options)
+    rows = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).triplets(0)
+    SentenceTransformerTrainer(model, args, rows, loss=stm.QNormRankingLoss(model)).train()
     after(model)
     model.save_pretrained(str(tmp_path / "saved"))
     card = (tmp_path / "saved" / "README.md").read_text()

@@ -159,11 +159,11 @@ def weak(static_model) -> SentenceTransformer:
 
 def test_evaluator_equals_that_of_sentence_transformers(task, weak):
     metrics = HybridEvaluator(**task, top_k=12)(weak)
-    expected = InformationRetrievalEvaluator(**task, precision_recall_at_k=[10, 12])(weak)
-    for metric in ("ndcg@10", "mrr@10", "recall@10", "recall@12"):
+    expected = InformationRetrievalEvaluator(**task, precision_recall_at_k=[12])(weak)
+    for metric in ("ndcg@10", "mrr@10", "recall@12"):
         assert metrics[f"dense_{metric}"] == pytest.approx(expected[f"cosine_{metric}"], abs=1e-12)
     assert len(metrics) == 3 * 4
-    assert metrics["dense_recall@10"] < metrics["dense_recall@12"] < 1
+    assert metrics["dense_recall@12"] < 1
     assert len({metrics[f"{search}_ndcg@10"] for search in ("dense", "bm25", "hybrid")}) == 3
 
 

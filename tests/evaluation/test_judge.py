@@ -27,19 +27,10 @@ def test_shares_get_their_exact_interval(wins, number):
     )
 
 
-def test_many_queries_get_about_the_normal_interval():
-    x = np.random.default_rng(0).normal(0.02, 0.2, 4000).clip(-1, 1)
-    error = 1.96 * x.std() / len(x) ** 0.5
-    gain = judge(x).gain
-    assert gain == pytest.approx((x.mean(), x.mean() - error, x.mean() + error), abs=1.5e-3)
-
-
 @pytest.mark.parametrize(
     ("differences", "verdict"),
     [
         ([1.0], "undecided"),
-        ([-1.0], "undecided"),
-        ([0.0] * 25, "undecided"),
         ([0.0] * 250, "no better"),
         ([0.3] * 100, "better"),
         ([-0.3] * 100, "worse"),

@@ -5,10 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import (
-    MultiVectorEncoder,
-    SentenceTransformer,
-)
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.multi_vector_encoder.evaluation import (
     MultiVectorInformationRetrievalEvaluator,

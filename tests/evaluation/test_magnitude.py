@@ -8,8 +8,8 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import cos_sim, dot_score
 
-from st_magnitude import Similarity, geometry
-from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
+from st_magnitude import Similarity
+from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
 METRICS = ("ndcg@10", "mrr@10", "recall@100", "map@100")
@@ -41,19 +41,6 @@ def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, dim):
             assert metrics[key] == pytest.approx(expected[key], abs=1e-12)
     assert metrics["matched_ndcg@10"] == metrics["dot_ndcg@10"]
     assert dim is None or metrics["cosine_ndcg@10"] < 0.99  # the figures are not all 1
-
-
-def test_geometry_is_that_of_the_embeddings(task, raw_minilm):
-    metrics = MagnitudeEvaluator(**task)(raw_minilm)
-    queries, documents = (list(task[side].values()) for side in ("queries", "corpus"))
-    alone = GeometryEvaluator(documents, queries, [key < "d13" for key in task["corpus"]])(
-        raw_minilm
-    )
-    del alone["document_isoscore"]
-    query_cosine = geometry.mean_cosine(raw_minilm.encode_query(queries))
-    assert {key: metrics[key] for key in alone} == pytest.approx(alone, rel=1e-4)
-    assert metrics["query_mean_cosine"] == pytest.approx(query_cosine, rel=1e-4)
-    assert 4 < metrics["document_norm_mean"] < 8
 
 
 @pytest.mark.parametrize("learnable", [False, True])

@@ -132,18 +132,6 @@ def judged(task) -> RetrievalData:
     return RetrievalData(*task.values())
 
 
-@pytest.mark.parametrize("output_format", ["triplet", "n-tuple"])
-def test_never_relevant_documents(static_model, judged, output_format):
-    options = {"never_relevant": True, "output_format": output_format, "min_queries": 2}
-    mined = stm.mine_negatives(static_model, judged, similarity="qnorm", **options)
-    answers = {judged.corpus[key] for keys in judged.relevant.values() for key in keys}
-    assert {row["anchor"] for row in mined} == set(judged.queries.values())
-    for row in mined:
-        negatives = {row[name] for name in mined.column_names if name.startswith("negative")}
-        assert len(negatives) == (3 if output_format == "n-tuple" else 1)
-        assert not answers & negatives
-
-
 def test_never_relevant_documents_rank_high_for_many_queries():
     """n1 is among the ten best of both queries; n2, which scores higher, of one only."""
     fillers = {f"f{i}": "b b b " * (i + 1) for i in range(10)}

@@ -1,7 +1,6 @@
 """Ranking losses against the formula, against autograd, and against sentence-transformers."""
 
 import inspect
-import logging
 import typing
 from functools import partial
 
@@ -211,7 +210,7 @@ def test_refuses_normalize_and_names_a_call_that_helps(model, build):
 
 
 @pytest.mark.parametrize(
-    "loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))]
+    "loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=[stm.SIGReg(8)])]
 )
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
@@ -249,7 +248,7 @@ def test_static_model_cannot_be_cached(static_model):
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
         ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "terms is empty"),
-        ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
+        ({"terms": [Term(33)]}, r"33 dimensions, but the embeddings of this model have 32"),
     ],
 )
 def test_arguments_are_checked(model, options, message):
@@ -286,13 +285,12 @@ def test_sets_the_function_that_users_will_score_by(model, loss_class, function,
 
 
 def test_fractional_document_exponent_warns(model, caplog):
-    with caplog.at_level(logging.WARNING):
-        stm.MagnitudeRankingLoss(model, Similarity(0.5, 1.0))
-        assert not caplog.records
-        stm.MagnitudeRankingLoss(model, Similarity(1.0, 0.5))
-    assert len(caplog.records) == 1
+    batch = features(model, 3)
+    for exponents, warns in (((0.5, 1.0), False), ((1.0, 0.5), True)):
+        stm.MagnitudeRankingLoss(model, Similarity(*exponents))([dict(column) for column in batch])
+        assert bool(caplog.records) is warns
     caplog.clear()
-    stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))
+    stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))(batch)
     assert not caplog.records
 
 
@@ -344,16 +342,6 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     assert contradicts == bool(caplog.records)
 
 
-def test_nan_names_its_column(model, caplog):
-    loss, embeddings = stm.DotRankingLoss(model, scale=1.0), [torch.randn(3, 4) for _ in range(3)]
-    loss.compute_loss_from_embeddings(embeddings)
-    assert not caplog.text
-    embeddings[1][2, 0] = torch.nan
-    for _ in range(2):
-        loss.compute_loss_from_embeddings(embeddings)
-    assert caplog.text.count("the embeddings of text column 2 (of 3) contain nan") == 1
-
-
 @pytest.mark.parametrize(
     "loss",
     [
@@ -361,7 +349,6 @@ def test_nan_names_its_column(model, caplog):
         stm.LearnableNormLoss,
         stm.TempAggLoss,
         stm.TempAggMRLLoss,
-        stm.TempSpecMRLLoss,
         stm.SIGRegInfoNCE,
     ],
 )

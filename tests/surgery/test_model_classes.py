@@ -8,11 +8,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncode
 from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
-from st_magnitude.evaluation import (
-    CompressionEvaluator,
-    GeometryEvaluator,
-    MagnitudeEvaluator,
-)
+from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator
 from st_magnitude.surgery.normalize import rescale_output
 
 QUERIES, DOCUMENTS = (
@@ -66,7 +62,6 @@ def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
         stm.SIGRegInfoNCE,
         stm.SimilarityMSELoss,
         stm.TempAggMRLLoss,
-        stm.TempSpecMRLLoss,
         lambda model: stm.TempAggMRLLoss(model, dims=[64, 198]),
         lambda model: stm.CosineRankingLoss(model, terms=[stm.Term(dim=64), stm.Term()]),
         lambda model: stm.MagnitudeRankingLoss(model, stm.Similarity(1, 0.5)),
