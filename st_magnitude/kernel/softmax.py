@@ -52,25 +52,22 @@ class Plan:
         is cheaper. The values of temperatures that are tensors stay on the device.
         """
         width = batch.queries.shape[1]
-        dims = tuple(sorted({term.dim or width for term in terms}))
-        ordered: list[Term] = []
-        members: list[range] = []
-        powers: list[int] = []
-        for dim in dims:
-            of_prefix = [term for term in terms if (term.dim or width) == dim]
-            of_prefix.sort(key=lambda term: -_number(term))
-            powers += [0, *(_power(before, after) for before, after in pairwise(of_prefix))]
-            members.append(range(len(ordered), len(ordered) + len(of_prefix)))
-            ordered += of_prefix
+        ordered = sorted(terms, key=lambda term: (term.dim or width, -_number(term)))
+        lengths = [term.dim or width for term in ordered]
+        dims = tuple(sorted(set(lengths)))
+        edges = [*map(lengths.index, dims), len(terms)]
+        powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
+        for first in edges[:-1]:
+            powers[first] = 0
         if batch.weighs_hard_negatives:  # whose exponentials have other factors in each term
             powers = [0] * len(powers)
-        adds = batch.weighs_hard_negatives or batch.log_q is not None
-        adds = adds or batch.log_q_queries is not None
+        biases = batch.log_q, batch.log_q_queries
+        adds = batch.weighs_hard_negatives or any(x is not None for x in biases)
         is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
         return cls(
             dims=dims,
             terms=tuple(ordered),
-            members=tuple(members),
+            members=tuple(range(a, b) for a, b in pairwise(edges)),
             powers=tuple(powers),
             num_losses=num_losses,
             tile_rows=tile_rows,

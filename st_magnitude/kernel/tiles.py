@@ -117,14 +117,8 @@ def _visit_tile(
                 for block in blocks:
                     _finish_prefix(plan, block, k, scores[k], best, slope)
 
-    # All products at the end, because each of them drives the scores out of the cache. A coordinate
-    # belongs to every prefix that reaches it, so the slopes add up from the longest prefix on.
     if adds_gradients:
-        for k in range(longest, -1, -1):
-            if k < longest:
-                slopes.add_(scores[k + 1])
-            for block in blocks:
-                _add_gradients(block, plan.spans[k], slopes)
+        _add_gradients(plan, blocks, scores, slopes)
 
 
 def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
@@ -201,20 +195,22 @@ def _attract(
     softmax: Softmax, panel: Panel, tile: slice, scores: list[Tensor], targets: Tensor | None
 ) -> None:
     """Adds the positives of a tile to the sums of its rows."""
-    bias = panel.columns.bias
-    if targets is not None:
-        softmax.targets[tile] += targets.sum(dim=1)
-        for sums, of_prefix in zip(softmax.scores, scores, strict=True):
-            sums[tile] += torch.linalg.vecdot(targets, of_prefix)
-        if bias is not None:
-            softmax.biases[tile] += targets @ bias
-    elif panel.own is not None:
-        first = panel.own + tile.start
-        softmax.targets[tile] += 1
-        for sums, of_prefix in zip(softmax.scores, scores, strict=True):
-            sums[tile] += of_prefix.diagonal(first)
-        if bias is not None:
-            softmax.biases[tile] += bias[first : first + tile.stop - tile.start]
+    bias, own = panel.columns.bias, panel.own
+    if targets is None and own is None:  # the block of another rank
+        return
+
+    def of_positives(numbers: Tensor) -> Tensor:
+        """The sum of numbers (n, M) times targets, (n,)."""
+        if targets is not None:
+            return torch.linalg.vecdot(targets, numbers)
+        assert own is not None
+        return numbers.diagonal(own + tile.start)
+
+    softmax.targets[tile] += 1 if targets is None else targets.sum(dim=1)
+    for sums, of_prefix in zip(softmax.scores, scores, strict=True):
+        sums[tile] += of_positives(of_prefix)
+    if bias is not None:
+        softmax.biases[tile] += of_positives(bias.expand_as(scores[0]))
 
 
 def _factor(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | float]:
@@ -284,14 +280,28 @@ def _finish_prefix(
     _multiply_factors(block, k, slope)
 
 
-def _add_gradients(block: Block, span: slice, slopes: Tensor) -> None:
-    """Adds to the gradients of rows and columns in some coordinates."""
-    rows, columns, part = block
-    pulls = slopes[:, part].to(rows.operand.dtype)
-    if rows.grad is not None:
-        _product(pulls, columns.operand[:, span], rows.grad[:, span], rows.grad[:, span])
-    if columns.grad is not None:
-        _product(pulls.T, rows.operand[:, span], columns.grad[:, span], columns.grad[:, span])
+def _add_gradients(
+    plan: Plan, blocks: Sequence[Block], scores: Sequence[Tensor], slopes: Tensor
+) -> None:
+    """Adds to the gradients of rows and columns, after all softmaxes, because each product drives
+    the scores out of the cache.
+
+    A coordinate belongs to every prefix that reaches it, so the slopes add up from the longest
+    prefix on. Those of a shorter one are in the memory of the scores of the longer one.
+    """
+    longest = len(plan.dims) - 1
+    for k in range(longest, -1, -1):
+        if k < longest:
+            slopes.add_(scores[k + 1])
+        pulls, span = slopes.to(plan.product_dtype), plan.spans[k]
+        for rows, columns, part in blocks:
+            left, right = rows.operand[:, span], columns.operand[:, span]
+            if rows.grad is not None:
+                grad = rows.grad[:, span]
+                _product(pulls[:, part], right, grad, grad)
+            if columns.grad is not None:
+                grad = columns.grad[:, span]
+                _product(pulls[:, part].T, left, grad, grad)
 
 
 def _product(left: Tensor, right: Tensor, base: Tensor | None, out: Tensor) -> None:
