@@ -190,7 +190,9 @@ class SIGReg(nn.Module):
         # A few directions at a time, whose angles (n, C, T) the backward pass computes again
         size = max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // (len(x) * len(knots)))
         parts = [
-            checkpoint(characteristic_sums, x, part, knots, use_reentrant=False)
+            checkpoint(
+                characteristic_sums, x, part, knots, use_reentrant=False, preserve_rng_state=False
+            )
             for part in directions.split(size, dim=1)
         ]
         sums = torch.cat(parts, dim=1)  # (2, K, T)
