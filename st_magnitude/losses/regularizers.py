@@ -119,8 +119,8 @@ class SIGReg(nn.Module):
 
     Directions come from torch's generator of the device, whose state the checkpoints of a Trainer
     contain, so a run that resumes draws the same directions. With ``gather`` all ranks take the
-    directions of rank 0. Without gradient, as in evaluation, directions are always the same and
-    leave the generator alone. SIGReg computes in float32 with autocast off; float64 stays float64.
+    directions of rank 0. Without gradient, as in evaluation, directions are always the same. SIGReg
+    computes in float32 with autocast off; float64 stays float64.
 
     Example:
         >>> import torch
