@@ -7,13 +7,11 @@ import torch
 from _tiny import ROWS, columns
 from datasets import Dataset
 from sentence_transformers import (
-    InputExample,
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator
@@ -199,22 +197,3 @@ def test_no_weight_decay_in_the_trainer(model, tmp_path, own_rate):
     assert options_of(groups, model) == [0.0, 0.0, 0.1]
     rate = 1e-2 if own_rate else args.learning_rate
     assert options_of(groups, model, "lr") == [rate, rate, args.learning_rate]
-
-
-def test_no_weight_decay_in_fit(model, tmp_path):
-    seen = []
-
-    class Recorded(torch.optim.AdamW):
-        def __init__(self, groups, **options):
-            super().__init__(groups, **options)
-            seen.extend(self.param_groups)
-
-    rows = [InputExample(texts=list(row[:2])) for row in ROWS[:4]]
-    model.fit(
-        train_objectives=[(DataLoader(rows, batch_size=2), stm.LearnableNormLoss(model))],
-        optimizer_class=Recorded,
-        weight_decay=0.1,
-        checkpoint_path=str(tmp_path),
-        show_progress_bar=False,
-    )
-    assert options_of(seen, model) == [0.0, 0.0, 0.1]

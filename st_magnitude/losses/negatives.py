@@ -64,7 +64,8 @@ class FalseNegatives:
 
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the guide reads."""
-        self._has_begun = False
+        self._has_warned = False
+        self._is_empty: Tensor | None = None  # rows of the first batch without negatives, (B,)
         self.guide = None if self._given is None else Guide(self._given, model)
 
     def texts(
@@ -85,11 +86,9 @@ class FalseNegatives:
         if texts.keys:
             of_texts, of_queries = self._ids(texts, batch)
             exclude += [of_texts, of_queries]
-            # in a ring more documents follow
-            if torch.is_grad_enabled() and not self._has_begun and not batch.is_ring:
-                self._has_begun = True
+            if torch.is_grad_enabled() and not batch.is_ring:  # in a ring more documents follow
                 own = slice(batch.offset, batch.offset + len(texts.keys[0]))
-                warn_without_negatives(of_texts, of_queries, own)
+                self._warn_once(of_texts, of_queries, own)
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
             guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in documents])
@@ -117,6 +116,26 @@ class FalseNegatives:
         unit = positive.abs() if self.margin_strategy == "relative" else 1.0
         return positive - self.margin * unit
 
+    def _warn_once(self, documents: Tensor, queries: Tensor, own: slice) -> None:
+        """Warns if the first batch has rows without negatives; on a GPU at the second batch, which
+        does not have to wait for them."""
+        if self._has_warned:
+            return
+        if self._is_empty is None:
+            self._is_empty = number_left_out(documents, queries, own) >= len(documents) - 1
+            if self._is_empty.is_cuda:
+                return
+        self._has_warned = True
+        if number := int(self._is_empty.sum()):
+            logger.warning(
+                "%d of %d queries of the first batch have no negative, and their loss is 0: all"
+                " other documents have the text of the positive, as far as the model reads, or"
+                " belong to the same query. Look at max_seq_length, long prompts, words that the"
+                " tokenizer does not know, and the size of the batch.",
+                number,
+                len(self._is_empty),
+            )
+
     def share_without_negatives(self, columns: Sequence[Features]) -> float:
         """The share of queries of a batch to which ``same_text`` leaves no negative."""
         if self.same_text == "keep":
@@ -135,21 +154,6 @@ class FalseNegatives:
         }
 
 
-def warn_without_negatives(documents: Tensor, queries: Tensor, own: slice) -> None:
-    """Warns if queries of the first batch have no negative; see `number_left_out`."""
-    left_out = number_left_out(documents, queries, own)
-    number_empty = int((left_out >= len(documents) - 1).sum())
-    if number_empty:
-        logger.warning(
-            "%d of %d queries of the first batch have no negative, and their loss is 0: all other"
-            " documents have the text of the positive, as far as the model reads, or belong to the"
-            " same query. Look at max_seq_length, long prompts, words that the tokenizer does not"
-            " know, and the size of the batch.",
-            number_empty,
-            len(left_out),
-        )
-
-
 def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
     """How many other documents have the text or the query of each of the positives ``own``, (B,).
 
@@ -158,8 +162,10 @@ def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
     both = documents * 0x1E3779B97F4A7C15 + queries  # equal where both are
     numbers = []
     for keys in (documents, queries, both):
-        _, group, sizes = keys.unique(return_inverse=True, return_counts=True)
-        numbers.append(sizes[group[own]])
+        ordered = keys.sort().values  # neither sorting nor searching waits for a GPU
+        wanted = keys[own].contiguous()
+        end = torch.searchsorted(ordered, wanted, right=True)
+        numbers.append(end - torch.searchsorted(ordered, wanted))
     return numbers[0] + numbers[1] - numbers[2] - 1
 
 

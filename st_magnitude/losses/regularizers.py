@@ -119,8 +119,8 @@ class SIGReg(nn.Module):
 
     Directions come from torch's generator of the device, whose state the checkpoints of a Trainer
     contain, so a run that resumes draws the same directions. With ``gather`` all ranks take the
-    directions of rank 0. Without gradient, as in evaluation, directions are always the same and
-    leave the generator alone. SIGReg computes in float32 with autocast off; float64 stays float64.
+    directions of rank 0. Without gradient, as in evaluation, directions are always the same. SIGReg
+    computes in float32 with autocast off; float64 stays float64.
 
     Example:
         >>> import torch
@@ -190,7 +190,9 @@ class SIGReg(nn.Module):
         # A few directions at a time, whose angles (n, C, T) the backward pass computes again
         size = max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // (len(x) * len(knots)))
         parts = [
-            checkpoint(characteristic_sums, x, part, knots, use_reentrant=False)
+            checkpoint(
+                characteristic_sums, x, part, knots, use_reentrant=False, preserve_rng_state=False
+            )
             for part in directions.split(size, dim=1)
         ]
         sums = torch.cat(parts, dim=1)  # (2, K, T)

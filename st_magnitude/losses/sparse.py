@@ -23,8 +23,7 @@ AnyLoss = TypeVar("AnyLoss", bound=nn.Module)
 def with_texts(loss: AnyLoss) -> AnyLoss:
     """Lets a ``SpladeLoss`` or ``CachedSpladeLoss`` hand texts to the ranking loss inside.
 
-    These losses of sentence-transformers hand on embeddings only. ``same_text``, ``guide`` and
-    ``prior`` need texts.
+    They hand on embeddings only; ``same_text``, ``guide``, ``teacher`` and ``prior`` need texts.
 
     Args:
         loss: The loss, which is also returned. Its attribute ``loss`` is one of this package.

@@ -15,21 +15,6 @@ from torch import Tensor, nn
 from st_magnitude._upstream import batch_size_of, tokenizer_of
 from st_magnitude.surgery.raw import prompt_of, unwrapped
 
-__all__ = [
-    "Features",
-    "Labels",
-    "Texts",
-    "check_labels",
-    "read_labels",
-    "refuse_labels",
-    "spelled",
-    "split_prompt",
-    "text_keys",
-    "tokens_of",
-    "unlike_all",
-    "warn_without_prompts",
-]
-
 logger = logging.getLogger(__name__)
 
 Features = Mapping[str, Any]

@@ -137,6 +137,3 @@ def test_queries_as_columns_were_drawn_once(model, mini_batch_size):
     of_queries = of_queries.masked_fill(torch.eye(len(BATCH), dtype=torch.bool), -torch.inf)
     expected = cross_entropy(torch.cat([of_documents, of_queries], dim=1), torch.arange(len(BATCH)))
     torch.testing.assert_close(loss(batch).detach(), expected.detach(), rtol=1e-6, atol=0)
-
-
-# --- training -------------------------------------------------------------------------------------

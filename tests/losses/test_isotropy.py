@@ -145,7 +145,6 @@ def test_in_a_trainer(model, tmp_path, mini_batch_size):
 
 CASES: dict[str, dict] = {
     "default": {},
-    "knots": {"num_directions": 48, "num_knots": 16, "t_max": 4.0},
     "raw": {"scale": None},
     "dims": {"dims": (8, 32)},
     "alone": {"gather": False},

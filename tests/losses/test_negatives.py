@@ -247,18 +247,6 @@ def test_guide_of_another_kind(model, static_guide, direction, name):
     assert_same(model, loss(columns), expected)
 
 
-def test_guide_of_a_static_model(static_model, guide):
-    columns = batch_of(static_model, [row[:2] for row in ROWS])
-    embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
-    texts = [[row[i] for row in ROWS] for i in range(2)]  # which this tokenizer spells as they are
-    scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
-    excluded = too_close(scores, scores.diagonal(), 0.02, "absolute")
-    found = stm.QNormRankingLoss(static_model, scale=3.0, margin=0.02, guide=guide)(columns)
-    torch.testing.assert_close(
-        found, reference(embeddings, stm.QNORM, [Term()], ("query_to_doc",), excluded)
-    )
-
-
 def test_guide_is_frozen(model, guide):
     guide.train()
     loss = stm.CosineRankingLoss(model, guide=guide)

@@ -10,7 +10,6 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
 
 import st_magnitude as stm
-from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,16 +81,6 @@ def test_calibrated_scale(model, name):
     similarity = dict(zip(("query", "document"), exponents, strict=True))
     config = {"similarity": similarity, "scale": 1.0 if name == "cosine" else "auto"}
     assert json.loads(json.dumps(loss.get_config_dict())) == config
-
-
-def test_raw_embeddings_in_front_of_exponents(model):
-    columns = [dict(model.preprocess(PAIRS[name][:4])) for name in ("sentence1", "sentence2")]
-    scores = torch.tensor(PAIRS["score"][:4])
-    plain = stm.SimilarityMSELoss(model, "dot", scale=0.02)([dict(c) for c in columns], scores)
-    model.append(ExponentNorm(0.5, 0.5))
-    torch.testing.assert_close(
-        stm.SimilarityMSELoss(model, "dot", scale=0.02)(columns, scores), plain
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from _tiny import load_transformer, save_transformer
 from datasets import Dataset
 
 import st_magnitude as stm
-from st_magnitude.losses.texts import Texts
 
 ANCHORS = ["how does bread rise?", "who steers the ship?", "why is the sea salty?"]
 POSITIVES = ["yeast makes bread rise", "the captain steers", "rivers wash salt into the sea"]
@@ -151,17 +150,6 @@ def test_caching_gives_the_same_gradient(model):
         loss(features(model), scores).backward()
         found.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
-
-
-def test_embeddings_alone_can_have_labels(model):
-    """As losses around this one call it."""
-    loss = stm.CosineRankingLoss(model, labels="weights", same_text="keep")
-    weights = torch.tensor([1.0, 0.0, 0.0])
-    found, expected = (
-        loss.compute_loss_from_embeddings(embeddings(model), given)
-        for given in (weights, Texts(weights=weights))
-    )
-    torch.testing.assert_close(found, expected)
 
 
 def label_columns():
