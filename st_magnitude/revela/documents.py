@@ -38,10 +38,9 @@ class Document(TypedDict):
 def read_documents(path: str | Path) -> Iterator[Document]:
     """Reads a text file, a JSONL file, or those of a folder and its subfolders, sorted by name.
 
-    A file of text, Markdown or code is one document; a line of a ``.jsonl`` file is one, with the
-    key ``text`` and optionally ``code`` (whether it is source code). Hidden files and folders,
-    other suffixes and blank texts are left out, and so are, with a warning, a folder's files that
-    are not UTF-8 text. Convert HTML, PDF and other formats to Markdown or JSONL first.
+    A file of text, Markdown or code is one document; so is a line of a ``.jsonl`` file, with the
+    key ``text`` and optionally ``code`` (whether it is source code). Hidden files, other suffixes
+    and blank texts are left out, and so are, with a warning, a folder's files that are not UTF-8.
 
     Yields:
         Documents with ``text`` and ``code``, one by one: a folder may be larger than the memory.

@@ -40,9 +40,9 @@ def build_groups(
 ) -> Dataset:
     """Builds groups of chunks to train on: one row, one group (Revela, section 4.1).
 
-    The function takes two documents at a time, puts their chunks in the order d11, d21, d12, d22,
-    ... (Fig. 7), and cuts the sequence of all chunks into groups, of which one may span several
-    documents. Of two chunks with the same words (in any case) the second waits for the next group.
+    The chunks of every two documents come in the order d11, d21, d12, d22, ... (Fig. 7), and the
+    sequence of all chunks is cut into groups. Of two chunks with the same words (in any case) the
+    second waits for the next group.
 
     Args:
         documents: A path (see :func:`read_documents`), or an iterable of strings or of mappings
@@ -131,8 +131,8 @@ def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
 class GroupCollator:
     """Turns groups into a batch with three sets of features: query, passage and language model.
 
-    It is the ``data_collator`` of a ``SentenceTransformerTrainer``, whose ``collect_features``
-    splits the batch into [query, passage, lm]. For the N chunks of all groups there are
+    It is a ``data_collator`` of sentence-transformers' Trainer, whose ``collect_features`` splits
+    the batch into [query, passage, lm]. For the N chunks of all groups there are
 
     - ``query_*``: what ``preprocess`` returns for the query texts after ``prefixes[0]``, such as
       ``query_input_ids`` (N, L). A query text is the first half of a chunk, as in REPLUG, or the

@@ -85,7 +85,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     return SentenceTransformer(modules=[decoder, pooling])
 
 
-def _end_texts(tokenizer: Any) -> None:
+def _end_texts(tokenizer: PreTrainedTokenizerBase) -> None:
     """Makes the tokenizer append its end-of-text token, which is saved, and count it."""
     if tokenizer.eos_token is None:
         raise ValueError(
@@ -114,8 +114,8 @@ def run(
     """Trains a retriever on raw text with a language model, and measures it before and after.
 
     Args:
-        corpus: As for `build_groups`: a file or folder, or documents. Its last groups, up to
-            sixteen, are held out for ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
+        corpus: As for `build_groups`. Its last groups, up to sixteen, are held out for
+            ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare
             decoder, which gets last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder; it gets a LoRA.

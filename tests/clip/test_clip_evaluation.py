@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -26,18 +28,12 @@ def test_literal_loops():
     relevant = rng.random((30, 23)) < 0.08
     relevant[:3] = False
     relevant[:, 4:6] = False
-    found = evaluate_retrieval(
-        torch.from_numpy(images), torch.from_numpy(texts), relevant, ks=(1, 3, 40)
-    )
-    for name in ("cosine", "dot"):
-        for k in (1, 3, 40):
-            for way, sides in (
-                ("i2t", (images, texts, relevant)),
-                ("t2i", (texts, images, relevant.T)),
-            ):
-                assert found[f"{name}_{way}_recall@{k}"] == pytest.approx(
-                    literal(*sides, k, name == "cosine")
-                )
+    ks = (1, 3, 40)
+    found = evaluate_retrieval(torch.from_numpy(images), torch.from_numpy(texts), relevant, ks)
+    ways = {"i2t": (images, texts, relevant), "t2i": (texts, images, relevant.T)}
+    for name, k, way in product(("cosine", "dot"), ks, ways):
+        expected = literal(*ways[way], k, name == "cosine")
+        assert found[f"{name}_{way}_recall@{k}"] == pytest.approx(expected)
     for side, features in (("image", images), ("text", texts)):
         norms = np.linalg.norm(features, axis=1)
         assert found[f"{side}_norm_mean"] == pytest.approx(norms.mean())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_magnitude import COSINE, DNORM, Similarity
+from st_magnitude import DNORM, Similarity
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 
@@ -167,15 +167,19 @@ def test_evaluator_equals_that_of_sentence_transformers(task, weak):
     assert len({metrics[f"{search}_ndcg@10"] for search in ("dense", "bm25", "hybrid")}) == 3
 
 
-def test_evaluator_fuses_what_it_shows(task, weak):
-    evaluator = HybridEvaluator(**task, top_k=10, similarity="dnorm")
-    evaluator(weak)
+def test_evaluator_fuses_what_it_shows(task, minilm):
+    """Prompts and the similarity are for the dense run alone."""
+    prompts = {"query_prompt": "my cat ", "corpus_prompt": "my cat "}
+    evaluator = HybridEvaluator(**task, top_k=10, similarity="dnorm", **prompts)
+    evaluator(minilm)
     dense, bm25 = (evaluator.runs[name] for name in ("dense", "bm25"))
     data = RetrievalData(*task.values())
-    assert dense == dense_run(data.encode(weak), DNORM, top_k=10)
+    assert dense == dense_run(data.encode(minilm, **prompts), DNORM, top_k=10)
+    assert dense != dense_run(data.encode(minilm), DNORM, top_k=10)
     assert bm25 == bm25_run(data, top_k=10)
     assert max(map(len, reciprocal_rank_fusion([dense, bm25]).values())) > 10
     assert evaluator.runs["hybrid"] == reciprocal_rank_fusion([dense, bm25], top_k=10)
+    assert evaluator.get_config_dict().items() >= (prompts | {"top_k": 10}).items()
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
@@ -197,17 +201,6 @@ def test_grades_are_gains(task, static_model):
     assert evaluator.per_query["bm25"] == pytest.approx(
         [(1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3))]
     )
-
-
-def test_bm25_sees_no_prompt(task, minilm):
-    prompts = {"query_prompt": "my cat ", "corpus_prompt": "my cat "}
-    evaluator = HybridEvaluator(**task, **prompts)
-    evaluator(minilm)
-    data = RetrievalData(*task.values())
-    assert evaluator.runs["bm25"] == bm25_run(data)
-    assert evaluator.runs["dense"] == dense_run(data.encode(minilm, **prompts), COSINE)
-    assert evaluator.runs["dense"] != dense_run(data.encode(minilm), COSINE)
-    assert evaluator.get_config_dict() == prompts | {"top_k": 100}
 
 
 def test_evaluator_refuses(task):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import MethodType
 from typing import Any
 
 import _tiny
@@ -19,30 +18,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 VOCABULARY = 40
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
 
 
-def decoder(family: str) -> PreTrainedModel:
-    """A random decoder in float64, large weights, norms computed in float64 too (transformers' go
-    to float32).
-    """
-    options = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCABULARY}
-    options |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
-    model = _tiny.decoder(family, **options).double()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = MethodType(_rms_norm, module)
-    return model.eval()
-
-
-def _rms_norm(self: nn.Module, x: Tensor) -> Tensor:
-    gain = 1.0 + self.weight if "Gemma" in type(self).__name__ else self.weight
-    eps = getattr(self, "variance_epsilon", getattr(self, "eps", None))
-    return gain * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+def decoder(family: str = "llama", **options: Any) -> PreTrainedModel:
+    """A random decoder in float64, with large weights."""
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": False}
+    return _tiny.decoder(family, std=0.3, **sizes | options).double().eval()
 
 
 def weights_of(query: Tensor, keys: Tensor) -> Tensor:
@@ -128,7 +109,7 @@ def next_token_loss(lm: PreTrainedModel, states: list[Tensor], documents: list[T
     losses = []
     for x, ids in zip(states, documents, strict=True):
         for k in range(len(ids) - 1):
-            logits = lm.lm_head(x[k])
+            logits = lm.get_output_embeddings()(x[k])
             losses.append(torch.logsumexp(logits, 0) - logits[ids[k + 1]])
     return sum(losses) / len(losses)
 

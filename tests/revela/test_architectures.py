@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import _tiny
 import pytest
+import revela_reference
 import torch
-from revela_reference import VOCABULARY, padded, streams, unpadded
+from revela_reference import VOCABULARY, next_token_loss, padded, streams, unpadded
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from st_magnitude.revela import attention
 from st_magnitude.revela.attention import Neighbours, attach, two_streams
 
-LENGTHS = (4, 1, 3)
+LENGTHS = (4, 3, 1, 3)
+GROUPS = [0, 0, 1, 1]
 
 ROTARY = {"num_key_value_heads": 4, "partial_rotary_factor": 1.0}
 LATENT = {"num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 6, "q_lora_rank": 8}
@@ -28,7 +30,7 @@ SUPPORTED = """afmoe apertus arcee aria_text bitnet ctrl cwm deepseek_v2 deepsee
     hunyuan_v1_moe jais2 jetmoe lfm2 llama minimax_m2 ministral ministral3 mistral
     mixtral moshi olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2
     qwen2_moe qwen3 qwen3_moe seed_oss smollm3 starcoder2 youtu"""
-QUICK = {"gpt2", "opt", "glm", "lfm2", "phi3", "mixtral", "deepseek_v2"}
+QUICK = {"llama", "gemma", "gpt2", "opt", "glm", "lfm2", "phi3", "mixtral", "deepseek_v2"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "eos_token_id": 2},
     "dots1": {"num_key_value_heads": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
@@ -59,9 +61,7 @@ def decoder(family: str, **options: Any) -> PreTrainedModel:
         pytest.skip(f"this version of transformers does not have {family}")
     sizes: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4}
     sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    sizes |= {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": False}
-    sizes |= OPTIONS.get(family, {}) | options
-    lm = _tiny.decoder(family, std=0.3, **sizes).double().eval()
+    lm = revela_reference.decoder(family, **sizes | OPTIONS.get(family, {}) | options)
     lm.set_experts_implementation("eager")  # the fused product of experts does not take float64
     return lm
 
@@ -100,26 +100,36 @@ CASES = [
 
 @pytest.mark.usefixtures("float64_throughout", "one_thread")
 @pytest.mark.parametrize("family", CASES)
-def test_architecture_is_the_two_passes_of_the_paper(family: str) -> None:
+def test_architecture_is_equation_3_to_8(family: str, monkeypatch) -> None:
+    """States, losses of both streams, and their gradients, where document 1 reads nobody."""
+    monkeypatch.setattr(attention, "TOKENS_PER_CHUNK", 4)
     torch.manual_seed(0)
     lm = decoder(family)
     documents = [torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS]
-    similarity = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
-    e, h = streams(lm, documents, similarity, [0, 0, 0])
+    similarity = torch.rand(4, 4, dtype=torch.float64)
+    similarity[1, 0] = 0.0
+    trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
+    leaves = [similarity.requires_grad_(), *trained]
+    e, h = streams(lm, documents, similarity, GROUPS)
     assert max((one - other).detach().abs().max() for one, other in zip(e, h, strict=True)) > 0.1
-    direction = torch.randn_like(h[0])
-    (wanted,) = torch.autograd.grad((h[0] * direction).sum(), similarity)
+    expected = next_token_loss(lm, h, documents) + 0.3 * next_token_loss(lm, e, documents)
+    of_similarity, *wanted = torch.autograd.grad(expected, leaves, allow_unused=True)
+    wanted = [of_similarity * (similarity > 0), *wanted]  # a weight of zero gets no gradient
+    assert wanted[0].abs().max() > 1e-3
 
     attach(lm)
     for side in ("right", "left"):
         ids, mask = padded(documents, side)
-        found = two_streams(lm, ids, mask, Neighbours.of(similarity, mask))
-        for states, expected in zip(found, (e, h), strict=True):
-            for one, other in zip(unpadded(states, mask), expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-        projected = (unpadded(found[1], mask)[0] * direction).sum()
-        (gradient,) = torch.autograd.grad(projected, similarity)
-        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-9)
+        found = two_streams(lm, ids, mask, Neighbours.of(similarity, mask, torch.tensor(GROUPS)))
+        for states, reference in zip(found, (e, h), strict=True):
+            for one, other in zip(unpadded(states, mask), reference, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+        auxiliary, loss = (attention.next_token_loss(lm, x, ids, mask) for x in found)
+        loss = loss + 0.3 * auxiliary
+        torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        for one, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("says", "family"), CASES_REFUSED)

@@ -21,13 +21,9 @@ def test_the_copy_task_is_learned(tmp_path) -> None:
     lm = copy_task.warmed_lm(seed=0, v_norm=True)
     rng = random.Random(1)
     groups = [copy_task.group(rng) for _ in range(200)]
-    scattered = [
-        list(documents) for documents in zip(*groups, strict=True)
-    ]  # the k-th documents of all groups
-    rows = {
-        "together": groups,
-        "apart": [chunks[i : i + 8] for chunks in scattered for i in range(0, 200, 8)],
-    }
+    kth = [list(documents) for documents in zip(*groups, strict=True)]  # of all groups
+    apart = [documents[i : i + 8] for documents in kth for i in range(0, 200, 8)]
+    rows = {"together": groups, "apart": apart}
     mass = {}
     for name, chunks in rows.items():
         model = copy_task.retriever()

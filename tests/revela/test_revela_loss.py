@@ -60,7 +60,7 @@ def test_autocast_does_not_reach_similarity(dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def lm() -> PreTrainedModel:
-    lm = decoder("llama")
+    lm = decoder()
     lm.resize_token_embeddings(len(language_model()[1]))
     return lm
 
@@ -69,7 +69,7 @@ def by_loops(
     lm: PreTrainedModel, texts: list[str], similarity: Tensor, member: list[int]
 ) -> list[Tensor]:
     """Next-token losses of both streams, from the loops over Eq. 3-8."""
-    plain = decoder("llama")
+    plain = decoder()
     plain.resize_token_embeddings(lm.config.vocab_size)
     plain.load_state_dict(lm.state_dict())
     ids = [torch.tensor(language_model()[1](text)["input_ids"]) for text in texts]

@@ -3,6 +3,7 @@ training."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -26,6 +27,10 @@ def model_of(*ends):
     )
 
 
+def named(ends):
+    return "-".join(type(module).__name__ for module in ends) or "nothing"
+
+
 def twice():
     dense = Dense(2, 2, bias=False, activation_function=None)
     dense.linear.weight.data = 2 * torch.eye(2)
@@ -44,7 +49,7 @@ def twice():
         [Router({"query": [ExponentNorm(1.0, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
         [Router({"query": [Normalize()], "document": [Normalize()]}), ExponentNorm(1.0, 0.5)],
     ],
-    ids=lambda ends: "-".join(type(module).__name__ for module in ends) or "nothing",
+    ids=named,
 )
 @pytest.mark.parametrize("role", ["query", "document"])
 def test_encoding_stops_before_every_normalization_at_the_end(ends, role):
@@ -65,17 +70,14 @@ def test_encoding_stops_before_every_normalization_at_the_end(ends, role):
         [Router({"query": [Normalize()], "document": [Normalize()]}, default_route="document")],
         [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
     ],
-    ids=lambda ends: "-".join(type(module).__name__ for module in ends) or "nothing",
+    ids=named,
 )
 def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
     model = model_of(*ends)
     model.truncate_dim = truncate_dim
     texts = ["red red green", "red green green"]
-    both = [
-        encode(texts, convert_to_tensor=True)
-        for encode in (model.encode_query, model.encode_document)
-    ]
-    norms = torch.cat(both).norm(dim=1)
+    both = model.encode_query(texts), model.encode_document(texts)
+    norms = torch.from_numpy(np.concatenate(both)).norm(dim=1)
     assert returns_unit_vectors(model) == torch.allclose(norms, torch.ones(4))
 
 
