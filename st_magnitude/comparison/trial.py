@@ -14,7 +14,7 @@ import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
 from st_magnitude._files import whole_folder
 from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
@@ -221,6 +221,13 @@ class _AtRungs(TrainerCallback):
         self.curve[steps], self.exponent = self.setup.measure(model)
         return self.goes_on(steps, self.curve[steps])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
         if state.global_step in self.rungs[:-1]:
             control.should_training_stop = not self.measure(model, state.global_step)

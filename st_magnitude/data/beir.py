@@ -242,13 +242,3 @@ def whole_grade(grade: Any, where: str) -> int:
             " not. Grades that are all multiplied by one number leave nDCG as it is."
         )
     return int(number)
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name is that of a file directly inside a folder, on any system."""
-    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{line}\n" for line in lines)
