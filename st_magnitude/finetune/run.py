@@ -105,7 +105,7 @@ def train(
         config: Settings of the run.
         dev: Held-out data to compare on.
         keep: Data of other domains, on which the merged model may lose ``config.max_loss`` at most.
-        loss_options: Further arguments of the loss.
+        loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
 
     Raises:
         ValueError: If the data have too few pairs or share queries with dev, or a setting does not
