@@ -120,7 +120,7 @@ class _Run:
         self.grid, self.rungs = setup.grid, setup.rungs
         self.pretrained = float("nan")  # nDCG@10 on dev
 
-    def begin(self, settings: dict[str, Any]) -> None:
+    def begin(self, settings: dict[str, object]) -> None:
         """Makes the folder, or checks that its comparison has the same settings."""
         file = self.output / "settings.json"
         if not file.exists():
@@ -257,7 +257,7 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: object) -> None:
     """Writes a file that gets its name when all of it is on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:

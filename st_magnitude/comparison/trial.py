@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -36,6 +36,7 @@ __all__ = ["Setup", "Splits", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
+T = TypeVar("T")
 GoesOn = Callable[[int, float], bool]
 
 
@@ -114,7 +115,7 @@ def _sample(
 def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
 
-    def of(part: dict[str, Any]) -> dict[str, Any]:
+    def of(part: dict[str, T]) -> dict[str, T]:
         return {query: value for query, value in part.items() if query in chosen}
 
     relevant, negatives = of(data.relevant), of(data.negatives)
@@ -227,7 +228,7 @@ class _AtRungs(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         model: Any = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         if state.global_step in self.rungs[:-1]:
             control.should_training_stop = not self.measure(model, state.global_step)

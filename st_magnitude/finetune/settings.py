@@ -29,7 +29,7 @@ __all__ = ["LOSS_NAMES", "TrainConfig"]
 LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable", "tempagg")
 
 
-def _temperature(given: Any) -> float | str:
+def _temperature(given: str | float) -> float | str:
     try:
         return given if given == "learned" else float(given)
     except ValueError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerState
 
 from st_magnitude._checks import at_least
@@ -83,7 +84,7 @@ class NormMonitor(TrainerCallback):
         self._warned: set[str] = set()
         self._unlogged: Row = {}
         self._calls = 0  # the number of calls of update()
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         self._is_armed = False  # whether the present step is measured
         self._lr: float | None = None
         self._begin_batch()
@@ -158,7 +159,7 @@ class NormMonitor(TrainerCallback):
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
 
     @torch.compiler.disable
-    def _listen(self, _module: nn.Module, _inputs: Any, features: Mapping[str, Tensor]) -> None:
+    def _listen(self, _module: nn.Module, _inputs: object, features: Mapping[str, Tensor]) -> None:
         x = features["sentence_embedding"]
         # neither the first pass of a cached loss nor an evaluation
         if self._is_armed and x.requires_grad:
