@@ -61,7 +61,7 @@ def main() -> None:
         elif run == "grad_scale":
             stm.attach_grad_scale(model, power=1.0)
         loss = stm.CosineRankingLoss(model)
-        monitor = stm.NormMonitor(loss, every=2)  # csv=FILE keeps the rows of one run
+        monitor = stm.NormMonitor(loss, every=2)
         trainer = SentenceTransformerTrainer(
             model=model,
             args=SentenceTransformerTrainingArguments(

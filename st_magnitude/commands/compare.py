@@ -23,8 +23,7 @@ def compare(
 
     Trains candidates on your data until the budget is over, stops those that fall behind, and
     measures the best one, plain cosine and the pretrained model on the test split. Give the same
-    command again to continue a run that was stopped, or on other machines with the same output to
-    share the work.
+    command again to continue a run that was stopped.
     """
     from st_magnitude.comparison.run import compare as run
 

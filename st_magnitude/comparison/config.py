@@ -141,16 +141,8 @@ class Candidate:
         """The settings of `st_magnitude.finetune.run.train`, all but SIGReg."""
         from st_magnitude.losses.temperature import quarters
 
-        shared = [
-            "batch_size",
-            "mini_batch_size",
-            "negatives",
-            "max_length",
-            "prompts",
-            "bf16",
-            "seed",
-        ]
-        options: dict[str, Any] = {name: getattr(config, name) for name in shared}
+        shared = "batch_size mini_batch_size negatives max_length prompts bf16 seed"
+        options: dict[str, Any] = {name: getattr(config, name) for name in shared.split()}
         options |= {"learning_rate": self.learning_rate, "max_steps": steps}
         if self.loss == "tempaggmrl":
             options |= {"loss": "cosine", "dims": list(quarters(model))}

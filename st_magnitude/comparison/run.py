@@ -1,9 +1,7 @@
 """compare tells which loss to train with: candidates that are ranked on dev, and one look at test.
 
-Every process that is started with the same output works on the same comparison. A file lock gives
-each candidate to one process. When no candidate is left, one process holds all locks and writes the
-result. A candidate that is done is one file, which is complete or absent. The system frees the
-locks of a process that dies, so another one trains its candidate again.
+A candidate that is done is one file, which is complete or absent, so a comparison that was stopped
+or killed continues after it.
 """
 
 from __future__ import annotations
@@ -15,17 +13,16 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._config import list_differences
+from st_magnitude._files import locked_folder
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
@@ -68,8 +65,7 @@ def compare(
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
             ``train.yaml`` for ``st-magnitude train --config``, and what was measured on the way. An
-            unfinished comparison is continued, and shared with other processes that make the same
-            call, also on other machines.
+            unfinished comparison is continued.
         config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
@@ -79,7 +75,7 @@ def compare(
         ValueError: If a query or its text is in two splits, no query of a split has a relevant
             document, or plain cosine diverges at every setting.
         FileExistsError: If output holds other files, a finished comparison, or other settings.
-        OSError: If a model cannot be written.
+        OSError: If a model cannot be written, or another process writes to output.
         KeyboardInterrupt: At Ctrl-C. The same call continues.
 
     Example:
@@ -105,16 +101,17 @@ def compare(
     with reading(base, config.max_length):
         pass  # a model without such a limit is refused
     try:
-        run = _Run(Setup(base, splits, config), output, say, began)
-        run.begin(json.loads(json.dumps(settings)))
-        return run.finish(model if isinstance(model, str) else model_name(base))
+        with locked_folder(output):
+            run = _Run(Setup(base, splits, config), output, say, began)
+            run.begin(json.loads(json.dumps(settings)))
+            return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
         message = f"Stopped. Give the same command again to continue with {output}."
         raise KeyboardInterrupt(message) from None
 
 
 class _Run:
-    """One of the processes that work on a comparison."""
+    """A comparison in its folder."""
 
     def __init__(
         self, setup: Setup, output: Path, say: Callable[[str], None], began: float
@@ -123,17 +120,15 @@ class _Run:
         self.grid, self.rungs = setup.grid, setup.rungs
         self.pretrained = float("nan")  # nDCG@10 on dev
 
-    def begin(self, settings: dict[str, Any]) -> None:
+    def begin(self, settings: dict[str, object]) -> None:
         """Makes the folder, or checks that its comparison has the same settings."""
-        self.output.mkdir(parents=True, exist_ok=True)
         file = self.output / "settings.json"
-        with FileLock(self.output / ".lock"):
-            if not file.exists():
-                if any(not path.name.startswith(".") for path in self.output.iterdir()):
-                    raise FileExistsError(f"{self.output} is not empty; choose another folder.")
-                pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
-                _write_json(file, {"settings": settings, "pretrained": pretrained})
-            known = _read_json(file)
+        if not file.exists():
+            if any(not path.name.startswith(".") for path in self.output.iterdir()):
+                raise FileExistsError(f"{self.output} is not empty; choose another folder.")
+            pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
+            _write_json(file, {"settings": settings, "pretrained": pretrained})
+        known = _read_json(file)
         if differences := list_differences(known["settings"], settings):
             raise FileExistsError(
                 f"The comparison in {self.output} was started with other settings: {differences}. "
@@ -155,18 +150,10 @@ class _Run:
 
     def finish(self, name: str) -> CompareResult:
         """Trains candidates until none is left or the time is up; then writes the result."""
-        for timeout in (0, -1):  # -1 waits for other processes, and trains what a dead one leaves
-            for candidate in self.grid:
-                with suppress(Timeout), self._lock(candidate, timeout):
-                    if not self._is_left_out(candidate):
-                        self._train(candidate)
-        with ExitStack() as all_locks:  # nobody trains any more
-            for candidate in self.grid:
-                all_locks.enter_context(self._lock(candidate))
-            return self._conclude(name)
-
-    def _lock(self, candidate: Candidate, timeout: float = -1) -> FileLock:
-        return FileLock(self._file(candidate).with_suffix(".lock"), timeout=timeout)
+        for candidate in self.grid:
+            if not self._is_left_out(candidate):
+                self._train(candidate)
+        return self._conclude(name)
 
     def _is_left_out(self, candidate: Candidate) -> bool:
         """Whether a candidate is done, or begins no more."""
@@ -204,7 +191,7 @@ class _Run:
         return self.output / "candidates" / f"{self.folder(candidate).name}.json"
 
     def _conclude(self, name: str) -> CompareResult:
-        """The result, with files that the first process to come here writes."""
+        """The result, which is written to the folder."""
         entries, splits = self.entries(), self.setup.splits
         whole = [entry for entry in entries if entry.steps == self.rungs[-1]]
         whole = [entry for entry in whole if math.isfinite(entry.score)]
@@ -221,12 +208,11 @@ class _Run:
             budget=self.setup.config.budget,
             notes=splits.notes,
         )
-        if not (self.output / "compare.json").exists():
-            self._write(result)
+        self._write(result)
         return result
 
     def _test(self, whole: list[Entry]) -> OnTest:
-        """Measures the pretrained model, plain cosine and the best one, once for all processes."""
+        """Measures the pretrained model, plain cosine and the best one, once."""
         file, test = self.output / "test.json", self.setup.splits.test
         if not file.exists():
             cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
@@ -271,7 +257,7 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: object) -> None:
     """Writes a file that gets its name when all of it is on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:

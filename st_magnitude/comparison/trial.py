@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
 from st_magnitude._files import whole_folder
 from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
@@ -36,6 +36,7 @@ __all__ = ["Setup", "Splits", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
+T = TypeVar("T")
 GoesOn = Callable[[int, float], bool]
 
 
@@ -114,7 +115,7 @@ def _sample(
 def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
 
-    def of(part: dict[str, Any]) -> dict[str, Any]:
+    def of(part: dict[str, T]) -> dict[str, T]:
         return {query: value for query, value in part.items() if query in chosen}
 
     relevant, negatives = of(data.relevant), of(data.negatives)
@@ -221,6 +222,13 @@ class _AtRungs(TrainerCallback):
         self.curve[steps], self.exponent = self.setup.measure(model)
         return self.goes_on(steps, self.curve[steps])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: object,
+    ) -> None:
         if state.global_step in self.rungs[:-1]:
             control.should_training_stop = not self.measure(model, state.global_step)

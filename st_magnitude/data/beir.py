@@ -25,7 +25,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
@@ -54,7 +53,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"{path} is damaged ({error}); fetch it again.") from None
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[str, object]]:
     """The values of a .jsonl file, each with its place."""
     for where, line in _lines(path):
         try:
@@ -155,7 +154,7 @@ def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
     return found
 
 
-def _id_and_text(row: Any, where: str) -> tuple[str, str]:
+def _id_and_text(row: object, where: str) -> tuple[str, str]:
     """Id and text of a row; title and text are joined by a space."""
     if not isinstance(row, dict):
         example = '{"_id": "1", "text": "..."}'
@@ -225,7 +224,7 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
             raise DataError(f"{where}: cannot be read ({error}); write three columns.") from None
 
 
-def _number(text: str) -> float:
+def _number(text: str | float) -> float:
     """The number that a text is, else nan."""
     try:
         return float(text)
@@ -233,7 +232,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def whole_grade(grade: Any, where: str) -> int:
+def whole_grade(grade: str | float, where: str) -> int:
     """A grade as an int, after a check that it is a whole number, such as 1, 1.0 or "1"."""
     number = _number(grade)
     if not number.is_integer():
@@ -242,13 +241,3 @@ def whole_grade(grade: Any, where: str) -> int:
             " not. Grades that are all multiplied by one number leave nDCG as it is."
         )
     return int(number)
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name is that of a file directly inside a folder, on any system."""
-    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{line}\n" for line in lines)

@@ -199,7 +199,7 @@ class RetrievalData:
         Raises:
             DataError: If an id contains a line break, or the split is not a file name.
         """
-        if not beir.is_file_name(split):
+        if split in ("", ".", "..") or set(split) & set("/\\\0"):
             raise DataError(f"The split {split!r} is not usable as a file name; change it.")
         for key in (*self.queries, *self.corpus):
             if set("\r\n") & set(key):
@@ -207,13 +207,14 @@ class RetrievalData:
         folder = Path(folder)
         (folder / "qrels").mkdir(parents=True, exist_ok=True)
         for name, texts in (("corpus.jsonl", self.corpus), ("queries.jsonl", self.queries)):
-            rows = ({"_id": key, "text": text} for key, text in texts.items())
-            beir.write_lines(folder / name, (json.dumps(row, ensure_ascii=False) for row in rows))
+            with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+                for key, text in texts.items():
+                    file.write(json.dumps({"_id": key, "text": text}, ensure_ascii=False) + "\n")
         self.save_qrels(folder / "qrels" / f"{split}.tsv")
 
     def save_qrels(self, path: str | Path) -> None:
         """Writes the judgments alone, as one more split of a folder."""
-        rows: list[tuple[Any, ...]] = [beir.HEADER]
+        rows: list[tuple[str, str, int | str]] = [beir.HEADER]
         for query, grades in self.relevant.items():
             rows += [(query, document, grade) for document, grade in sorted(grades.items())]
         for query, documents in self.negatives.items():

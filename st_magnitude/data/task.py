@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
@@ -81,7 +81,7 @@ class EncodedTask:
         return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
 
     def top(
-        self, similarity: Similarity, k: int = 10, among: NDArray[Any] | Tensor | None = None
+        self, similarity: Similarity, k: int = 10, among: NDArray[np.generic] | Tensor | None = None
     ) -> Tensor:
         """Columns of the best k documents of every query, best first: (n, <= k), on the CPU.
 
@@ -194,7 +194,7 @@ def rank(scores: Tensor, k: int) -> Tensor:
     return indices.gather(1, order)
 
 
-def ndcg(gains: Any, relevant: Iterable[Collection[int]], k: int = 10) -> NDArray[np.float64]:
+def ndcg(gains: ArrayLike, relevant: Iterable[Collection[int]], k: int = 10) -> NDArray[np.float64]:
     """nDCG@k of every query with graded relevance: (n, >= k), n collections -> (n,) in [0, 1].
 
         sum_{i <= k} grade_i / log2(i + 1)  over the same sum with the highest grades first

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ class Merge(Result):
 
     def tables(self) -> Iterable[Table]:
         """nDCG@10 by weight."""
-        rows: list[list[Any]] = [["base as given", "", *(x.mean() for x in self.base), ""]]
+        rows: list[list[object]] = [["base as given", "", *(x.mean() for x in self.base), ""]]
         for i, (weight, exponent) in enumerate(zip(self.weights, self.exponents, strict=True)):
             mark = "chosen" if weight == self.weight else ""
             rows.append([f"{weight:g}", f"{exponent:g}", *(x[i].mean() for x in self.ndcg), mark])
@@ -57,7 +56,7 @@ class Merge(Result):
         note = f"The weight was chosen on {self.names[0]}, whose figures are therefore optimistic."
         yield Table(["weight", "document exponent", *self.names, ""], rows, title, note)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
         curves = zip(self.names, self.base, self.ndcg, strict=True)
         data = [

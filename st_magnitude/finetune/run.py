@@ -16,7 +16,6 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from torch import Tensor
 
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
@@ -106,7 +105,7 @@ def train(
         config: Settings of the run.
         dev: Held-out data to compare on.
         keep: Data of other domains, on which the merged model may lose ``config.max_loss`` at most.
-        loss_options: Further arguments of the loss.
+        loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
 
     Raises:
         ValueError: If the data have too few pairs or share queries with dev, or a setting does not
@@ -174,10 +173,7 @@ class _Pretrained:
     def measure_norms(self) -> None:
         """Measures the model as it is prepared for the loss."""
         self.before(self.model, epoch=0, steps=0)
-        self.queries = self._encode()
-
-    def _encode(self) -> Tensor:
-        return encode_raw(self.model, self.before.texts["query"], "query")
+        self.queries = encode_raw(self.model, self.before.texts["query"], "query")  # (n, D)
 
     def compare(
         self,
@@ -188,10 +184,17 @@ class _Pretrained:
     ) -> TrainedModel:
         """Measures the model, which is trained now; merges it and sets its scoring."""
         model, dev, config, state = self.model, self.dev, self.config, trainer.state
-        moved = _distance(self.queries, self._encode())
+        distances = encode_raw(model, self.before.texts["query"], "query") - self.queries
+        moved = float(distances.norm(dim=1).mean() / self.queries.norm(dim=1).mean())
         verdict = merge = None
         if self.base is not None and dev is not None:
-            merge = _merge(model, self.base, dev, keep, config)
+            calibrate = not (config.keep_scoring or normalizes_output(model))
+            base = self.base.to(model.device)
+            merge = merge_with_base(
+                model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate
+            )
+            # its scoring is chosen by `judge_model`
+            model.load_state_dict(parameters_of(merge.model), strict=False)
         self.after(model, epoch=round(state.epoch or 0), steps=state.global_step)
         if dev is not None and self.ndcg is not None:
             weight = None if merge is None else merge.weight
@@ -201,22 +204,6 @@ class _Pretrained:
         geometry = {"before": self.before.metrics, "after": self.after.metrics}
         prior = _about_prior(rows) if config.prior else None
         return TrainedModel(trainer, geometry, verdict, output, prior, merge, moved)
-
-
-def _merge(
-    model: SentenceTransformer,
-    base: SentenceTransformer,
-    dev: RetrievalData,
-    keep: Sequence[RetrievalData],
-    config: TrainConfig,
-) -> Merge:
-    """Gives the model the parameters between its base and itself that dev data choose."""
-    calibrate = not (config.keep_scoring or normalizes_output(model))
-    base = base.to(model.device)
-    merge = merge_with_base(model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate)
-    # its scoring is chosen by `judge_model`
-    model.load_state_dict(parameters_of(merge.model), strict=False)
-    return merge
 
 
 def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> None:
@@ -230,11 +217,6 @@ def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> No
             "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
             "loss='cosine'."
         )
-
-
-def _distance(start: Tensor, end: Tensor) -> float:
-    """Mean distance of two matrices of embeddings, (n, D), as a share of the first's mean norm."""
-    return float((end - start).norm(dim=1).mean() / start.norm(dim=1).mean())
 
 
 def _about_norms(geometry: dict[str, dict[str, float]]) -> str:

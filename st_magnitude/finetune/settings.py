@@ -29,7 +29,7 @@ __all__ = ["LOSS_NAMES", "TrainConfig"]
 LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable", "tempagg")
 
 
-def _temperature(given: Any) -> float | str:
+def _temperature(given: str | float) -> float | str:
     try:
         return given if given == "learned" else float(given)
     except ValueError:
@@ -67,15 +67,7 @@ class TrainConfig:
         float | None,
         Option(min=0, help="Peak rate; default: 2e-5, LoRA 2e-4, a static table 0.03."),
     ] = None
-    warmup_ratio: Annotated[float, Option(min=0, max=1, help="Share of warm-up steps.")] = 0.1
     negatives: Negatives = None
-    margin: Annotated[
-        float | None,
-        Option(help="Leave out negatives above the positive's score minus this, such as -0.1."),
-    ] = None
-    guide: Annotated[
-        str | None, Option(help="Folder or hub id of a model that scores for --margin (default 0).")
-    ] = None
     prior: Annotated[bool, Option(help="Correct for how often a document is positive (logQ).")] = (
         False
     )

@@ -37,7 +37,7 @@ from st_magnitude.losses import (
     temp_agg_mrl,
 )
 from st_magnitude.losses.prior import DocumentPrior
-from st_magnitude.saving.export import limit_length, load
+from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 from st_magnitude.training.run_folder import has_fast_bf16
@@ -102,8 +102,6 @@ def make_trainer(
     options: dict[str, Any] = {
         "gather_across_devices": args.world_size > 1,
         "mini_batch_size": config.mini_batch_size,
-        "margin": config.margin,
-        "guide": None if config.guide is None else load(config.guide),
     }
     if config.prior and is_uneven(rows["positive"]):
         options["prior"] = _prior(model, rows, config)
@@ -168,7 +166,7 @@ def _arguments(
         "per_device_train_batch_size": config.batch_size,
         "learning_rate": _default_rate(model) if rate is None else rate,
         "learning_rate_mapping": own_rates,
-        "warmup_steps": config.warmup_ratio,
+        "warmup_steps": 0.1,  # a share
         "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
         "use_cpu": model.device.type == "cpu",
         "batch_sampler": _sampler(config, rows),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +71,7 @@ class Verdict(Result):
 
     def tables(self) -> Iterable[Table]:
         """One table, for the terminal and for the model card."""
-        rows: list[list[Any]] = [["pretrained", self.pretrained, ""]]
+        rows: list[list[object]] = [["pretrained", self.pretrained, ""]]
         name = "trained" if self.weight is None else f"merged at {self.weight:g}"
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             kind = "as trained" if scored == self.as_trained else "best"

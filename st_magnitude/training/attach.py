@@ -86,7 +86,7 @@ def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
     return {name: loss for name, loss in by_name.items() if isinstance(loss, nn.Module)}
 
 
-def refuse_lists(dataset: Any) -> None:
+def refuse_lists(dataset: object) -> None:
     """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerState
 
 from st_magnitude._checks import at_least
@@ -35,7 +34,7 @@ class NormMonitor(TrainerCallback):
     Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call
     :meth:`update` in a loop of your own. It measures the raw embeddings, before any Normalize at
     the end, and changes neither the loss nor the model. At the first step and every ``every`` steps
-    it makes a row, which goes into the CSV file, into ``trainer.state.log_history`` and, after
+    it makes a row, which goes into ``trainer.state.log_history`` and, after
     :func:`st_magnitude.attach`, to Weights & Biases, TensorBoard and other callbacks. Each role has
     these keys:
 
@@ -60,10 +59,10 @@ class NormMonitor(TrainerCallback):
         loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column
             has. Not needed in a loop of your own.
         every: Number of steps between rows.
-        csv: File that gets one line per row. A run that resumes goes on with the rows of the file.
 
     Attributes:
-        rows: All rows so far, each with its ``step``.
+        rows: All rows so far, each with its ``step``. Of a run that resumes, earlier ones are in
+            ``trainer.state.log_history``.
 
     Example:
         >>> import torch
@@ -77,20 +76,15 @@ class NormMonitor(TrainerCallback):
     """
 
     def __init__(
-        self,
-        loss: nn.Module | Mapping[str, nn.Module] | None = None,
-        every: int = 10,
-        csv: str | Path | None = None,
+        self, loss: nn.Module | Mapping[str, nn.Module] | None = None, every: int = 10
     ) -> None:
         at_least("every", every, 1)
         self.loss, self.every = loss, every
-        self.csv = None if csv is None else Path(csv)
         self.rows: list[Row] = []
-        self._header: list[str] = []
         self._warned: set[str] = set()
         self._unlogged: Row = {}
         self._calls = 0  # the number of calls of update()
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         self._is_armed = False  # whether the present step is measured
         self._lr: float | None = None
         self._begin_batch()
@@ -129,8 +123,6 @@ class NormMonitor(TrainerCallback):
             self._hooks.append(loss.register_forward_pre_hook(self._begin_batch))
         for module in raw_producers(model):
             self._hooks.append(module.register_forward_hook(self._listen))
-        if self.csv is not None and state.global_step > 0 and self.csv.exists():
-            self._resume(self.csv, state.global_step)
 
     def on_step_begin(
         self, args: object, state: TrainerState, control: object, optimizer: Any = None, **_: object
@@ -167,7 +159,7 @@ class NormMonitor(TrainerCallback):
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
 
     @torch.compiler.disable
-    def _listen(self, _module: nn.Module, _inputs: Any, features: Mapping[str, Tensor]) -> None:
+    def _listen(self, _module: nn.Module, _inputs: object, features: Mapping[str, Tensor]) -> None:
         x = features["sentence_embedding"]
         # neither the first pass of a cached loss nor an evaluation
         if self._is_armed and x.requires_grad:
@@ -201,28 +193,7 @@ class NormMonitor(TrainerCallback):
         self._unlogged = row
         for role in roles:
             self._warn_of_collapse(row, role)
-        if self.csv is not None:
-            self._write(self.csv, row)
         return row
-
-    def _resume(self, path: Path, step: int) -> None:
-        """Takes the rows up to the step of the checkpoint from the CSV file."""
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
-        rows = [{key: float(x) for key, x in line.items() if x} for line in lines]
-        self.rows = [row for row in rows if row["step"] <= step]
-        self._header = []  # the next row writes the file again
-
-    def _write(self, path: Path, row: Row) -> None:
-        """Appends the row to the CSV file, or writes the file again if the row has new keys."""
-        if new := [key for key in row if key not in self._header]:
-            self._header += new
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if new else "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=self._header, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(self.rows if new else [row])
 
     def _warn_of_collapse(self, row: Row, role: str) -> None:
         norm = row[f"{role}_norm_mean"]

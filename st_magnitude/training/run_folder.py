@@ -199,7 +199,7 @@ def check_output(output: Path, resume: bool) -> Path | None:
     return found[-1] if found else None
 
 
-def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
+def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
     """Refuses (FileExistsError) to resume a run of other settings, such as the loss or the data."""
     before = _json_of(output / RECORD)
     if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
@@ -209,7 +209,7 @@ def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def record_run(output: Path, settings: Mapping[str, Any]) -> None:
+def record_run(output: Path, settings: Mapping[str, object]) -> None:
     """Writes the settings of a run next to its checkpoints, before the first of them."""
     record = output / RECORD
     record.parent.mkdir(parents=True, exist_ok=True)

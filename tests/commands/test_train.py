@@ -218,8 +218,10 @@ def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_ma
     static_path, tmp_path
 ):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
-    config = TrainConfig(max_steps=1, batch_size=4, guide=str(static_path), margin=0.05)
-    trainer = train(str(static_path), data, tmp_path / "out", config).trainer
+    config = TrainConfig(max_steps=1, batch_size=4)
+    options = {"guide": stm.load(static_path), "margin": 0.05}
+    trained = train(str(static_path), data, tmp_path / "out", config, loss_options=options)
+    trainer = trained.trainer
     assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
     assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
     record = record_of(tmp_path / "out")

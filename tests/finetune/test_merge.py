@@ -181,15 +181,6 @@ def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
     assert "0.01 nDCG@10" in caplog.text
 
 
-def test_the_table_shows_both_curves():
-    found = stm.merge_with_base(ranker(a=3, b=-2), ranker(a=-1, b=3), asks("a"), [asks("b")])
-    (first,) = found.tables()
-    assert first.columns == ["weight", "document exponent", "data", "keep 1", ""]
-    assert first.rows[0] == ["base as given", "", 1 / np.log2(3), 1.0, ""]
-    assert [row[0] for row in first.rows if row[-1] == "chosen"] == ["0.5"]
-    assert "optimistic" in first.note
-
-
 def test_with_calibrate_every_weight_has_its_own_exponent(model):
     base, other = stm.prepare(model, "cosine"), stm.prepare(trained(model), "dot")
     found = stm.merge_with_base(other, base, DATA, weights=[0.5, 1.0], calibrate=True)

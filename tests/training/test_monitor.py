@@ -1,7 +1,6 @@
 """NormMonitor: its figures against their definitions, in a plain loop and in a Trainer, and where
 they arrive."""
 
-import csv
 import logging
 
 import numpy as np
@@ -35,7 +34,7 @@ class Listener(TrainerCallback):
         self.logs.append(dict(logs))
 
 
-def train(model, loss, output, monitor=None, data=None, eval_data=None, resume=None, **options):
+def train(model, loss, output, monitor=None, data=None, eval_data=None, **options):
     """Trains, and returns the Trainer and the logs that a tracker would receive."""
     listener = Listener()
     if monitor:
@@ -49,14 +48,8 @@ def train(model, loss, output, monitor=None, data=None, eval_data=None, resume=N
         callbacks=[listener, monitor] if monitor else None,
     )
     stm.attach(trainer)
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train()
     return trainer, listener.logs
-
-
-def lines_of(file):
-    """The rows of a CSV file."""
-    lines = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
-    return [{key: float(value) for key, value in line.items() if value} for line in lines]
 
 
 def by_hand(x, lr):
@@ -196,9 +189,8 @@ def test_gradient_accumulation_and_evaluation(model, tmp_path):
     assert not any("query_norm_mean" in entry for entry in evaluations)
 
 
-def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
-    file = tmp_path / "new" / "norms.csv"
-    monitor = stm.NormMonitor(every=2, csv=file)
+def test_logs_reach_other_callbacks_and_history(model, tmp_path):
+    monitor = stm.NormMonitor(every=2)
     trainer, logs = train(model, stm.QNormRankingLoss(model), tmp_path, monitor)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     training = [entry for entry in logs if "loss" in entry]
@@ -209,7 +201,6 @@ def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
             assert logged[key] == entry[key] == row[key]
     assert not any("query_norm_mean" in entry for entry in logs if "loss" not in entry)
     assert [row["step"] for row in monitor.rows] == [1, 2, 4, 6]
-    assert lines_of(file) == monitor.rows
 
 
 def test_training_is_the_same_with_and_without(folder, tmp_path):
@@ -221,26 +212,13 @@ def test_training_is_the_same_with_and_without(folder, tmp_path):
     )
 
 
-def test_a_run_that_resumes_keeps_its_rows(folder, tmp_path):
-    """Those before its checkpoint; the steps after it are made again."""
-    file = tmp_path / "norms.csv"
-    options = {"save_strategy": "steps", "save_steps": 2}
-    for resume in (None, str(tmp_path / "checkpoint-2")):
-        model = load_transformer(folder)
-        monitor = stm.NormMonitor(every=1, csv=file)
-        train(model, stm.DotRankingLoss(model), tmp_path, monitor, resume=resume, **options)
-        assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5, 6]
-        assert lines_of(file) == monitor.rows
-
-
-def test_the_csv_file_grows_columns_with_the_data_sets(model, tmp_path):
+def test_several_data_sets(model, tmp_path):
     """Each batch is split by the columns of its own data set."""
     pairs, triplets = (Dataset.from_dict(columns(16, num_negatives=n)) for n in (0, 1))
     losses = {name: stm.DotRankingLoss(model) for name in ("pairs", "triplets")}
-    monitor = stm.NormMonitor(every=1, csv=tmp_path / "norms.csv")
+    monitor = stm.NormMonitor(every=1)
     data = DatasetDict(pairs=pairs, triplets=triplets)
     options = {"multi_dataset_batch_sampler": "round_robin", "max_steps": 4}
     train(model, losses, tmp_path, monitor, data, **options)
     assert sum("negative_1_norm_mean" in row for row in monitor.rows) == 2
     assert not any("all_norm_mean" in row for row in monitor.rows)
-    assert lines_of(monitor.csv) == monitor.rows
