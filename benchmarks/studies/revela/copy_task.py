@@ -4,27 +4,19 @@ predicts.
 A document is 8 words of its pair, from a large vocabulary, then 8 words of noise, from a small one.
 The words of the pair have the same places in both documents, so a language model that attends to
 the right document can copy them. The retriever has to learn which words count.
-
-    python benchmarks/studies/revela/copy_task.py
 """
 
 from __future__ import annotations
 
-import copy
 import random
-import tempfile
 from typing import Any
 
-import numpy as np
 import torch
-from benchmarks.studies.estimates import markdown
-from benchmarks.studies.models import QUIET, table_of
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from benchmarks.studies.models import table_of
+from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from st_magnitude.revela import RevelaTrainer
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
@@ -117,64 +109,3 @@ def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> 
         similarity = group_similarity(*embedded, text["group"], loss.temperature)
         total += float((similarity * partners()).sum(1).mean())
     return total / num_groups
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "tau .05": {},
-    "without V-normalisation": {"v_norm": False},
-    "tau .01": {"temperature": 0.01},
-    "tau .2": {"temperature": 0.2},
-    "tau 1e-4, the paper's": {"temperature": 1e-4},
-    "random groups": {},
-}
-
-
-def trained(lm: PreTrainedModel, seed: int, chunks: list[list[str]], **options: Any) -> list[float]:
-    """Share of Sim on the partner before and after 100 steps."""
-    settings = {"temperature": 0.05, "query_part": "full", "prefixes": ("", "")} | options
-    model = retriever(seed)
-    loss = RevelaLoss(model, copy.deepcopy(lm), tokenizer(), **settings)
-    found = [partner_mass(loss)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = SentenceTransformerTrainingArguments(
-            folder,
-            max_steps=100,
-            per_device_train_batch_size=2,
-            learning_rate=3e-2,
-            use_cpu=True,
-            seed=seed,
-            **QUIET | {"dataloader_drop_last": False},
-        )
-        RevelaTrainer(
-            model=model,
-            args=arguments,
-            loss=loss,
-            train_dataset=Dataset.from_dict({"chunks": chunks}),
-            lm_lora=None,
-            lm_learning_rate=1e-4,
-        ).train()
-    return [*found, partner_mass(loss)]
-
-
-def main() -> None:
-    shares: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
-    for seed in range(3):
-        warmed = {v_norm: warmed_lm(seed, v_norm) for v_norm in (True, False)}
-        rng = random.Random(seed + 1)
-        together = [group(rng) for _ in range(200)]
-        mixed = [list(row) for row in zip(*together, strict=True)]
-        apart = [row[i : i + 8] for row in mixed for i in range(0, len(row) - 7, 8)]
-        for name, options in VARIANTS.items():
-            if (lm := warmed[options.get("v_norm", True)]) is not None:
-                chunks = apart if name == "random groups" else together
-                shares[name].append(trained(lm, seed, chunks, **options))
-    rows = []
-    for name, found in shares.items():
-        spread = np.std(found, axis=0, ddof=1)
-        pairs = zip(np.mean(found, axis=0), spread, strict=True)
-        rows.append([name, len(found), *(f"{mean:.2f} ± {sd:.2f}" for mean, sd in pairs)])
-    print("\n".join(markdown(["variant", "seeds", "before", "after"], rows)))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,31 +7,29 @@ from benchmarks.studies.prior import prior
 
 from st_magnitude.data.retrieval import RetrievalData
 
-TITLES = {str(i): f"Film {i} (199{i}) Drama" for i in range(8)}
-LIKED = {"ann": list("0123456"), "bob": list("7012345"), "cid": list("01")}
+LIKED = {"ann": list("1234567"), "bob": list("8123456"), "cid": list("12")}
 
 
 @pytest.fixture
 def films(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prior_data, "liked", lambda: (TITLES, LIKED))
-    return prior_data.films()
+    monkeypatch.setattr(prior_data, "liked", lambda: LIKED)
+    return prior_data.film_ids()
 
 
 def test_films_that_are_asked_for_are_not_trained_on(films):
     assert len(films.anchors) == 6
-    assert set(zip(films.anchors, films.positives, strict=True)) > {("Film 0, Film 1, Film 2", "3")}
-    assert {"Film 0, Film 1, Film 2, Film 3, Film 4", "Film 7, Film 0, Film 1"} < set(films.anchors)
+    assert set(zip(films.anchors, films.positives, strict=True)) > {("q1 q2 q3", "4")}
+    assert {"q1 q2 q3 q4 q5", "q8 q1 q2"} < set(films.anchors)
     asked = films.dev.relevant | films.test.relevant
-    assert {viewer: set(found) for viewer, found in asked.items()} == {"ann": {"6"}, "bob": {"5"}}
-    assert films.seen == {"ann": set("012345"), "bob": set("701234")}
+    assert {viewer: set(found) for viewer, found in asked.items()} == {"ann": {"7"}, "bob": {"6"}}
+    assert films.seen == {"ann": set("123456"), "bob": set("812345")}
 
 
 def test_log_p_counts_the_pairs(films):
-    counts = torch.tensor([films.counts[film] for film in TITLES])
-    torch.testing.assert_close(
-        films.log_p(TITLES).exp(), (counts + 1) / (counts.sum() + len(TITLES))
-    )
-    assert films.rows["positive"][:] == [TITLES[film] for film in films.positives]
+    counts = torch.tensor([films.counts[film] for film in films.corpus])
+    expected = (counts + 1) / (counts.sum() + len(films.corpus))
+    torch.testing.assert_close(films.log_p(films.corpus).exp(), expected)
+    assert films.rows["positive"][:] == [f"d{film}" for film in films.positives]
 
 
 def test_ranking_with_the_prior():

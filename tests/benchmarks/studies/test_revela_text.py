@@ -15,7 +15,7 @@ from st_magnitude.revela.attention import Neighbours, next_token_loss, two_strea
 def test_partners_are_neighbours_unless_groups_are_random() -> None:
     pairs = [(f"a{i}", f"b{i}") for i in range(40)]
     for apart in (False, True):
-        rows = study.group_rows(pairs, 4, 0, apart)["chunks"]
+        rows = study.group_rows(pairs, 0, apart)["chunks"]
         assert [len(row) for row in rows] == [8] * 10
         found = {(row[i], row[i + 1]) for row in rows for i in range(0, 8, 2)}
         assert (found == set(pairs)) is not apart
@@ -23,7 +23,7 @@ def test_partners_are_neighbours_unless_groups_are_random() -> None:
 
 def test_the_language_model_can_copy_from_another_document_before_it_is_trained() -> None:
     torch.manual_seed(0)
-    lm = study.new_lm(1)
+    lm = study.new_lm()
     text = torch.randint(1, study.VOCABULARY, (60,))
     ids = torch.stack([text[:40], text[17:57]])
     mask = torch.ones_like(ids)
@@ -40,11 +40,11 @@ def test_an_ablation_is_compared_with_the_same_seeds(tmp_path: Path) -> None:
         (tmp_path / f"{cell.name}.json").write_text(json.dumps(figures), encoding="utf-8")
 
     assert study.table(Store(tmp_path)) == ["(No cells are stored yet.)"]
-    random = study.ABLATIONS["random groups"]
+    random = study.CELLS["random groups"]
     for seed, (plain, changed) in enumerate([(3000, 2000), (4000, 3000)]):
-        store(replace(study.RAW, seed=seed), plain)
+        store(replace(study.CELLS["Revela"], seed=seed), plain)
         store(replace(random, seed=seed), changed)
-    store(replace(study.RAW, seed=2), 9000)  # without a partner
+    store(replace(study.CELLS["Revela"], seed=2), 9000)  # without a partner
     *_, revela, ablation = study.table(Store(tmp_path))
     assert revela.startswith("| Revela | 3 | 0.500 | 0.583 |")
     assert ablation.startswith("| random groups | 2 | 0.500 | 0.300 | +25.0")
