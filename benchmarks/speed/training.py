@@ -29,7 +29,7 @@ import torch
 from benchmarks.data import banking77, clinc150
 from benchmarks.data.intents import find_questions, question_pairs
 from benchmarks.speed.memory import MIB, in_a_process, process_peak
-from benchmarks.studies.models import static_model
+from benchmarks.studies.models import minilm, static_model
 from datasets import concatenate_datasets
 from sentence_transformers import (
     SentenceTransformer,
@@ -37,6 +37,7 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.losses import (
+    CachedGISTEmbedLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
@@ -78,6 +79,28 @@ PAIRS = {
     ),
 }
 
+# The same for all-MiniLM-L6-v2: name -> (losses, batch, steps)
+ENCODER = {
+    "MiniLM, one term": (PAIRS["one term"], 64, 20),
+    "MiniLM, cached, with a guide": (
+        (
+            lambda model: CachedGISTEmbedLoss(
+                model,
+                minilm(),
+                temperature=0.05,
+                mini_batch_size=32,
+                contrast_anchors=False,
+                contrast_positives=False,
+            ),
+            lambda model: stm.CosineRankingLoss(
+                model, guide=minilm(), mini_batch_size=32, same_text="keep"
+            ),
+        ),
+        512,
+        2,
+    ),
+}
+
 
 def read(folder: Path) -> tuple:
     banking = [banking77.read(folder, split) for split in ("train", "test")]
@@ -90,14 +113,16 @@ def measure(folder: Path, name: str, ours: bool, batch: int, epochs: int) -> dic
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows, sets = read(folder)
-    model = static_model()
-    loss = PAIRS[name][ours](model)
+    model = minilm() if name in ENCODER else static_model()
+    losses, _, steps = ENCODER.get(name, (PAIRS.get(name), batch, -1))
+    loss = losses[ours](model)
     with tempfile.TemporaryDirectory() as output:
         args = SentenceTransformerTrainingArguments(
             output,
             num_train_epochs=epochs,
+            max_steps=steps,
             per_device_train_batch_size=batch,
-            learning_rate=0.03,
+            learning_rate=2e-5 if name in ENCODER else 0.03,
             dataloader_drop_last=True,
             save_strategy="no",
             report_to="none",
@@ -112,7 +137,8 @@ def measure(folder: Path, name: str, ours: bool, batch: int, epochs: int) -> dic
         peak = (process_peak() - memory) / MIB
     scores = []
     for train, test in sets:
-        task = find_questions(test[:1000], train[:1500]).encode(model)
+        few = 5 if name in ENCODER else 1
+        task = find_questions(test[: 1000 // few], train[: 1500 // few]).encode(model)
         scores += list(task.ndcg(task.top(stm.COSINE)))
     return {"seconds": seconds, "peak": peak, "ndcg": sum(scores) / len(scores)}
 
@@ -121,6 +147,7 @@ def draw(cells: list[dict], file: Path) -> None:
     """Time and memory at the largest batch, sentence-transformers' losses and ours."""
     import matplotlib.pyplot as plt
 
+    cells = [cell for cell in cells if cell["loss"] in PAIRS]
     batch = max(cell["batch"] for cell in cells)
     names = list(PAIRS)
     figure, axes = plt.subplots(2, 1, figsize=(5.6, 4.2), layout="constrained")
@@ -150,28 +177,32 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--batches", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--encoder", action="store_true", help="Measure all-MiniLM-L6-v2 alone.")
     parser.add_argument("--plot", type=Path, help="Draw the stored figures into this file.")
     options = parser.parse_args()
     place = Path(__file__).with_name("training.json")
     if options.plot:
         draw(json.loads(place.read_text(encoding="utf-8"))["cells"], options.plot)
         return
-    cells = []
-    for batch in options.batches:
-        for name in PAIRS:
-            found = {}
-            for whose in ("theirs", "ours"):
-                how = (options.data, name, whose == "ours", batch, options.epochs)
-                found[whose] = in_a_process(measure, *how)
-                cells.append({"loss": name, "whose": whose, "batch": batch, **found[whose]})
-            theirs, ours = found["theirs"], found["ours"]
-            print(
-                f"{name:38} batch {batch:6,}  time {theirs['seconds']:6.1f} s over"
-                f" {ours['seconds']:6.1f} s ({theirs['seconds'] / ours['seconds']:.2f}), memory"
-                f" {theirs['peak']:6.0f} over {ours['peak']:5.0f} MiB, nDCG@10 {theirs['ndcg']:.4f}"
-                f" and {ours['ndcg']:.4f}",
-                flush=True,
-            )
+    runs = [(name, batch) for batch in options.batches for name in PAIRS]
+    if options.encoder:
+        runs = [(name, batch) for name, (_, batch, _) in ENCODER.items()]
+    cells = [] if not options.encoder else json.loads(place.read_text(encoding="utf-8"))["cells"]
+    cells = [cell for cell in cells if cell["loss"] not in ENCODER]
+    for name, batch in runs:
+        found = {}
+        for whose in ("theirs", "ours"):
+            how = (options.data, name, whose == "ours", batch, options.epochs)
+            found[whose] = in_a_process(measure, *how)
+            cells.append({"loss": name, "whose": whose, "batch": batch, **found[whose]})
+        theirs, ours = found["theirs"], found["ours"]
+        print(
+            f"{name:38} batch {batch:6,}  time {theirs['seconds']:6.1f} s over"
+            f" {ours['seconds']:6.1f} s ({theirs['seconds'] / ours['seconds']:.2f}), memory"
+            f" {theirs['peak']:6.0f} over {ours['peak']:5.0f} MiB, nDCG@10 {theirs['ndcg']:.4f}"
+            f" and {ours['ndcg']:.4f}",
+            flush=True,
+        )
     record = {"epochs": options.epochs, "torch": torch.__version__, "cells": cells}
     place.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
