@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         SimilarityMSELoss,
         TempAggLoss,
         TempAggMRLLoss,
+        TempSpecMRLLoss,
     )
     from st_magnitude.losses.prior import DocumentPrior
     from st_magnitude.losses.regularizers import SIGReg
@@ -71,6 +72,7 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
+    "TempSpecMRLLoss",
     "Term",
     "attach",
     "attach_grad_scale",

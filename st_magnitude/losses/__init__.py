@@ -13,6 +13,7 @@ from st_magnitude.losses.sparse import with_texts
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
+    TempSpecMRLLoss,
     temp_agg,
     temp_agg_mrl,
     temp_spec_mrl,
@@ -30,6 +31,7 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
+    "TempSpecMRLLoss",
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",

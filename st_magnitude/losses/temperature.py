@@ -1,17 +1,20 @@
-"""Temperature losses: ranking losses with several temperatures and several prefixes.
+"""Temperature losses: ranking losses with several temperatures, several prefixes, or a temperature
+for every prefix.
 
 With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temperature tau:
 
-    temp_agg       sum_t                InfoNCE(D, tau_t)      Eq. 6
-    temp_agg_mrl   sum_i lambda_i sum_t InfoNCE(d_i, tau_t)    Eq. 7
-    temp_spec_mrl  sum_i                InfoNCE(d_i, tau_i)    Eq. 8
+    TempAgg      sum_t                InfoNCE(D, tau_t)      Eq. 6
+    TempAggMRL   sum_i lambda_i sum_t InfoNCE(d_i, tau_t)    Eq. 7
+    TempSpecMRL  sum_i                InfoNCE(d_i, tau_i)    Eq. 8
 
 A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or
-binarised. All terms together cost about as much as one. Any ranking loss takes them as ``terms=``,
-such as ``LearnableNormLoss(model, terms=temp_agg())``.
+binarised. All terms together cost about as much as one. Any other loss takes them as ``terms=``,
+such as ``LearnableNormLoss(model, terms=temp_agg())``, and ``Term(dim, temperature, weight)`` gives
+a term any weight.
 
 Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
-    Contrastive Training, ICLR 2025, section 5.
+    Contrastive Training,
+ICLR 2025, section 5.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from st_magnitude.surgery.raw import output_width, refuse_other_models
 __all__ = [
     "TempAggLoss",
     "TempAggMRLLoss",
+    "TempSpecMRLLoss",
+    "quarters",
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",
@@ -51,7 +56,8 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
-    """The terms of Eq. 6: one term for each temperature, all at the full dimension.
+    """The terms of Eq. 6: one term for each temperature, all at the full dimension. See
+    :class:`TempAggLoss`.
 
     Example:
         >>> temp_agg([0.03, 0.1])
@@ -65,7 +71,7 @@ def temp_agg_mrl(
     temperatures: Iterable[float] = TEMPERATURES,
     dim_weights: Iterable[float] | None = None,
 ) -> tuple[Term, ...]:
-    """The terms of Eq. 7: every prefix at every temperature.
+    """The terms of Eq. 7: every prefix at every temperature. See :class:`TempAggMRLLoss`.
 
     Example:
         >>> temp_agg_mrl([256, 128], [0.05])
@@ -84,10 +90,11 @@ def temp_agg_mrl(
 
 
 def temp_spec_mrl(temperatures: Mapping[int, float]) -> tuple[Term, ...]:
-    """The terms of Eq. 8, TempSpecMRL: every prefix d_i at its own temperature tau_i.
+    """The terms of Eq. 8, TempSpecMRL: every prefix d_i at its own temperature tau_i, from a
+    mapping.
 
-    The low temperature goes to the small prefix, because the high one acts on the coordinates of
-    all prefixes. The paper has 0.03, 0.06 and 0.1 at a quarter, a half and all dimensions.
+    The low temperature goes to the small prefix. The high one acts on the coordinates of all
+    prefixes.
 
     Example:
         >>> temp_spec_mrl({128: 0.03, 256: 0.1})
@@ -177,9 +184,40 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         )
 
 
+class TempSpecMRLLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature:
+    `temp_spec_mrl`.
+
+        L = sum_i InfoNCE(x[:d_i], tau_i)
+
+    Args:
+        model: The SentenceTransformer to train.
+        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the
+            model's dimensions, 0.06 at a half, and 0.1 at all of them.
+        similarity: A Similarity or its name.
+        **options: All other arguments of MagnitudeRankingLoss except ``terms``.
+
+    Source: Dinu et al., ICLR 2025, Eq. 8.
+    """
+
+    citation = CITATION
+
+    @with_options_of(MagnitudeRankingLoss, without=["terms"])
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        temperatures: Mapping[int, float] | None = None,
+        similarity: Similarity | str = COSINE,
+        **options: Any,
+    ) -> None:
+        temperatures = temperatures or dict(zip(quarters(model), TEMPERATURES, strict=True))
+        super().__init__(model, similarity, temp_spec_mrl(temperatures), **options)
+
+
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     """The paper's 256, 512 and 1024 of 1024 dimensions, for any model."""
-    width = output_width(refuse_other_models(model, "The choice of prefixes"))
+    refuse_other_models(model, "The choice of prefixes")
+    width = output_width(model)
     if width is None or width < 4:
         raise ValueError(
             f"The embeddings of this model have {width} dimensions. Name the prefixes to train."

@@ -349,6 +349,7 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
         stm.LearnableNormLoss,
         stm.TempAggLoss,
         stm.TempAggMRLLoss,
+        stm.TempSpecMRLLoss,
         stm.SIGRegInfoNCE,
     ],
 )

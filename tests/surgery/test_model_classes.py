@@ -62,6 +62,7 @@ def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
         stm.SIGRegInfoNCE,
         stm.SimilarityMSELoss,
         stm.TempAggMRLLoss,
+        stm.TempSpecMRLLoss,
         lambda model: stm.TempAggMRLLoss(model, dims=[64, 198]),
         lambda model: stm.CosineRankingLoss(model, terms=[stm.Term(dim=64), stm.Term()]),
         lambda model: stm.MagnitudeRankingLoss(model, stm.Similarity(1, 0.5)),
