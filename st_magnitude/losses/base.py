@@ -99,6 +99,7 @@ class EmbeddingLoss(PreparesModel):
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
         self._has_begun = False
+        self._watch = FiniteWatch(self.name)
 
     def prepare_model(self) -> None:
         self.check_model()
@@ -127,11 +128,14 @@ class EmbeddingLoss(PreparesModel):
         model: Any = partial(raw_features, self.model)
         return embed_columns(model, columns)
 
-    def begin_once(self) -> None:
-        """Calls `begin` on the first batch of a run."""
-        if torch.is_grad_enabled() and not self._has_begun:
+    def watch(self, columns: Sequence[Tensor]) -> None:
+        """Calls `begin` on the first batch of a run, and looks for columns that are not finite."""
+        if not torch.is_grad_enabled():
+            return
+        if not self._has_begun:
             self._has_begun = True
             self.begin()
+        self._watch(columns)
 
     def begin(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
@@ -213,3 +217,33 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
     if across_devices and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
     return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+
+
+class FiniteWatch:
+    """Warns once about columns whose embeddings are not finite. On a GPU it reads the flags of a
+    batch where the next one comes, so training does not wait for them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._has_warned = False
+        self._flags: Tensor | None = None
+
+    def __call__(self, columns: Sequence[Tensor]) -> None:
+        if self._has_warned:
+            return
+        broken = torch.stack([~x.detach().isfinite().all() for x in columns])
+        before = self._flags
+        self._flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
+        self._flags.copy_(broken, non_blocking=broken.is_cuda)
+        known = before if broken.is_cuda else self._flags
+        found = [] if known is None else [i for i, flag in enumerate(known.tolist(), 1) if flag]
+        if found:
+            self._has_warned = True
+            logger.warning(
+                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or"
+                " infinity. Look for empty or damaged texts in that column, a learning rate that is"
+                " too high, or an overflow in float16.",
+                self.name,
+                ", ".join(map(str, found)),
+                len(columns),
+            )

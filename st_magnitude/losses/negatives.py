@@ -28,6 +28,7 @@ from st_magnitude.losses.texts import (
 )
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import prompt_of, unwrapped
+from st_magnitude.training.attach import Logging
 
 __all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText"]
 
@@ -37,7 +38,7 @@ SameText = Literal["exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
 
 
-class FalseNegatives:
+class FalseNegatives(Logging):
     """The documents of a batch that do not count as negatives, as MagnitudeRankingLoss says."""
 
     def __init__(
@@ -47,6 +48,7 @@ class FalseNegatives:
         margin_strategy: MarginStrategy,
         guide: SentenceTransformer | None,
     ) -> None:
+        super().__init__()
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0 and guide is None:
@@ -59,14 +61,17 @@ class FalseNegatives:
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
-        self._given = guide
+        self._given = (guide,)  # in a tuple it is not a submodule
         self.guide: Guide | None = None
 
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the guide reads."""
         self._has_warned = False
         self._is_empty: Tensor | None = None  # rows of the first batch without negatives, (B,)
-        self.guide = None if self._given is None else Guide(self._given, model)
+        self._number: Tensor | int = 0  # of negatives left out since the last line of the log
+        self._total = 0  # of all documents but the positives, since then
+        (given,) = self._given
+        self.guide = None if given is None else Guide(given, model)
 
     def texts(
         self, model: nn.Module, columns: Sequence[Features], mini_batch_size: int | None
@@ -88,7 +93,7 @@ class FalseNegatives:
             exclude += [of_texts, of_queries]
             if torch.is_grad_enabled() and not batch.is_ring:  # in a ring more documents follow
                 own = slice(batch.offset, batch.offset + len(texts.keys[0]))
-                self._warn_once(of_texts, of_queries, own)
+                self._count(number_left_out(of_texts, of_queries, own), len(of_texts))
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
             guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in documents])
@@ -116,13 +121,25 @@ class FalseNegatives:
         unit = positive.abs() if self.margin_strategy == "relative" else 1.0
         return positive - self.margin * unit
 
-    def _warn_once(self, documents: Tensor, queries: Tensor, own: slice) -> None:
-        """Warns if the first batch has rows without negatives; on a GPU at the second batch, which
-        does not have to wait for them."""
+    def get_log(self) -> dict[str, float]:
+        if not self._total:
+            return {}
+        share = float(self._number) / self._total
+        self._number = self._total = 0
+        return {"excluded_negatives": share}
+
+    def _count(self, left_out: Tensor, num_documents: int) -> None:
+        """Adds a batch to the log: how many of the documents each query leaves out, (B,).
+
+        It warns if the first batch has rows without negatives; on a GPU at the second batch, which
+        does not have to wait for them.
+        """
+        self._number = self._number + left_out.sum()
+        self._total += len(left_out) * (num_documents - 1)
         if self._has_warned:
             return
         if self._is_empty is None:
-            self._is_empty = number_left_out(documents, queries, own) >= len(documents) - 1
+            self._is_empty = left_out >= num_documents - 1
             if self._is_empty.is_cuda:
                 return
         self._has_warned = True

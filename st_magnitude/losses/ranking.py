@@ -261,7 +261,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
     ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
-        self.begin_once()
+        self.watch(embeddings)
         queries, *documents = embeddings
         similarity, terms = self._at(learned)
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms)

@@ -99,7 +99,7 @@ class SimilarityMSELoss(EmbeddingLoss):
                 " by their range (STS-B: by 5).",
                 largest,
             )
-        self.begin_once()
+        self.watch(embeddings)
         a, (b,) = self.by_mean_norms(a, [b], self.similarity)
         predicted = self.similarity.pairwise(a, b)  # (B,)
         if self.scale != "auto":

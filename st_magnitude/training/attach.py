@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Remembering", "attach"]
+__all__ = ["Logging", "Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
@@ -22,14 +22,18 @@ NOT_EXCHANGED.add("precision")
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
-class Remembering(nn.Module):
-    """A part of a loss whose ``get_extra_state``, a dict of numbers, is put into checkpoints."""
-
-    is_attached = False  # whether a Trainer calls `before_step`
+class Logging(nn.Module):
+    """A part of a loss whose figures :func:`attach` puts into the log."""
 
     def get_log(self) -> dict[str, float]:
         """Figures for a line of the Trainer's log, where reading a tensor of the device is fine."""
         return {}
+
+
+class Remembering(Logging):
+    """A part of a loss whose ``get_extra_state``, a dict of numbers, is put into checkpoints."""
+
+    is_attached = False  # whether a Trainer calls `before_step`
 
     def before_step(self) -> None:
         """Runs on every process before each step of the optimizer."""
@@ -45,8 +49,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     refused on its first batch. ``st-magnitude train`` makes it.
 
     The log shows a learned temperature as ``temperature``
-    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`). It and the figures of a NormMonitor
-    reach Weights & Biases, TensorBoard and others.
+    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the
+    share of documents that ``same_text`` leaves out of the negatives, since the line before. These
+    figures and those of a NormMonitor reach Weights & Biases, TensorBoard and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
@@ -128,7 +133,7 @@ class _LossState(TrainerCallback):
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         # the end of its keys in the log, and the module
-        self.logging: list[tuple[str, Remembering]] = []
+        self.logging: list[tuple[str, Logging]] = []
         self.modules: dict[str, Remembering] = {}  # by path
 
     def on_train_begin(
@@ -138,8 +143,9 @@ class _LossState(TrainerCallback):
         self.modules = {}
         for name, loss in _losses_by_name(self.trainer).items():
             for path, module in loss.named_modules():
-                if isinstance(module, Remembering):
+                if isinstance(module, Logging):
                     self.logging.append((f"_{name}" if name else "", module))
+                if isinstance(module, Remembering):
                     module.is_attached = True
                     self.modules[f"{name}/{path}"] = module
         self._restore(state)

@@ -27,6 +27,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses.texts import text_keys
+from st_magnitude.training.attach import Logging
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
@@ -149,6 +150,23 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     loss = stm.CosineRankingLoss(model, same_text="keep", mini_batch_size=mini_batch_size)
     assert_same(model, loss(columns), MultipleNegativesRankingLoss(model)(columns, None))
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
+
+
+@BATCHING
+def test_the_share_that_is_left_out(model, caplog, mini_batch_size):
+    loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
+    left_out = equal_texts(TWICE).double()
+    for _ in range(2):
+        loss(batch_of(model, TWICE))
+    with torch.no_grad():
+        loss(batch_of(model, [row[:2] for row in TWICE]))
+    number, num_documents = left_out.shape
+    [share] = [module.get_log() for module in loss.modules() if isinstance(module, Logging)]
+    assert share["excluded_negatives"] == pytest.approx(
+        (left_out.sum() - number).item() / number / (num_documents - 1)
+    )
+    assert loss.false_negatives.get_log() == {}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

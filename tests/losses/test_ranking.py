@@ -342,6 +342,16 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     assert contradicts == bool(caplog.records)
 
 
+def test_nan_names_its_column(model, caplog):
+    loss, embeddings = stm.DotRankingLoss(model, scale=1.0), [torch.randn(3, 4) for _ in range(3)]
+    loss.compute_loss_from_embeddings(embeddings)
+    assert not caplog.text
+    embeddings[1][2, 0] = torch.nan
+    for _ in range(2):
+        loss.compute_loss_from_embeddings(embeddings)
+    assert caplog.text.count("the embeddings of text column 2 (of 3) contain nan") == 1
+
+
 @pytest.mark.parametrize(
     "loss",
     [
