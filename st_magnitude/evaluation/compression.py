@@ -203,14 +203,16 @@ def measure_formats(
     sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
     found: dict[Format, NDArray[np.float64]] = {}
 
-    def measure(task: EncodedTask, dim: int, kinds: Sequence[str], *axes: str) -> None:
+    def measure(task: EncodedTask, dim: int, kinds: Sequence[str], axes: str = "") -> None:
         # In float32, powers of equal norms can differ by their place in the array.
         q = similarity.query(task.queries[:, :dim].double()).float()
         d = similarity.document(task.documents[:, :dim].double()).float()
         for kind in kinds:
             searched = search_compressed(q, d, kind, top_k, similarity, task.own)
             for rescoring, best in searched.items():
-                key = (dim, kind, rescoring, *axes)
+                key: Format = (dim, kind, rescoring)
+                if axes:
+                    key = (dim, kind, rescoring, axes)
                 found[key] = encoded.ndcg(best)
 
     for dim in sorted({full, *sizes}, reverse=True):
