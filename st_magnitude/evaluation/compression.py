@@ -211,7 +211,9 @@ def measure_formats(
             searched = search_compressed(q, d, kind, top_k, similarity, task.own)
             for rescoring, best in searched.items():
                 key: Format = (dim, kind, rescoring)
-                found[(*key, axes) if axes else key] = encoded.ndcg(best)
+                if axes:
+                    key = (dim, kind, rescoring, axes)
+                found[key] = encoded.ndcg(best)
 
     for dim in sorted({full, *sizes}, reverse=True):
         chosen = [p for p in PRECISIONS if p in precisions or (dim, p) == (full, "float32")]

@@ -188,7 +188,8 @@ def _attention(
 
 def base_model(lm: nn.Module) -> PreTrainedModel:
     """The transformers model inside peft's wrapper, with its LoRA layers."""
-    return getattr(lm, "get_base_model", lambda: lm)()
+    base: PreTrainedModel = getattr(lm, "get_base_model", lambda: lm)()  # type: ignore[assignment]
+    return base
 
 
 def _check_supported(base: PreTrainedModel) -> None:

@@ -43,7 +43,8 @@ def lora_config(**overrides: Any) -> LoraConfig:
         from peft import LoraConfig
     modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     paper = {"r": 256, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": modules}
-    return LoraConfig(**(paper | overrides))
+    given: dict[str, Any] = paper | overrides
+    return LoraConfig(**given)
 
 
 def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
@@ -98,7 +99,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             model.save_pretrained("retriever")
     """
 
-    loss: RevelaLoss
+    loss: RevelaLoss  # type: ignore[assignment]
     lm_grad_norm: Tensor | None = None  # in the last step
 
     def __init__(
@@ -116,7 +117,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
     ) -> None:
         if loss.model is not model:
             raise ValueError("The loss was built for another model; build it with this one.")
-        settings = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
+        settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
         if retriever_lora is not None:
             add_lora(model, None if retriever_lora == "paper" else retriever_lora)
         if any(parameter.requires_grad for parameter in loss.lm.parameters()):
@@ -156,11 +157,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
         parameters = self.loss.lm.named_parameters()
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, dict[str, Any]]:
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, dict[str, Any]]:
         with self.accelerator.autocast():  # accelerate does this for the retriever only
-            result = super().compute_loss(model, inputs, *args, **kwargs)
+            result = super().compute_loss(*args, **kwargs)
         self.track_loss_components(self.loss.logs)
         return result
 

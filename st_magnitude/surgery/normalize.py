@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -224,9 +224,9 @@ def _affine(module: nn.Module) -> list[nn.Parameter]:
 
 def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
-    calls: list[tuple[nn.Module, Tensor | dict[str, Tensor]]] = []
+    calls: list[tuple[nn.Module, Any]] = []
 
-    def record(module: nn.Module, _: object, output: Tensor | dict[str, Tensor]) -> None:
+    def record(module: nn.Module, _: object, output: object) -> None:
         calls.append((module, output))
 
     parts = [m for m in transformer.modules() if not list(m.children()) and _affine(m)]
@@ -234,8 +234,7 @@ def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module
         for module in (*parts, transformer):
             hooks.callback(module.register_forward_hook(record).remove)
         model.encode(list(PROBE[:2]))
-    _, features = calls.pop()
-    tokens = features["token_embeddings"]
+    tokens = calls.pop()[1]["token_embeddings"]
     outputs = [(module, output) for module, output in calls if isinstance(output, Tensor)]
     makers = [module for module, output in outputs if torch.equal(output, tokens)]
     if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
