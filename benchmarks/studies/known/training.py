@@ -1,8 +1,4 @@
-"""The trainings of run.py: a cell is the settings of one, and measuring it gives its figures.
-
-The base is wordllama's static table. Only the rows of tokens that the training texts have are
-trained, which changes nothing: AdamW without weight decay leaves the others as they are.
-"""
+"""The trainings of run.py: a cell is the settings of one, and measuring it gives its figures."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -149,7 +145,7 @@ def base_model(name: str) -> SentenceTransformer:
     return model
 
 
-def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Module:
+def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
     tau = cell.temperatures[0]
     if cell.loss.startswith("MNRL"):
         return MultipleNegativesRankingLoss(model, scale=1 / tau)
@@ -170,8 +166,6 @@ def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Modu
         options["labels"] = "classes"
     elif cell.loss == "SIGReg":
         options["regularizers"] = [(stm.SIGReg(), 0.05)]
-    elif cell.loss == "prior":
-        options["prior"] = stm.DocumentPrior.from_texts(reader, reader.columns["positive"])
     return stm.CosineRankingLoss(model, terms=terms, **options)
 
 
@@ -195,81 +189,23 @@ def batches(rows: Dataset, cell: Cell) -> Iterator[list[int]]:
         epoch += 1
 
 
-@cache
-def tokens(texts: tuple[str, ...]) -> list[list[int]]:
-    """The tokens of each text for the table."""
-    found = static_model()[0].tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [text.ids for text in found]
-
-
-class Reader:
-    """The features of texts. Of a table, only the rows that they use are trained.
-
-    These rows have other numbers than the tokens, so a prior, which knows a text by its tokens, is
-    made with this ``preprocess`` in place of the model's.
-    """
-
-    def __init__(self, model: SentenceTransformer, columns: dict[str, tuple[str, ...]]) -> None:
-        self.model, self.columns = model, columns
-        self.table = getattr(model[0], "embedding", None)
-        if self.table is None:
-            return
-        read = {name: tokens(texts) for name, texts in columns.items()}
-        self.used = sorted({token for texts in read.values() for text in texts for token in text})
-        self.place = {token: i for i, token in enumerate(self.used)}
-        self.ids = {name: self._placed(texts) for name, texts in read.items()}
-        model[0].embedding = nn.EmbeddingBag.from_pretrained(
-            self.table.weight[self.used].detach().clone(), freeze=False
-        )
-
-    def _placed(self, texts: list[list[int]]) -> list[list[int]]:
-        return [[self.place[token] for token in text] for text in texts]
-
-    def features(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
-        if self.table is None:
-            return self.model.preprocess([self.columns[name][i] for i in rows])
-        return as_features([self.ids[name][i] for i in rows])
-
-    def preprocess(self, texts: list[str]) -> dict[str, Tensor]:
-        return as_features(self._placed(tokens(tuple(texts))))
-
-    def close(self) -> None:
-        """Puts the trained rows back into the whole table."""
-        if self.table is not None:
-            with torch.no_grad():
-                self.table.weight[self.used] = self.model[0].embedding.weight
-            self.model[0].embedding = self.table
-
-
-def as_features(texts: list[list[int]]) -> dict[str, Tensor]:
-    ends = np.cumsum([0, *(len(text) for text in texts[:-1])])
-    ids = torch.tensor([token for text in texts for token in text])
-    return {"input_ids": ids, "offsets": torch.from_numpy(ends)}
-
-
 def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     """The model after training, and its document exponent."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(base_model(cell.base)).train()
-    columns = [name for name in rows.column_names if name != "label"]
-    reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
-    loss = objective(model, cell, reader)
+    columns = [rows[name][:] for name in rows.column_names if name != "label"]
+    loss = objective(model, cell)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
-    fit(
-        cell,
-        loss,
-        reader,
-        batches(rows, cell),
-        lambda batch: None if labels is None else labels[batch],
-    )
+    fit(cell, loss, columns, batches(rows, cell), lambda x: None if labels is None else labels[x])
     learned = getattr(model[-1], "gamma_document", None)
-    return model.eval(), 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
+    own = 0.0 if cell.loss in ("QNorm", "Dot") else 1.0 if learned is None else float(learned)
+    return model.eval(), own
 
 
 def fit(
     cell: Cell,
     loss: nn.Module,
-    reader: Reader,
+    columns: list[list[str]],
     order: Iterable[list[int]],
     labels: Callable[[list[int]], Tensor | None],
 ) -> None:
@@ -285,14 +221,13 @@ def fit(
         optimizer, lambda i: min((i + 1) / warmup, (cell.steps - i) / (cell.steps - warmup))
     )
     for _, batch in zip(range(cell.steps), order, strict=False):
-        inputs = [reader.features(name, batch) for name in reader.columns]
+        inputs = [loss.model.preprocess([texts[i] for i in batch]) for texts in columns]
         found = loss(inputs, labels(batch))
         optimizer.zero_grad()
         (sum(found.values()) if isinstance(found, dict) else found).backward()
         nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    reader.close()
 
 
 def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
