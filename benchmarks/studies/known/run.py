@@ -85,7 +85,6 @@ def forgetting() -> dict[str, Cell]:
     return {
         "MiniLM, τ 0.05": encoder,
         "MiniLM, τ 0.1": replace(encoder, temperatures=(0.1,)),
-        "MiniLM, τ 0.05, a tenth of the rate": replace(encoder, rate=encoder.rate / 10),
         "table, τ 0.05": table,
         "table, τ 0.05, a tenth of the rate": replace(table, rate=table.rate / 10),
     }
@@ -255,7 +254,8 @@ def table_forgetting() -> list[str]:
         lines.append(row(label, "base", *before, ""))
         after = ", ".join(f"{weight:g}" for weight in weights if weight)
         lines.append(row("", "trained", *map(points, trained.values()), after))
-        lines.append(row("", "half - trained", *gains, ""))
+        if all(half):
+            lines.append(row("", "half - trained", *gains, ""))
     return lines
 
 

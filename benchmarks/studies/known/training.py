@@ -108,9 +108,9 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
     return Data(name_pairs(train), find_name(dev, names), find_name(test, names))
 
 
-def paragraphs(folder: Path) -> Data:
+def paragraphs(folder: Path | None) -> Data:
     """XQuAD, with the questions on 60 of its 240 paragraphs for dev, and on 60 for the test."""
-    task = xquad.find_paragraph(folder / "xquad_en.json")
+    task = xquad.find_paragraph(Path(folder or ".") / "xquad_en.json")
     part = {d: i % 4 for i, d in enumerate(np.random.default_rng(0).permutation(list(task.corpus)))}
     rows, held = [], ({}, {})
     for query, text in task.queries.items():
@@ -262,26 +262,23 @@ def forgetting(
     """The scores in other domains, and all of these after merging with the base."""
     elsewhere = others(cell, folder)
     figures: dict[str, Any] = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
-    if cell.loss not in ("Cosine", "QNorm") or len(cell.temperatures) > 1:
+    if cell.loss != "Cosine" or len(cell.temperatures) > 1:
         return figures
     found = data(cell.data, folder)
     elsewhere["in domain"] = found.test
     for name, tried in (("merged", (0.25, 0.5, 0.75, 1.0)), ("half", (0.5,))):
-        merge = stm.merge_with_base(
-            model, base_model(cell.base), found.dev, weights=tried, calibrate=cell.loss == "QNorm"
-        )
-        exponent = float(merge.exponents[tried.index(merge.weight)])
-        figures |= {f"{name}, weight": merge.weight}
-        figures[name] = of_tasks(merge.model, elsewhere, stm.Similarity(1.0, exponent))
+        merge = stm.merge_with_base(model, base_model(cell.base), found.dev, weights=tried)
+        figures[f"{name}, weight"] = merge.weight
+        figures[name] = of_tasks(merge.model, elsewhere, stm.COSINE)
     return figures
 
 
-def others(cell: Cell, folder: Path) -> dict[str, RetrievalData]:
+def others(cell: Cell, folder: Path | None) -> dict[str, RetrievalData]:
     """Names of the other source's intents, and XQuAD."""
     other = "clinc names" if cell.data.startswith("banking") else "banking names"
     return {
         other: data(other, folder).test,
-        "XQuAD": xquad.find_paragraph(folder / "xquad_en.json"),
+        "XQuAD": xquad.find_paragraph(Path(folder or ".") / "xquad_en.json"),
     }
 
 
