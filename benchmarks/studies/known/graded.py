@@ -41,12 +41,10 @@ from st_magnitude.data.task import EncodedTask
 ENCODER = Cell("banking questions", "Cosine, classes", (0.05,), base="MiniLM", steps=100, rate=2e-4)
 TEACHERS = ("XQuAD", "trained", "graded classes", "classes")
 LOSSES = {  # name: (which scores the targets have, share of the teacher)
-    "teacher of the pair": ("pair", 1.0),
-    "half teacher of the pair": ("pair", 0.5),
-    "teacher of own documents": ("own", 1.0),
-    "half teacher of own documents": ("own", 0.5),
-    "teacher of all documents": ("all", 1.0),
-    "half teacher of all documents": ("all", 0.5),
+    "teacher, own": ("own", 1.0),
+    "half, own": ("own", 0.5),
+    "teacher, all": ("all", 1.0),
+    "half, all": ("all", 0.5),
 }
 
 
@@ -65,7 +63,7 @@ def cells(teacher: str) -> dict[str, list[Cell]]:
         rows["Cosine, classes"] = control
     rows |= dict.fromkeys([*LOSSES, "DistillKL"], both)
     if teacher == "classes":
-        rows = {"Cosine": control} | dict.fromkeys([*LOSSES][2::2], both)
+        rows = {"Cosine": control} | dict.fromkeys([*LOSSES][::2], both)
     return {loss: [replace(cell, loss=loss) for cell in found] for loss, found in rows.items()}
 
 
@@ -165,7 +163,7 @@ def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(static_model()).train()
     names = [name for name in found.rows.column_names if name != "label"]
-    columns = [found.rows[name][:] for name in (names[:2] if kind == "pair" else names)]
+    columns = [found.rows[name][:] for name in names]
     places = torch.tensor([[teacher.place[text] for text in texts] for texts in columns])
 
     def labels(batch: list[int]) -> Tensor:

@@ -35,7 +35,6 @@ SINGLES = (0.02, 0.05, 0.1, 0.2)
 NARROW = (0.03, 0.06, 0.1)
 SUMS = {
     "narrow, paper": (NARROW, 0.0),
-    "narrow, τ^1": (NARROW, 1.0),
     "narrow, τ^2": (NARROW, 2.0),
     "wide, τ^1": (SINGLES, 1.0),
 }
@@ -72,8 +71,9 @@ def losses(data: str, base: str = "table") -> dict[str, list[Cell]]:
 def temperatures(data: str, prefixes: bool = False) -> dict[str, Cell]:
     """The rows of the table of temperatures; with prefixes a quarter and a half have terms too."""
     one = Cell(data, "Cosine", (0.05,), batch=64 if data in INTENTS else 128, prefixes=prefixes)
-    rows = {f"τ {tau:g}": replace(one, temperatures=(tau,)) for tau in SINGLES}
-    for label, (taus, power) in SUMS.items():
+    taus = (0.05, 0.1) if prefixes else SINGLES
+    rows = {f"τ {tau:g}": replace(one, temperatures=(tau,)) for tau in taus}
+    for label, (taus, power) in [*SUMS.items()][: 1 if prefixes else None]:
         rows[label] = replace(one, temperatures=taus, power=power)
     return rows
 
@@ -86,7 +86,6 @@ def forgetting() -> dict[str, Cell]:
         "MiniLM, τ 0.05": encoder,
         "MiniLM, τ 0.1": replace(encoder, temperatures=(0.1,)),
         "table, τ 0.05": table,
-        "table, τ 0.05, a tenth of the rate": replace(table, rate=table.rate / 10),
     }
 
 
@@ -195,21 +194,20 @@ def table_losses(size: str) -> list[str]:
 def table_encoder(name: str) -> list[str]:
     """Gains of MiniLM's losses over the best MNRL, and their scores in other domains."""
     known = stored()
-    places = ("clinc names", "XQuAD")
     chosen = {loss: best(cells, known) for loss, cells in losses(name, "MiniLM").items()}
-    lines = [header("loss", "τ", *SIZES, *places)]
+    lines = [header("loss", "τ", "full", "quarter", "XQuAD")]
     before = untrained(chosen["MNRL"])
-    shown = [points(scores(before, known, "test", size)) for size in SIZES]
-    lines.append(row("none", "", *shown, *(points(where(before, known, p)) for p in places)))
+    shown = [points(scores(before, known, "test", size)) for size in SIZES[:2]]
+    lines.append(row("none", "", *shown, points(where(before, known, "XQuAD"))))
     for loss, cell in chosen.items():
         if cell is None:
             continue
         shown = []
-        for size in SIZES:
+        for size in SIZES[:2]:
             found = scores(cell, known, "test", size)
             mnrl = scores(chosen["MNRL"], known, "test", size)
             shown.append(points(found) if loss == "MNRL" else gain([(found, mnrl)]))
-        shown += [points(where(cell, known, place)) for place in places]
+        shown.append(points(where(cell, known, "XQuAD")))
         tau = f"{cell.temperatures[0]:g}" if len(cell.temperatures) == 1 else ""
         lines.append(row(loss, tau, *shown))
     return lines
@@ -269,7 +267,7 @@ def table_graded() -> list[str]:
         for loss, of_loss in found.items():
             shown = points(of_loss) if loss == "Cosine" else gain([(of_loss, found["Cosine"])])
             rows.setdefault(loss, {})[teacher] = shown
-        own = known.get(chosen["teacher of all documents"].key, {}).get("teacher scores")
+        own = known.get(chosen["teacher, all"].key, {}).get("teacher scores")
         rows["teacher itself"][teacher] = f"{100 * own['test']:.1f}" if own else ""
     lines = [header("loss", *graded.TEACHERS)]
     return lines + [row(x, *(of.get(t, "") for t in graded.TEACHERS)) for x, of in rows.items()]

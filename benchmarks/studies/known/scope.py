@@ -102,7 +102,7 @@ def table() -> list[str]:
     lines = [header("signal", *known)]
     for name in rules:
         shown = [
-            "{auroc:.2f}, {broken:.0%}, {coverage:.2f}, {risk:.2f}".format(**found[name])
+            "{auroc:.2f}, {broken:.0%}, {coverage:.2f}".format(**found[name])
             if name in found
             else ""
             for found in known.values()
