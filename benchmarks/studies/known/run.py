@@ -33,7 +33,13 @@ SIZES = ("full", "quarter", "bits")
 TAUS = (0.02, 0.05, 0.1)
 SINGLES = (0.02, 0.05, 0.1, 0.2)
 NARROW = (0.03, 0.06, 0.1)
+SUMS = {
+    "narrow, paper": (NARROW, 0.0),
+    "narrow, τ^2": (NARROW, 2.0),
+    "wide, τ^1": (SINGLES, 1.0),
+}
 TEXTS = ("banking names", "clinc names", "packages")
+ENCODED = ("banking names", "banking questions")
 STUDIES = ("losses", "temperatures", "forgetting", "graded")
 BASES: dict[str, dict[str, Any]] = {
     "table": {},
@@ -53,25 +59,22 @@ def losses(data: str, base: str = "table") -> dict[str, list[Cell]]:
         names, tuned = [*names[:3], "GIST"], ["MNRL", "Cosine"]
         names += ["QNorm", "SIGReg"] if data == "banking names" else []
     elif data == "banking names":
-        tuned = names = [*names, "SIGReg", "Cosine, classes", "prior"]  # CLINC150 is even
+        tuned = names = [*names, "SIGReg", "Cosine, classes"]
     rows = {}
     for loss in names:
         taus = TAUS if loss in tuned else TAUS[1:]
         rows[loss] = [replace(one, loss=loss, temperatures=(tau,)) for tau in taus]
-    sums = {"paper": (NARROW, 0.0), "narrow, τ^2": (NARROW, 2.0), "wide, τ^1": (SINGLES, 1.0)}
-    for name, (taus, power) in sums.items() if base == "table" else [("paper", sums["paper"])]:
-        rows[f"TempAgg, {name}"] = [replace(one, loss="Cosine", temperatures=taus, power=power)]
+    rows["TempAgg"] = [replace(one, loss="Cosine", temperatures=NARROW)]
     return rows
 
 
 def temperatures(data: str, prefixes: bool = False) -> dict[str, Cell]:
     """The rows of the table of temperatures; with prefixes a quarter and a half have terms too."""
     one = Cell(data, "Cosine", (0.05,), batch=64 if data in INTENTS else 128, prefixes=prefixes)
-    rows = {f"τ {tau:g}": replace(one, temperatures=(tau,)) for tau in SINGLES}
-    for name, taus in (("narrow", NARROW), ("wide", SINGLES)):
-        for power in (0, 1, 2):
-            if not prefixes or power < 2 or taus == NARROW:
-                rows[f"{name}, τ^{power}"] = replace(one, temperatures=taus, power=float(power))
+    taus = (0.05, 0.1) if prefixes else SINGLES
+    rows = {f"τ {tau:g}": replace(one, temperatures=(tau,)) for tau in taus}
+    for label, (taus, power) in [*SUMS.items()][: 1 if prefixes else None]:
+        rows[label] = replace(one, temperatures=taus, power=power)
     return rows
 
 
@@ -82,9 +85,7 @@ def forgetting() -> dict[str, Cell]:
     return {
         "MiniLM, τ 0.05": encoder,
         "MiniLM, τ 0.1": replace(encoder, temperatures=(0.1,)),
-        "MiniLM, τ 0.05, a tenth of the rate": replace(encoder, rate=encoder.rate / 10),
         "table, τ 0.05": table,
-        "table, τ 0.05, a tenth of the rate": replace(table, rate=table.rate / 10),
     }
 
 
@@ -116,11 +117,6 @@ def run(cells: Iterable[Cell], folder: Path | None) -> None:
         print(f"{figures['seconds']:5.1f} s  dev {dev}  {cell}", flush=True)
 
 
-def run_losses(sets: Iterable[str], base: str, folder: Path | None) -> None:
-    for name in sets:
-        run_rows(losses(name, base), folder)
-
-
 def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
     """All temperatures with seed 0, then the other seeds of those that dev chooses."""
     run((cell for cells in rows.values() for cell in cells), folder)
@@ -129,16 +125,8 @@ def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
         run((replace(cell, seed=seed) for cell in chosen if cell is not None), folder)
 
 
-def run_temperatures(folder: Path | None) -> None:
-    """All lists and powers, without prefixes and, on names of intents, with them."""
-    for name in TEXTS:
-        for prefixes in (False, True) if name in INTENTS else (False,):
-            cells = temperatures(name, prefixes).values()
-            run((x for cell in cells for x in seeds(cell)), folder)
-
-
-def seeds(cell: Cell, number: int = 3) -> list[Cell]:
-    return [replace(cell, seed=seed) for seed in range(number)]
+def seeds(cell: Cell) -> list[Cell]:
+    return [replace(cell, seed=seed) for seed in range(3)]
 
 
 def best(cells: Iterable[Cell], known: Mapping[str, Figures], size: str = "full") -> Cell | None:
@@ -197,9 +185,8 @@ def table_losses(size: str) -> list[str]:
             if cell is None:
                 continue
             found = scores(cell, known, "test", size)
-            tau = f"τ {cell.temperatures[0]:g}: " if len(cell.temperatures) == 1 else ""
             shown = points(found) if loss == "MNRL" else gain([(found, mnrl)])
-            rows.setdefault(loss, {})[name] = tau + shown
+            rows.setdefault(loss, {})[name] = shown
     cells = [row(loss, *(found.get(name, "") for name in INTENTS)) for loss, found in rows.items()]
     return [header("loss", *INTENTS), *cells]
 
@@ -207,21 +194,20 @@ def table_losses(size: str) -> list[str]:
 def table_encoder(name: str) -> list[str]:
     """Gains of MiniLM's losses over the best MNRL, and their scores in other domains."""
     known = stored()
-    places = ("clinc names", "XQuAD")
     chosen = {loss: best(cells, known) for loss, cells in losses(name, "MiniLM").items()}
-    lines = [header("loss", "τ", *SIZES, *places)]
+    lines = [header("loss", "τ", "full", "quarter", "XQuAD")]
     before = untrained(chosen["MNRL"])
-    shown = [points(scores(before, known, "test", size)) for size in SIZES]
-    lines.append(row("none", "", *shown, *(points(where(before, known, p)) for p in places)))
+    shown = [points(scores(before, known, "test", size)) for size in SIZES[:2]]
+    lines.append(row("none", "", *shown, points(where(before, known, "XQuAD"))))
     for loss, cell in chosen.items():
         if cell is None:
             continue
         shown = []
-        for size in SIZES:
+        for size in SIZES[:2]:
             found = scores(cell, known, "test", size)
             mnrl = scores(chosen["MNRL"], known, "test", size)
             shown.append(points(found) if loss == "MNRL" else gain([(found, mnrl)]))
-        shown += [points(where(cell, known, place)) for place in places]
+        shown.append(points(where(cell, known, "XQuAD")))
         tau = f"{cell.temperatures[0]:g}" if len(cell.temperatures) == 1 else ""
         lines.append(row(loss, tau, *shown))
     return lines
@@ -256,24 +242,18 @@ def table_forgetting() -> list[str]:
     """In domain and elsewhere: the base, the trained model, and what merging adds to it."""
     known = stored()
     places = ("in domain", "clinc names", "XQuAD")
-    lines = [header("base, loss", "", *places, "weights")]
+    lines = [header("base", "", *places, "weight by dev")]
     for label, cell in forgetting().items():
-        if cell.key not in known:
-            continue
-        base = untrained(cell)
-        before = {p: where(base, known, p) for p in places}
-        trained = {p: where(cell, known, p) for p in places}
-        merged = {p: scores(cell, known, "merged", p) for p in places}
-        half = {p: scores(cell, known, "half", p) for p in places}
-        found = [known[x.key] for x in seeds(cell) if x.key in known]
-        weights = ", ".join(f"{x.get('merged, weight', '')}" for x in found)
-        lines.append(row(label, "base", *(points(before[p]) for p in places), ""))
-        lines.append(row("", "trained", *(points(trained[p]) for p in places), ""))
-        added = [gain([(merged[p], trained[p])]) for p in places]
-        lines.append(row("", "merged", *(points(merged[p]) for p in places), weights))
-        lines.append(row("", "merged - trained", *added, ""))
-        added = [gain([(half[p], trained[p])]) for p in places]
-        lines.append(row("", "half - trained", *added, "0.5"))
+        trained = {place: where(cell, known, place) for place in places}
+        half = [scores(cell, known, "half", place) for place in places]
+        weights = [known[x.key].get("merged, weight") for x in seeds(cell) if x.key in known]
+        before = [points(where(untrained(cell), known, place)) for place in places]
+        gains = [gain([pair]) for pair in zip(half, trained.values(), strict=True)]
+        lines.append(row(label, "base", *before, ""))
+        after = ", ".join(f"{weight:g}" for weight in weights if weight)
+        lines.append(row("", "trained", *map(points, trained.values()), after))
+        if all(half):
+            lines.append(row("", "half - trained", *gains, ""))
     return lines
 
 
@@ -287,7 +267,7 @@ def table_graded() -> list[str]:
         for loss, of_loss in found.items():
             shown = points(of_loss) if loss == "Cosine" else gain([(of_loss, found["Cosine"])])
             rows.setdefault(loss, {})[teacher] = shown
-        own = known[chosen["MarginMSE"].key]["teacher scores"]
+        own = known.get(chosen["teacher, all"].key, {}).get("teacher scores")
         rows["teacher itself"][teacher] = f"{100 * own['test']:.1f}" if own else ""
     lines = [header("loss", *graded.TEACHERS)]
     return lines + [row(x, *(of.get(t, "") for t in graded.TEACHERS)) for x, of in rows.items()]
@@ -308,7 +288,7 @@ def header(*names: str) -> str:
 
 TABLES = {
     **{f"known losses, {size}": partial(table_losses, size) for size in SIZES},
-    **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in INTENTS},
+    **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in ENCODED},
     "known temperatures": table_temperatures,
     "known forgetting": table_forgetting,
     "known graded": table_graded,
@@ -319,19 +299,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("studies", nargs="+", choices=STUDIES)
     parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument("--sets", nargs="*", default=INTENTS, help="such as 'clinc names'")
+    parser.add_argument("--sets", nargs="*", default=INTENTS, help="by default all")
     parser.add_argument("--base", choices=BASES, default="table")
     given = parser.parse_args()
     logging.getLogger("st_magnitude").setLevel(logging.ERROR)  # one-sided similarities on purpose
     torch.set_num_threads(1)
     if "losses" in given.studies:
-        run_losses(given.sets, given.base, given.data)
+        for name in given.sets:
+            run_rows(losses(name, given.base), given.data)
+    cells: list[Cell] = []
     if "temperatures" in given.studies:
-        run_temperatures(given.data)
+        cells += [cell for name in TEXTS for cell in temperatures(name).values()]
+        cells += temperatures(TEXTS[0], prefixes=True).values()
     if "forgetting" in given.studies:
-        cells = list(forgetting().values())
-        bases = [untrained(cell) for cell in cells]
-        run([*bases, *(x for cell in cells for x in seeds(cell))], given.data)
+        cells += forgetting().values()
+        run((untrained(cell) for cell in cells if cell.elsewhere), given.data)
+    run((x for cell in cells for x in seeds(cell)), given.data)
     for teacher in graded.TEACHERS if "graded" in given.studies else ():
         run_rows(graded.cells(teacher), given.data)
 

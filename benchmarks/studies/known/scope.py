@@ -76,9 +76,9 @@ def measure(
             rule = Abstention("score", math.inf, exponent, RISK, 0.05, 0.0)
             scores = np.stack([values[some], np.zeros(len(some))], axis=1)
             thresholds[name].append(calibrated(rule, scores, wrong[some], draw).threshold)
-        order = some[np.argsort(-found[some, 0], kind="stable")]
-        kept = np.flatnonzero(np.cumsum(wrong[order]) <= RISK * np.arange(1, len(order) + 1))
-        lowest = found[order[kept[-1]], 0] if len(kept) else math.inf
+        order = some[np.argsort(-found[some, 0])]
+        kept = np.cumsum(wrong[order]) <= RISK * np.arange(1, len(order) + 1)
+        lowest = found[order[kept], 0].min(initial=math.inf)
         thresholds["score, empirical risk"].append(lowest)
     thresholds |= {f"score above {t}": [t] for t in (0.5, 0.7)} if exponent == 1 else {}
     rules = {}
@@ -102,7 +102,7 @@ def table() -> list[str]:
     lines = [header("signal", *known)]
     for name in rules:
         shown = [
-            "{auroc:.2f}, {broken:.0%}, {coverage:.2f}, {risk:.2f}".format(**found[name])
+            "{auroc:.2f}, {broken:.0%}, {coverage:.2f}".format(**found[name])
             if name in found
             else ""
             for found in known.values()

@@ -1,8 +1,4 @@
-"""The trainings of run.py: a cell is the settings of one, and measuring it gives its figures.
-
-The base is wordllama's static table. Only the rows of tokens that the training texts have are
-trained, which changes nothing: AdamW without weight decay leaves the others as they are.
-"""
+"""The trainings of run.py: a cell is the settings of one, and measuring it gives its figures."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -112,9 +108,9 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
     return Data(name_pairs(train), find_name(dev, names), find_name(test, names))
 
 
-def paragraphs(folder: Path) -> Data:
+def paragraphs(folder: Path | None) -> Data:
     """XQuAD, with the questions on 60 of its 240 paragraphs for dev, and on 60 for the test."""
-    task = xquad.find_paragraph(folder / "xquad_en.json")
+    task = xquad.find_paragraph(Path(folder or ".") / "xquad_en.json")
     part = {d: i % 4 for i, d in enumerate(np.random.default_rng(0).permutation(list(task.corpus)))}
     rows, held = [], ({}, {})
     for query, text in task.queries.items():
@@ -149,7 +145,7 @@ def base_model(name: str) -> SentenceTransformer:
     return model
 
 
-def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Module:
+def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
     tau = cell.temperatures[0]
     if cell.loss.startswith("MNRL"):
         return MultipleNegativesRankingLoss(model, scale=1 / tau)
@@ -170,8 +166,6 @@ def objective(model: SentenceTransformer, cell: Cell, reader: Reader) -> nn.Modu
         options["labels"] = "classes"
     elif cell.loss == "SIGReg":
         options["regularizers"] = [(stm.SIGReg(), 0.05)]
-    elif cell.loss == "prior":
-        options["prior"] = stm.DocumentPrior.from_texts(reader, reader.columns["positive"])
     return stm.CosineRankingLoss(model, terms=terms, **options)
 
 
@@ -195,81 +189,23 @@ def batches(rows: Dataset, cell: Cell) -> Iterator[list[int]]:
         epoch += 1
 
 
-@cache
-def tokens(texts: tuple[str, ...]) -> list[list[int]]:
-    """The tokens of each text for the table."""
-    found = static_model()[0].tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [text.ids for text in found]
-
-
-class Reader:
-    """The features of texts. Of a table, only the rows that they use are trained.
-
-    These rows have other numbers than the tokens, so a prior, which knows a text by its tokens, is
-    made with this ``preprocess`` in place of the model's.
-    """
-
-    def __init__(self, model: SentenceTransformer, columns: dict[str, tuple[str, ...]]) -> None:
-        self.model, self.columns = model, columns
-        self.table = getattr(model[0], "embedding", None)
-        if self.table is None:
-            return
-        read = {name: tokens(texts) for name, texts in columns.items()}
-        self.used = sorted({token for texts in read.values() for text in texts for token in text})
-        self.place = {token: i for i, token in enumerate(self.used)}
-        self.ids = {name: self._placed(texts) for name, texts in read.items()}
-        model[0].embedding = nn.EmbeddingBag.from_pretrained(
-            self.table.weight[self.used].detach().clone(), freeze=False
-        )
-
-    def _placed(self, texts: list[list[int]]) -> list[list[int]]:
-        return [[self.place[token] for token in text] for text in texts]
-
-    def features(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
-        if self.table is None:
-            return self.model.preprocess([self.columns[name][i] for i in rows])
-        return as_features([self.ids[name][i] for i in rows])
-
-    def preprocess(self, texts: list[str]) -> dict[str, Tensor]:
-        return as_features(self._placed(tokens(tuple(texts))))
-
-    def close(self) -> None:
-        """Puts the trained rows back into the whole table."""
-        if self.table is not None:
-            with torch.no_grad():
-                self.table.weight[self.used] = self.model[0].embedding.weight
-            self.model[0].embedding = self.table
-
-
-def as_features(texts: list[list[int]]) -> dict[str, Tensor]:
-    ends = np.cumsum([0, *(len(text) for text in texts[:-1])])
-    ids = torch.tensor([token for text in texts for token in text])
-    return {"input_ids": ids, "offsets": torch.from_numpy(ends)}
-
-
 def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     """The model after training, and its document exponent."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(base_model(cell.base)).train()
-    columns = [name for name in rows.column_names if name != "label"]
-    reader = Reader(model, {name: tuple(rows[name][:]) for name in columns})
-    loss = objective(model, cell, reader)
+    columns = [rows[name][:] for name in rows.column_names if name != "label"]
+    loss = objective(model, cell)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
-    fit(
-        cell,
-        loss,
-        reader,
-        batches(rows, cell),
-        lambda batch: None if labels is None else labels[batch],
-    )
+    fit(cell, loss, columns, batches(rows, cell), lambda x: None if labels is None else labels[x])
     learned = getattr(model[-1], "gamma_document", None)
-    return model.eval(), 0.0 if cell.loss == "QNorm" else 1.0 if learned is None else float(learned)
+    own = 0.0 if cell.loss in ("QNorm", "Dot") else 1.0 if learned is None else float(learned)
+    return model.eval(), own
 
 
 def fit(
     cell: Cell,
     loss: nn.Module,
-    reader: Reader,
+    columns: list[list[str]],
     order: Iterable[list[int]],
     labels: Callable[[list[int]], Tensor | None],
 ) -> None:
@@ -285,14 +221,13 @@ def fit(
         optimizer, lambda i: min((i + 1) / warmup, (cell.steps - i) / (cell.steps - warmup))
     )
     for _, batch in zip(range(cell.steps), order, strict=False):
-        inputs = [reader.features(name, batch) for name in reader.columns]
+        inputs = [loss.model.preprocess([texts[i] for i in batch]) for texts in columns]
         found = loss(inputs, labels(batch))
         optimizer.zero_grad()
         (sum(found.values()) if isinstance(found, dict) else found).backward()
         nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    reader.close()
 
 
 def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
@@ -327,26 +262,23 @@ def forgetting(
     """The scores in other domains, and all of these after merging with the base."""
     elsewhere = others(cell, folder)
     figures: dict[str, Any] = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
-    if cell.loss not in ("Cosine", "QNorm") or len(cell.temperatures) > 1:
+    if cell.loss != "Cosine" or len(cell.temperatures) > 1:
         return figures
     found = data(cell.data, folder)
     elsewhere["in domain"] = found.test
     for name, tried in (("merged", (0.25, 0.5, 0.75, 1.0)), ("half", (0.5,))):
-        merge = stm.merge_with_base(
-            model, base_model(cell.base), found.dev, weights=tried, calibrate=cell.loss == "QNorm"
-        )
-        exponent = float(merge.exponents[tried.index(merge.weight)])
-        figures |= {f"{name}, weight": merge.weight}
-        figures[name] = of_tasks(merge.model, elsewhere, stm.Similarity(1.0, exponent))
+        merge = stm.merge_with_base(model, base_model(cell.base), found.dev, weights=tried)
+        figures[f"{name}, weight"] = merge.weight
+        figures[name] = of_tasks(merge.model, elsewhere, stm.COSINE)
     return figures
 
 
-def others(cell: Cell, folder: Path) -> dict[str, RetrievalData]:
+def others(cell: Cell, folder: Path | None) -> dict[str, RetrievalData]:
     """Names of the other source's intents, and XQuAD."""
     other = "clinc names" if cell.data.startswith("banking") else "banking names"
     return {
         other: data(other, folder).test,
-        "XQuAD": xquad.find_paragraph(folder / "xquad_en.json"),
+        "XQuAD": xquad.find_paragraph(Path(folder or ".") / "xquad_en.json"),
     }
 
 
