@@ -41,8 +41,8 @@ from benchmarks.studies.cells import (
     gain,
     lexicons,
     per_query,
+    prepare_process,
     read,
-    results,
     run,
     seeds_of,
     store,
@@ -175,10 +175,10 @@ def keeping(base: str, loss: str) -> Cell:
 
 def run_all(bases: list[str], seeds: int) -> None:
     """The bases, everything with seed 0, then the other seeds of what the table shows."""
-    for together in zip(*(PRETRAINING[base] for base in bases if base in PRETRAINING), strict=True):
-        missing = [recipe for recipe in together if not weights_path(recipe).is_file()]
-        for recipe, figures in results(pretrain, missing):
-            store(PRETRAINED.path(recipe), figures)
+    prepare_process()
+    for recipe in (recipe for base in bases for recipe in PRETRAINING.get(base, ())):
+        if not weights_path(recipe).is_file():
+            store(PRETRAINED.path(recipe), pretrain(recipe))
     if "MiniLMdot" in bases:
         check("MiniLMdot")
     run([cosine(base, tau) for base in bases for tau in TAUS], EVALUATIONS)
