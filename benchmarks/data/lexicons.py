@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import Dataset
 
@@ -53,17 +53,9 @@ class Entry:
     label: str
 
 
-class WordNet(NamedTuple):
-    """See :class:`Lexicons`."""
-
-    train: dict[str, Dataset]
-    dev: RetrievalData
-    test: RetrievalData
-
-
 @dataclass
 class Lexicons:
-    """All of it.
+    """WordNet, and FOLDOC beside it.
 
     Attributes:
         train: Part of speech to columns ``anchor`` (a lemma) and ``positive`` (its definition).
@@ -91,10 +83,10 @@ def build(
 
     The seed is that of the split and of all sampling; ``wordnet_sizes`` are those of `wordnet`.
     """
-    words = wordnet(fetch("wordnet-base", cache), seed, **wordnet_sizes)
+    train, dev, test = wordnet(fetch("wordnet-base", cache), seed, **wordnet_sizes)
     sizes = {"num_queries": num_foldoc_queries, "corpus_size": foldoc_corpus_size}
     terms = foldoc(fetch("dict-foldoc", cache), seed, **sizes)
-    return Lexicons(*words, terms)
+    return Lexicons(train, dev, test, terms)
 
 
 # --- packages -------------------------------------------------------------------------------------
@@ -300,8 +292,8 @@ def wordnet(
     corpus_size: int = 5000,
     num_dev_queries: int = 300,
     dev_corpus_size: int = 2500,
-) -> WordNet:
-    """Build all that comes from WordNet, of a folder that holds ``usr/share/wordnet``.
+) -> tuple[dict[str, Dataset], RetrievalData, RetrievalData]:
+    """Train, dev and test from WordNet, of a folder that holds ``usr/share/wordnet``.
 
     Train has every pair of a lemma and a definition that the lemma does not stand in, in random
     order. A lemma that has a sense in the dev or the test split is in no pair, and none of test is
@@ -321,7 +313,7 @@ def wordnet(
     dev = retrieval(splits["dev"], num_dev_queries, dev_corpus_size, **options)
     held_out = of_test | _by_name(splits["dev"]).keys()
     train = _pairs(splits["train"], held_out, seed)
-    return WordNet(train, dev, test)
+    return train, dev, test
 
 
 def synsets(lines: Iterable[str]) -> Iterator[Entry]:

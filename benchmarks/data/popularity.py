@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from benchmarks.data.lexicons import build, default_cache
 from benchmarks.data.texts import package_descriptions, package_lists
-from benchmarks.studies.cells import SEED, kept
+from benchmarks.studies.cells import SEED
 from datasets import Dataset
 from torch import Tensor
 
@@ -251,4 +251,4 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 @lru_cache(maxsize=2)
 def task(name: str) -> Task:
-    return kept(f"prior-{name}", TASKS[name])
+    return TASKS[name]()

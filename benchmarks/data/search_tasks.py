@@ -74,7 +74,7 @@ def build_suite(cache: Path | None = None) -> Suite:
     """Fetch what is missing and build everything."""
     sizes = {"num_test_queries": 400, "corpus_size": 1500}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
-    words = wordnet(fetch("wordnet-base", cache), SEED, **sizes)
+    lemmas, dev, test = wordnet(fetch("wordnet-base", cache), SEED, **sizes)
     folder = default_cache(cache) / "docstrings"
     calls = build_docstring_task(
         test_queries=300, seed=SEED, workers=1, cache=folder, progress=False
@@ -83,18 +83,18 @@ def build_suite(cache: Path | None = None) -> Suite:
     chapters = ("tutorial", "howto", "faq", "reference", "using", "extending")
     pages = chain.from_iterable(read_pages(html / chapter) for chapter in chapters)
     tests = {
-        "wordnet": words.test,
+        "wordnet": test,
         "docstrings": calls.test,
         "foldoc": foldoc(fetch("dict-foldoc", cache), SEED, num_queries=300, corpus_size=1000),
         "man pages": man_pages([fetch(package, cache) for package in ("manpages", "manpages-dev")]),
         "python docs": shrink(title_task(pages, max_words=60), 300, 1200, SEED, most=4),
-        "hubs": hubs(fetch("wordnet-base", cache), set(words.test.corpus)),
+        "hubs": hubs(fetch("wordnet-base", cache), set(test.corpus)),
     }
     train: dict[str, Dataset | dict[str, Dataset]] = {
-        "wordnet": words.train,
+        "wordnet": lemmas,
         "docstrings": calls.train.triplets(1, SEED),
     }
-    return Suite(train, {"wordnet": words.dev, "docstrings": calls.dev}, tests)
+    return Suite(train, {"wordnet": dev, "docstrings": calls.dev}, tests)
 
 
 # --- smaller tasks --------------------------------------------------------------------------------

@@ -1,33 +1,26 @@
 """Revela: the cost of in-batch attention.
 
-    python benchmarks/speed/revela.py [layer] [step] [--device cuda]
+    python benchmarks/speed/revela.py [--device cuda]
 
-layer: one attention layer, forward and backward, H = 32 query heads over 8 key heads of 64, L = 160
+One attention layer, forward and backward, H = 32 query heads over 8 key heads of 64, L = 160
 tokens: materialised (B, H, L, B, L) scores against this package, exact and with a peaked Sim.
-step: one whole training step with gradient checkpointing: a decoder with SmolLM2-135M's layers (4
-of its 30, random weights) and a bag-of-words retriever, which costs almost nothing. Memory is the
-peak of the tensors that are allocated during the step.
+Memory is the peak of the tensors that are allocated during the step.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from benchmarks.speed.kernel import seconds
 from benchmarks.speed.memory import peak_bytes
-from benchmarks.studies.revela import copy_task
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 
-from st_magnitude.revela import RevelaLoss, attention
+from st_magnitude.revela import attention
 from st_magnitude.revela.attention import Neighbours, in_batch_attention
-from st_magnitude.revela.groups import split_batch
 
 LENGTH, HEADS, KEY_HEADS, DIM = 160, 32, 8, 64
 
@@ -102,44 +95,6 @@ def _free_bytes(device: str) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def whole_step(size: int, repeats: int, device: str) -> None:
-    """A training step; `materialised` replaces the package's function and is checkpointed with its
-    layer."""
-    torch.manual_seed(0)
-    lm = copy_task.decoder(
-        "llama",
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=4,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-    ).to(device)
-    words = copy_task.tokenizer().backend_tokenizer
-    model = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=64)], device=device)
-    rng = random.Random(0)
-    chunks = [" ".join(rng.choices(copy_task.SHARED, k=LENGTH)) for _ in range(size)]
-    ours = attention.in_batch_attention
-
-    def step(attend: Callable[..., Tensor], loss: RevelaLoss) -> None:
-        attention.in_batch_attention = attend
-        loss.zero_grad()
-        loss(split_batch(loss.collator([{"chunks": chunks}]), device)).backward()
-        attention.in_batch_attention = ours
-
-    even, peaked = (
-        RevelaLoss(model, lm, copy_task.tokenizer(), temperature=tau, max_length=LENGTH)
-        for tau in (1.0, 1e-4)
-    )
-    lm.gradient_checkpointing_enable({"use_reentrant": False})
-    lm.train()
-    steps = {
-        "materialised": partial(step, materialised, even),
-        "exact": partial(step, ours, even),
-        "peaked": partial(step, ours, peaked),
-    }
-    _compare(f"{size}", steps, repeats, device)
-
-
 def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, device: str) -> None:
     """One row of the table; absolute figures where the materialised scores do not fit into
     memory."""
@@ -153,18 +108,13 @@ def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, devi
     print(f"| {name} | {' | '.join(({base: 'does not fit'} | cells).values())} |", flush=True)
 
 
-PARTS = {"layer": (layer, (8, 16, 32)), "step": (whole_step, (8, 16))}
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="part")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    for part in arguments.parts:
-        measure, sizes = PARTS[part]
-        print(f"\n## {part}, {LENGTH} tokens\n\n| B | materialised | exact | peaked Sim |")
-        print("| ---: | --- | --- | --- |")
-        for size in sizes:
-            measure(size, 3, arguments.device)
+    print(f"{LENGTH} tokens\n\n| B | materialised | exact | peaked Sim |")
+    print("| ---: | --- | --- | --- |")
+    for size in (8, 16, 32):
+        layer(size, 3, arguments.device)

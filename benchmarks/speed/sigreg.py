@@ -1,30 +1,23 @@
-"""SIGReg: what it costs, what it does to a collapsed cone, and what it does to MiniLM.
+"""SIGReg: what it costs, and what it does to a collapsed cone.
 
-    python benchmarks/speed/sigreg.py [a] [b] [c]
+    python benchmarks/speed/sigreg.py [a] [b]
 
 (a) Time and memory, forward and backward on embeddings, D = 384, 1,024 directions, 17 knots: of the
 naive form (the N x K x knots tensor under autograd), of SIGReg, and of the matrix products alone.
 (b) Embeddings in a cone, moved by Adam down SIGReg alone: IsoScore (over what a Gaussian sample of
 the size reaches) and mean cosine, for 16 to 1,024 directions, scaled by sqrt(D) and unscaled.
-(c) MiniLM on the demo's docstring task, one epoch at batch 32 and 128, cosine InfoNCE with and
-without SIGReg: IsoScore and mean cosine of the test documents, nDCG@10.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
-from itertools import product
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.speed.kernel import seconds
 from benchmarks.speed.memory import peak_bytes
 from benchmarks.studies.estimates import markdown
-from numpy.typing import NDArray
 from torch import Tensor
 
 from st_magnitude import SIGReg, geometry
@@ -122,69 +115,18 @@ def collapse(dims: tuple[int, ...], numbers: tuple[int, ...], size: int, steps: 
     print("\n".join(markdown(header, rows)), flush=True)
 
 
-# --- (c) MiniLM -----------------------------------------------------------------------------------
-
-
-def minilm(seed: int = 0) -> None:
-    from benchmarks.data.docstrings import build_docstring_task, bundled_minilm
-    from sentence_transformers import SentenceTransformer
-
-    from st_magnitude.data.retrieval import RetrievalData
-    from st_magnitude.finetune.run import TrainConfig, train
-    from st_magnitude.similarity import COSINE
-
-    task = build_docstring_task(seed=seed, progress=False)
-    judged = RetrievalData(task.test.queries, task.test.corpus, task.test.relevant)
-
-    def fresh() -> SentenceTransformer:
-        model = SentenceTransformer(bundled_minilm(), device="cpu")
-        model.max_seq_length = 64
-        return model
-
-    def row(name: str, model: SentenceTransformer) -> list[str]:
-        encoded = judged.encode(model, batch_size=64, before_normalize=True)
-        unit = F.normalize(encoded.documents, dim=1)
-        scores = encoded.ndcg(encoded.top(COSINE))
-        before.append(scores)
-        difference, low, high = geometry.paired_bootstrap(scores, before[0])
-        return [
-            name,
-            f"{geometry.isoscore(unit):.3f}",
-            f"{geometry.mean_cosine(unit):.3f}",
-            f"{scores.mean():.3f}",
-            f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]",
-        ]
-
-    before: list[NDArray[np.float64]] = []
-    ceiling = geometry.isoscore_ceiling(len(task.test.corpus), 384)
-    print(f"\n(c) MiniLM, {task.train}, test {task.test}; the reachable IsoScore is {ceiling:.2f}")
-    header = ["run", "IsoScore", "mean cosine", "nDCG@10", "against pretrained"]
-    rows = [row("pretrained", fresh())]
-    for batch, weight in product((32, 128), (0.0, 0.05)):
-        model = fresh()
-        how = {"batch_size": batch, "learning_rate": 5e-5, "seed": seed}
-        config = TrainConfig(loss="cosine", negatives=1, max_steps=-1, **how)
-        options = {"regularizers": [(SIGReg(), weight)]} if weight else {}
-        with tempfile.TemporaryDirectory() as folder:
-            train(model, task.train, Path(folder) / "model", config, loss_options=options)
-        rows.append(row(f"batch {batch}, weight {weight:g}", model))
-    print("\n".join(markdown(header, rows)), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="part", help="a, b, c; default: all")
-    parts = parser.parse_args().parts or ["a", "b", "c"]
+    parser.add_argument("parts", nargs="*", metavar="part", help="a, b; default: both")
+    parts = parser.parse_args().parts or ["a", "b"]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
     if "a" in parts:
         for size in (512, 2048):
             cost(size, 384, 1024)
     if "b" in parts:
         collapse((64, 384, 768), (16, 256, 1024), 512, 200)
-    if "c" in parts:
-        minilm()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 A cell is its settings. Its name is made of them, and its figures are one JSON file. So a script
 that needs cells runs those that are missing, goes on where an interrupted call ended, and shares
 what another script has run. A cell that fails leaves nothing. Models train on the GPU if there is
-one. EVIDENCE_DATA names a folder that keeps the texts of the studies, for a machine that has
-neither the packages nor a network.
+one.
 
 Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and,
 among cells, rates and temperatures. These scorings are read on the tests, each at its own best step
@@ -27,7 +26,7 @@ import pickle
 import platform
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -105,7 +104,9 @@ class Store:
     def run(self, measure: Callable[[Any], Figures], cells: Iterable[Any]) -> None:
         """Measures the cells that are missing."""
         todo = [cell for cell in dict.fromkeys(cells) if not self.has(cell)]
-        for i, (cell, figures) in enumerate(results(measure, todo), 1):
+        prepare_process()
+        for i, cell in enumerate(todo, 1):
+            figures = measure(cell)
             store(self.path(cell), figures)
             print(f"[{i}/{len(todo)}] {cell.name}: {figures.get('seconds', '')} s", flush=True)
 
@@ -186,13 +187,6 @@ def fingerprint(texts: Any) -> str:
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
-def kept(name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns; with EVIDENCE_DATA from the file of that name in this folder."""
-    if (folder := os.environ.get("EVIDENCE_DATA")) is None:
-        return make()
-    return pickled(Path(folder, f"{name.replace(', ', '-')}.pickle"), make)
-
-
 def pickled(path: Path, make: Callable[[], Any]) -> Any:
     """What ``make`` returns, from a file if it has been made before, by this or another process."""
     if not path.is_file():
@@ -205,15 +199,14 @@ def pickled(path: Path, make: Callable[[], Any]) -> Any:
 
 @lru_cache(maxsize=4)
 def data(name: str) -> Data:
-    return kept(f"data-{name}", DATA[name])
+    return DATA[name]()
 
 
 @lru_cache(maxsize=1)
 def docstring_task() -> DocstringTask:
     """The docstrings of the installed packages."""
     options: dict[str, Any] = {"test_queries": 300, "seed": SEED, "workers": 1, "progress": False}
-    cache = default_cache() / "docstrings"
-    return kept("docstrings", lambda: build_docstring_task(cache=cache, **options))
+    return build_docstring_task(cache=default_cache() / "docstrings", **options)
 
 
 def docstrings() -> Data:
@@ -389,12 +382,6 @@ def run(cells: Iterable[Cell], evaluations: int = 10) -> None:
     POOL.run(lambda cell: measure(cell, evaluations), cells)
 
 
-def results(work: Callable[[Any], Any], cells: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each cell with what ``work`` makes of it."""
-    prepare_process()
-    yield from ((cell, work(cell)) for cell in cells)
-
-
 def prepare_process() -> None:
     """Quiets the warnings about one-sided similarities, which are here on purpose."""
     for name in ("st_magnitude", "sentence_transformers"):
@@ -495,9 +482,5 @@ def gain(
 def same_seeds(after: Cell, before: Cell) -> list[tuple[Cell, Cell]]:
     """Two settings with each seed that both have stored, on the same texts."""
     pairs = zip(seeds_of(after), seeds_of(before), strict=True)
-    return [p for p in pairs if all(x.is_stored for x in p) and same_texts(*p)]
-
-
-def same_texts(after: Cell, before: Cell) -> bool:
-    a, b = after.load(), before.load()
-    return a is not None and b is not None and a["data"] == b["data"]
+    both = [(pair, pair[0].load(), pair[1].load()) for pair in pairs]
+    return [pair for pair, a, b in both if a and b and a["data"] == b["data"]]

@@ -38,7 +38,6 @@ from benchmarks.studies.cells import (
     asked,
     data,
     encode,
-    kept,
     lexicons,
     packed,
     seconds_of,
@@ -110,7 +109,10 @@ TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC"}
 
 
 def fragments(
-    corpus: Mapping[str, str], number: int, seed: int = SEED, kinds: Sequence[str] = KINDS
+    corpus: Mapping[str, str],
+    number: int,
+    seed: int = SEED,
+    kinds: Sequence[str] = (*SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
 ) -> dict[str, str]:
     """Fragments of the kinds in turn, all different, from the words of a corpus.
 
@@ -156,12 +158,8 @@ def fragment(kind: str, words: Sequence[str], licences: Sequence[str], rng: rand
 
 
 @lru_cache(maxsize=1)
-def licence_chunks() -> list[str]:
-    """400 pieces of the licences of the installed packages, of 40 words."""
-    return kept("licences", _licence_chunks)
-
-
-def _licence_chunks(words: int = 40, most: int = 400) -> list[str]:
+def licence_chunks(words: int = 40, most: int = 400) -> list[str]:
+    """Pieces of the licences of the installed packages, of so many words."""
     texts = set()
     for distribution in distributions():
         for file in distribution.files or ():

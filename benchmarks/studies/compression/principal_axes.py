@@ -31,7 +31,7 @@ def tasks() -> dict[str, stm.RetrievalData]:
     chunks = build_docstring_task(cache=default_cache() / "docstrings-late", **sizes).test
     return {
         "FOLDOC": foldoc(fetch("dict-foldoc"), 1, num_queries=600, corpus_size=3000),
-        "WordNet": wordnet(fetch("wordnet-base"), 1, num_test_queries=600, corpus_size=3000).test,
+        "WordNet": wordnet(fetch("wordnet-base"), 1, num_test_queries=600, corpus_size=3000)[2],
         "docstrings": answers_only(chunks),
     }
 

@@ -99,27 +99,15 @@ PERCENT = {f"{share:g}": f"{100 * share:g} %" for share in SHARES}
 
 
 def pairs(task: RetrievalData) -> Dataset:
-    found = [
-        (query, document)
-        for query, documents in task.relevant.items()
-        for document in sorted(documents)
-    ]
-    anchors, positives = (
-        [task.queries[query] for query, _ in found],
-        [task.corpus[document] for _, document in found],
-    )
+    found = [(q, d) for q, documents in task.relevant.items() for d in sorted(documents)]
+    anchors, positives = [task.queries[q] for q, _ in found], [task.corpus[d] for _, d in found]
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
 def chunks() -> Data:
     """Docstrings, without the chunks that are never relevant."""
-    sizes: dict[str, Any] = {
-        "test_queries": 600,
-        "dev_queries": 300,
-        "seed": SEED,
-        "workers": 1,
-        "progress": False,
-    }
+    sizes: dict[str, Any] = {"test_queries": 600, "dev_queries": 300, "seed": SEED}
+    sizes |= {"workers": 1, "progress": False}
     task = build_docstring_task(cache=default_cache() / "docstrings-late", **sizes)
     return Data(pairs(task.train), answers_only(task.dev), {"docstrings": answers_only(task.test)})
 
@@ -313,9 +301,8 @@ def measured(tokens: Tokens, loss: str, exponents: Mapping[str, float] | None = 
         number = round(float(share) * total)
         by_norm = left(number)
         add("norm, cosine", by_norm)
-        for exponent in (
-            () if is_control else EXPONENTS if exponents is None else (exponents[share],)
-        ):
+        tried = EXPONENTS if exponents is None else (exponents[share],)
+        for exponent in () if is_control else tried:
             add("norm, calibrated", by_norm, stm.Similarity(0.0, exponent))
         if float(share) < 1:
             add("norm, pooling", pooled(left(min(2 * number, total)), number))

@@ -62,14 +62,14 @@ def tasks() -> Tasks:
     """Rows to train on, dev and tests by domain."""
     sizes = {"num_test_queries": 400, "corpus_size": 1500}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
-    words = wordnet(fetch("wordnet-base"), SEED, **sizes)
+    _, words_dev, words_test = wordnet(fetch("wordnet-base"), SEED, **sizes)
     folder = default_cache() / "docstrings"
     calls = build_docstring_task(
         test_queries=300, seed=SEED, workers=1, cache=folder, progress=False
     )
     computing = foldoc(fetch("dict-foldoc"), SEED, num_queries=300, corpus_size=1000)
-    tests = {"docstrings": calls.test, "wordnet": words.test, "foldoc": computing}
-    dev = {"docstrings": calls.dev, "wordnet": words.dev}
+    tests = {"docstrings": calls.test, "wordnet": words_test, "foldoc": computing}
+    dev = {"docstrings": calls.dev, "wordnet": words_dev}
 
     def small(tasks: dict[str, RetrievalData]) -> dict[str, RetrievalData]:
         return {name: shrink(task, 150, 300, SEED) for name, task in tasks.items()}

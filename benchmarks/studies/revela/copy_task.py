@@ -9,7 +9,6 @@ the right document can copy them. The retriever has to learn which words count.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 from benchmarks.studies.models import table_of
@@ -57,21 +56,22 @@ def retriever(seed: int = 0) -> SentenceTransformer:
     return table_of(words, table)
 
 
-def decoder(family: str, **options: Any) -> PreTrainedModel:
-    """A tokenizer for the words of this task."""
-    ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer()), **ids, **options)
+def decoder() -> PreTrainedModel:
+    """A small one for the words of this task; its biases make attention by position easy."""
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=len(tokenizer()),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     return AutoModelForCausalLM.from_config(config)
-
-
-SHAPE = {  # of a language model with biases, which make attention by position easy
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
 
 
 def warmed_lm(seed: int, v_norm: bool, max_steps: int = 2000) -> PreTrainedModel | None:
@@ -81,7 +81,7 @@ def warmed_lm(seed: int, v_norm: bool, max_steps: int = 2000) -> PreTrainedModel
     """
     torch.manual_seed(seed)
     tokens = tokenizer()
-    lm = decoder("qwen2", **SHAPE)
+    lm = decoder()
     attach(lm)
     optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3)
     rng = random.Random(seed)

@@ -15,47 +15,21 @@ def synset(number: int, file: int, kind: str, lemmas: Iterable[str], gloss: str)
 
 
 def test_synsets() -> None:
-    lines = [
-        "  1 A notice that | is no synset.  ",
-        "",
-        synset(
-            17,
-            5,
-            "n",
-            ["water_horse", "Kelpie", "kelpie", "water_horse"],
-            "a spirit of lakes; shaped like a horse",
-        ),
-        synset(
-            18,
-            0,
-            "s",
-            ["moony(a)", "dreamy(p)", "far(ip)", "odd(x)"],
-            '(of people) lost in thought; "a moony boy"',
-        ),
-        synset(
-            19, 38, "v", [f"v{i}" for i in range(17)], "go slowly and quietly"
-        ),  # 17 is 11 in hexadecimal
-        synset(20, 5, "n", ["shelties"], "small ponies"),  # too short
-        synset(
-            21, 0, "a", ["still"], '(of the wind and the sea) "the air was still"'
-        ),  # nothing but parentheses
-    ]
+    many = [f"v{i}" for i in range(17)]  # 17 is 11 in hexadecimal
+    horse = "a spirit of lakes; shaped like a horse"
+    lines = ["  1 A notice that | is no synset.  ", ""]
+    lines.append(synset(17, 5, "n", ["water_horse", "Kelpie", "kelpie", "water_horse"], horse))
+    gloss = '(of people) lost in thought; "a moony boy"'
+    lines.append(synset(18, 0, "s", ["moony(a)", "dreamy(p)", "far(ip)", "odd(x)"], gloss))
+    lines.append(synset(19, 38, "v", many, "go slowly and quietly"))
+    lines.append(synset(20, 5, "n", ["shelties"], "small ponies"))  # too short
+    gloss = '(of the wind and the sea) "the air was still"'  # nothing but parentheses
+    lines.append(synset(21, 0, "a", ["still"], gloss))
+    moony = ("moony", "dreamy", "far", "odd(x)")
     assert list(lexicons.synsets(lines)) == [
-        Entry(
-            "00000017-n",
-            ("water horse", "Kelpie", "kelpie"),
-            "a spirit of lakes; shaped like a horse",
-            "noun.animal",
-        ),
-        Entry(
-            "00000018-s",
-            ("moony", "dreamy", "far", "odd(x)"),
-            "(of people) lost in thought",
-            "adj.all",
-        ),
-        Entry(
-            "00000019-v", tuple(f"v{i}" for i in range(17)), "go slowly and quietly", "verb.motion"
-        ),
+        Entry("00000017-n", ("water horse", "Kelpie", "kelpie"), horse, "noun.animal"),
+        Entry("00000018-s", moony, "(of people) lost in thought", "adj.all"),
+        Entry("00000019-v", tuple(many), "go slowly and quietly", "verb.motion"),
     ]
 
 

@@ -40,30 +40,9 @@ def test_titles_ask_for_their_sections():
         "Green tea": {"Use 80 degrees.", "Wait two minutes."},
         "Sourdough": {"Feed the starter.", "Fold the dough."},
     }
-    others = {
-        "Keep it dry.",
-        "Coffee.",
-        "All rights reserved.",
-        "In a box.",
-        "Just a text.",
-        "It has no title.",
-    }
-    assert set(task.corpus.values()) == others.union(*found.values())
     assert len(task.corpus) == 11
     whole = titles.title_task([Page("Bread\nRye.", "rye", title="Bread")], max_words=4)
     assert (whole.queries, list(whole.corpus.values())) == ({"q0": "Bread"}, ["Rye."])
-
-
-def test_a_sample_of_the_queries():
-    pages = [Page(f"Text {i}.", f"d{i}", title=f"Title {'ab' * i}") for i in range(1, 20)]
-    choices = ((None, 0), (5, 0), (5, 0), (5, 1))
-    full, some, again, other = (
-        titles.title_task(pages, max_words=9, max_queries=n, seed=s) for n, s in choices
-    )
-    assert (len(full.queries), len(some.queries)) == (19, 5)
-    assert some == again
-    assert some.queries != other.queries
-    assert some.corpus == full.corpus
 
 
 def test_the_split_is_by_text():
@@ -73,14 +52,8 @@ def test_the_split_is_by_text():
     assert titles.split_pages(pages[::-1], 0.2)[1] == held_out[::-1]
     more = titles.split_pages(pages + [Page(f"Another one: {i}") for i in range(300)], 0.2)[1]
     assert {*held_out} <= {*more}  # new pages move no others
-    twice = [
-        Page(f"{letter}  Text" if i % 2 else f" {letter} text\n")
-        for i, letter in enumerate("abcabcddbe")
-    ]
-    left, right = ({fold(page.text) for page in part} for part in titles.split_pages(twice, 0.4))
-    assert left
-    assert right
-    assert not left & right
+    left, right = titles.split_pages([Page("a text"), Page(" A  Text\n"), *pages], 0.4)
+    assert not {fold(page.text) for page in left} & {fold(page.text) for page in right}
 
 
 def test_html_sections(tmp_path):
