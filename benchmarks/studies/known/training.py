@@ -22,7 +22,7 @@ from benchmarks.data.intents import (
     question_pairs,
     split_off,
 )
-from benchmarks.studies.models import minilm, static_model, without_padding
+from benchmarks.studies.models import minilm, static_model
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -137,10 +137,10 @@ class InBfloat16(Transformer):
 
 
 def base_model(name: str) -> SentenceTransformer:
-    """The base as published, without padding and in bfloat16 if it is an encoder."""
+    """The base as published, in bfloat16 if it is an encoder."""
     if name == "table":
         return static_model()
-    model = without_padding(minilm())
+    model = minilm()
     model[0].__class__ = InBfloat16
     return model
 

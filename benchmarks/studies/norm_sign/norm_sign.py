@@ -56,6 +56,7 @@ WAYS: dict[str, Callable[[SentenceTransformer], stm.MagnitudeRankingLoss]] = {
     "qnorm, mean of all documents": OverAll,
     "qnorm": stm.QNormRankingLoss,
     "qnorm, tau .2": partial(stm.QNormRankingLoss, temperature=0.2),
+    "qnorm, fixed scale, tau .2": partial(stm.QNormRankingLoss, scale=4.0, temperature=0.2),
 }
 BASES: dict[str, tuple[Callable[[], SentenceTransformer], int, int, float]] = {
     "minilm": (minilm, 40, 32, 1e-4),  # model, steps, batch, learning rate
