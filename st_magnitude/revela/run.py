@@ -182,11 +182,7 @@ def run(
         if is_first:
             if evaluator is not None:
                 record["after"] = _measure(evaluator, model, "after", say)
-                record["differences"] = {}
-                for name in ("dense", "hybrid"):
-                    difference = paired_bootstrap(evaluator.per_query[name], before[name])
-                    gain, low, high = record["differences"][name] = difference
-                    say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
+                record["differences"] = _differences(evaluator.per_query, before, say)
             remedy = "Make room, and run again with resume=True (--resume)."
             with (
                 one_line_about_the_disk(output, remedy),
@@ -254,4 +250,14 @@ def _measure(
     found = evaluator(model)
     figures = (f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
     say(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
+    return found
+
+
+def _differences(
+    after: dict[str, Any], before: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, tuple[float, float, float]]:
+    """The gain in nDCG@10 of the retriever and of the fused runs, with its interval."""
+    found = {name: paired_bootstrap(after[name], before[name]) for name in ("dense", "hybrid")}
+    for name, (gain, low, high) in found.items():
+        say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
     return found

@@ -263,7 +263,7 @@ def test_dims_and_temperatures_become_terms(place, options, terms):
         ({"temperature": 0}, "temperature must be a positive number"),
         ({"temperature": 0.1, "dims": "64,256"}, "temperatures=0.1"),
         ({"temperature": 0.1, "loss": "tempagg"}, "temperatures=0.1"),
-        ({"dims": "64,512"}, "[512]"),
+        ({"dims": "64,512"}, "512 dimensions"),
         ({"max_length": 9}, "--max-length"),
         ({"split": "nope"}, "['dev', 'train']"),
         ({"loss": "cosin"}, "'cosine'?"),
