@@ -68,8 +68,8 @@ def norm_warning(d: float, before: float = math.nan) -> str:
         fault = "Training has brought the norms of answers and of never-relevant documents together"
     return (
         f"{fault} (Cohen's d {d:+.2f}{change}). Do not drop documents by their norm; to learn one "
-        "that marks them, train on negatives that resemble the queries, or with a higher "
-        "temperature (docs/norms.md)."
+        "that marks them, train on negatives that resemble the queries, or at a fixed "
+        "scale and a higher temperature (docs/norms.md)."
     )
 
 
