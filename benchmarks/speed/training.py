@@ -12,10 +12,10 @@ other programs hardly change them, and ``peak`` is the memory of the process bey
 before the training. nDCG@10 is that of 2,000 test questions of both sets among 3,000 training
 questions.
 
-``--encoder`` measures all-MiniLM-L6-v2 instead, expected to be level: 20 steps of 64, and two of 512
-with gradient caching and a guide. Expected before measuring, at batches of 2,048 to 8,192: one term takes the time of
-MultipleNegativesRankingLoss in a tenth of the memory; three prefixes at three temperatures a third
-to a fifth of the time of the composition.
+``--encoder`` measures all-MiniLM-L6-v2 instead, expected to be level: 20 steps of 64, and two of
+512 with gradient caching and a guide. Expected before measuring, at batches of 2,048 to 8,192: one
+term takes the time of MultipleNegativesRankingLoss in a tenth of the memory; three prefixes at
+three temperatures a third to a fifth of the time of the composition.
 """
 
 from __future__ import annotations
