@@ -234,8 +234,8 @@ def main() -> None:
     ]
     print(Table(["", *means], rows).to_text())
     print(
-        "surface: pretrained, plus a classifier on length and punctuation, whose probability takes"
-        " the\nplace of the norm. It trains no encoder."
+        "surface: pretrained, plus a classifier on length and punctuation, whose\n"
+        "probability takes the place of the norm. It trains no encoder."
     )
     cosine, qnorm = measured["cosine"], measured["qnorm"]
     compared = {

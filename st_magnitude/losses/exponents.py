@@ -157,9 +157,9 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         super().check_engine(engine)
 
     def _learned(self) -> list[Tensor]:
-        norm = exponent_norm(self.model)
-        assert norm is not None
-        return [norm.query_bias.sigmoid(), norm.document_bias.sigmoid(), *super()._learned()]
+        similarity = self.similarity  # the model may have lost its ExponentNorm after the training
+        exponents: Any = similarity.gamma_query, similarity.gamma_document
+        return [*exponents, *super()._learned()]
 
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         _, terms = super()._at(learned[2:])

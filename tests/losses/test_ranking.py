@@ -342,6 +342,12 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     assert contradicts == bool(caplog.records)
 
 
+def test_learned_exponents_are_described_after_the_model_has_lost_them(model):
+    loss = stm.LearnableNormLoss(model)
+    stm.prepare(model, "cosine")
+    assert loss.get_config_dict()["similarity"] == {"query": 0.5, "document": 0.5}
+
+
 def test_nan_names_its_column(model, caplog):
     loss, embeddings = stm.DotRankingLoss(model, scale=1.0), [torch.randn(3, 4) for _ in range(3)]
     loss.compute_loss_from_embeddings(embeddings)
