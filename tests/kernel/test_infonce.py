@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.speed.memory import peak_bytes
+from _memory import peak_bytes
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim, dot_score
 from torch import nn

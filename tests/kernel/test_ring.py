@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from _memory import peak_bytes
 from _ranks import on_ranks
-from benchmarks.speed.memory import peak_bytes
 
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude.kernel.batch import Above

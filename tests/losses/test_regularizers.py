@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.speed.memory import peak_bytes
+from _memory import peak_bytes
 
 from st_magnitude import SIGReg
 
