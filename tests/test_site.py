@@ -138,7 +138,7 @@ def test_the_site_builds(tmp_path):
     assert 'id="st_magnitude.QNormRankingLoss"' in losses
     assert ":class:" not in losses
     home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert 'href="guide.html"' in home_page
+    assert 'href="how_to.html"' in home_page
     assert 'src="training.png"' in home_page
     # for search in pages that are opened from a disk
     assert 'src="assets/iframe-worker.js"' in home_page
