@@ -61,8 +61,8 @@ class NormMonitor(TrainerCallback):
         every: Number of steps between rows.
 
     Attributes:
-        rows: All rows so far, each with its ``step``. Of a run that resumes, earlier ones are in
-            ``trainer.state.log_history``.
+        rows: The rows of this process, each with its ``step``. A run that resumes begins anew; of
+            earlier rows ``trainer.state.log_history`` has those that went into the log.
 
     Example:
         >>> import torch
