@@ -189,7 +189,7 @@ def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
 class Guide:
     """A frozen model that scores documents in place of the model that is trained.
 
-    It is no Module, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
+    It is not a Module, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
     """
 
     def __init__(

@@ -47,19 +47,6 @@ logger = logging.getLogger(__name__)
 # Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.
 SCALE = 20.0
 
-# The options that the model card shows as they were given
-OPTIONS = (
-    "scale",
-    "mini_batch_size",
-    "gather_across_devices",
-    "directions",
-    "partition_mode",
-    "hardness_mode",
-    "hardness_strength",
-    "precision",
-    "labels",
-)
-
 
 class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
@@ -420,7 +407,15 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
             "terms": [vars(term) | {"temperature": float(term.temperature)} for term in terms],
-            **{name: getattr(self, name) for name in OPTIONS},
+            "scale": self.scale,
+            "mini_batch_size": self.mini_batch_size,
+            "gather_across_devices": self.gather_across_devices,
+            "directions": self.directions,
+            "partition_mode": self.partition_mode,
+            "hardness_mode": self.hardness_mode,
+            "hardness_strength": self.hardness_strength,
+            "precision": self.precision,
+            "labels": self.labels,
             "teacher": None if self.teacher is None else self.teacher.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),
