@@ -2,7 +2,6 @@
 
 import json
 import math
-from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -92,7 +91,6 @@ def test_noise_is_called_noise(seed, similarity):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_symmetric_task_gets_cosine(seed):
     found = quick(*paraphrases(seed), seed=seed, symmetric=True)
-    assert found.own_text_unjudged == 0  # a query that is a document does not count for itself
     assert found["exponent"].choice == "keep cosine"
 
 
@@ -100,15 +98,6 @@ def test_a_symmetric_task_gets_one_exponent_for_both_sides():
     found = quick(*planted(0, "relevance"), symmetric=True)
     gamma = f"{found.exponent.candidate:.2g}"
     assert found["exponent"].choice == f"stm.prepare(model, stm.Similarity({gamma}, {gamma}))"
-
-
-def test_a_gain_over_cosine_that_finds_the_query_itself_is_not_trusted():
-    model, queries, corpus, relevant = planted(0, "relevance")
-    own = {f"self {key}": text for key, text in queries.items()}
-    found = quick(model, queries, corpus | own, relevant)
-    assert found.own_text_unjudged == 1
-    assert found["exponent"].gain[1] > 0
-    assert found["exponent"].verdict == "not enough data"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -224,7 +213,6 @@ def test_command(bow_folders):
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 60
     assert saved["settings"].items() >= {"symmetric": True, "seed": 3, "min_gain": 0.02}.items()
-    assert saved["settings"]["torch"] == version("torch")
 
 
 @pytest.mark.parametrize(

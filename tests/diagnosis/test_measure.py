@@ -8,7 +8,7 @@ from _planted import planted, quick, unit
 from st_magnitude import Similarity, calibrate_exponent, geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.measure import halves, own_text_unjudged
+from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import exponent_curve
 from st_magnitude.evaluation.metrics import judge
@@ -81,10 +81,3 @@ def test_halves_share_no_relevant_document():
     assert (halves(task, 0) != halves(task, 1)).any()
     # where all share one document
     assert halves(task_of([[0], [0], [0], [0], [0]], 3), 0).sum() == 2
-
-
-def test_queries_that_are_documents():
-    queries = {"a": "A  1", "b": "b 1", "c": "c", "unjudged": "x"}
-    corpus = {"a": "a 1", "b": "b 1", "x": "x y z"}
-    data = RetrievalData(queries, corpus, {"a": {"b"}, "b": {"a", "b"}, "c": {"a", "x"}})
-    assert own_text_unjudged(data) == pytest.approx(1 / 3)  # a; b is judged relevant to itself
