@@ -139,15 +139,13 @@ def embed_all(
         batch = list(texts[start : start + BATCH])
         try:
             rows += _vectors(embed(batch, role), len(batch), target)
-            continue
         except Refused:  # one of them is too long, or there are too many
-            pass
-        for text in batch:
-            try:
-                rows += _vectors(embed([text], role), 1, target)
-            except Refused as error:
-                refusal = refusal or str(error)
-                rows.append(None)
+            for text in batch:
+                try:
+                    rows += _vectors(embed([text], role), 1, target)
+                except Refused as error:
+                    refusal = refusal or str(error)
+                    rows.append(None)
     if all(row is None for row in rows):
         raise ValueError(f"{target} does not embed {texts[0]!r} ({refusal}); look at its log.")
     return rows, refusal
