@@ -39,15 +39,9 @@ def diagnose(
     """Encodes once, measures norms, storage and directions, and recommends what they support.
 
     A change is recommended ("do") only if the 95 % interval of its gain in nDCG@10 lies above 0 and
-    reaches ``min_gain``. "No benefit expected" means that the interval excludes a gain of
-    ``min_gain``, and "not enough data" that it does neither. The interval is that of
-    `st_magnitude.evaluation.metrics.judge`, which holds for few queries and few changes. Exponents
-    and the share of documents to drop are chosen on one half of the queries and measured on the
-    other. Smaller storage is compared with ``1 - tolerance`` of the full nDCG@10 instead.
-
-    The recommendation ``"exponent"`` comes first, and chooses as `calibrate_exponent` does. All
-    others are measured with the similarity that it advises, so they hold after it was followed.
-    ``"storage"`` compares the formats of `CompressionEvaluator`.
+    reaches ``min_gain``. "No benefit expected" means that the interval excludes such a gain, and
+    "not enough data" that it does neither. The recommendation ``"exponent"`` comes first, and all
+    others are measured with the similarity that it advises. docs/diagnose.md has each of them.
 
     Args:
         model: Any SentenceTransformer. Embeddings are taken from before a Normalize or ExponentNorm

@@ -196,8 +196,7 @@ def test_a_url_that_cannot_be_used(model, url, says):
     [
         ("", "sk-wrong-secret", r"Bearer \*\*\*"),
         ("me:secret@", None, "refuses the key"),
-        ("", "sk-secret\x07", "no HTTP header may hold"),
-        ("", "sk-sécret", "no HTTP header may hold"),
+        ("", "sk-sécret\x07", "no HTTP header may hold"),
     ],
 )
 def test_a_secret_appears_nowhere(model, account, key, says):
