@@ -44,8 +44,7 @@ def diagnose(
     others are measured with the similarity that it advises. docs/diagnose.md has each of them.
 
     Args:
-        model: Any SentenceTransformer. Embeddings are taken from before a Normalize or ExponentNorm
-            at its end.
+        model: Embeddings are taken from before a Normalize or ExponentNorm at its end.
         data: Queries, documents and judgments. Queries without a relevant document do not count.
         similarity: Similarity, or its name, with which the model is scored today. By default the
             similarity that the model states, and cosine if the model normalizes.
