@@ -85,8 +85,8 @@ def diagnose(
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
     choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    limits = (min_gain, tolerance, num_samples, seed)
-    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), *limits)
+    settings = Settings(title, symmetric, min_gain, tolerance, num_samples, seed)
+    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), settings)
     shape = measure.directions(task)
 
     new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
@@ -117,14 +117,7 @@ def diagnose(
         geometry=shape,
         cells=cells,
         recommendations=[first, *others],
-        settings=Settings(
-            title=title,
-            symmetric=symmetric,
-            seed=seed,
-            num_samples=num_samples,
-            min_gain=min_gain,
-            tolerance=tolerance,
-        ),
+        settings=settings,
     )
 
 

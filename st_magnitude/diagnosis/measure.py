@@ -20,6 +20,7 @@ from st_magnitude.diagnosis.findings import (
     Geometry,
     Mask,
     NormStatistics,
+    Settings,
 )
 from st_magnitude.evaluation.calibration import (
     EXPONENTS,
@@ -103,7 +104,7 @@ def directions(task: EncodedTask) -> Geometry:
     m, dim = unit.shape
     return Geometry(
         dim=dim,
-        isoscore=geometry.isoscore(unit) if dim > 1 else math.nan,
+        isoscore=geometry.isoscore(unit),
         isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
         mean_cosine=geometry.mean_cosine(unit),
     )
@@ -118,10 +119,7 @@ class Bench:
     choice: ExponentChoice
     scoring: Similarity
     has_magnitude: bool  # whether the norms differ
-    min_gain: float  # smallest gain that is worth a change
-    tolerance: float  # share of nDCG@10 that smaller storage may cost
-    num_samples: int  # of `judge`
-    seed: int
+    settings: Settings
 
     @property
     def measuring(self) -> Mask:
@@ -135,12 +133,13 @@ class Bench:
 
     def gain(self, values: Array, reference: Array) -> Judgment:
         """Compares two arrays of nDCG@10 of the same queries."""
-        return judge(values - reference, self.min_gain, self.num_samples, self.seed)
+        settings = self.settings
+        return judge(values - reference, settings.min_gain, settings.num_samples, settings.seed)
 
     def margin(self, values: Array, full: Array) -> Judgment:
         """Compares nDCG@10 of a smaller index with the share of the full one that must be kept."""
-        kept = (1 - self.tolerance) * full
-        return judge(values - kept, 0.0, self.num_samples, self.seed)
+        kept = (1 - self.settings.tolerance) * full
+        return judge(values - kept, 0.0, self.settings.num_samples, self.settings.seed)
 
 
 def pruned(bench: Bench, order: Array, share: float) -> tuple[Array, Mask]:
