@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
-from st_magnitude.kernel.infonce import Precision, check_terms, product_dtype, softmaxes_of
+from st_magnitude.kernel.infonce import check_terms, softmaxes_of
 from st_magnitude.kernel.panels import Panel, Side, panel_of
 from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import Term
@@ -79,7 +79,6 @@ def ring_infonce(
     *,
     partition_mode: PartitionMode = "joint",
     tile_rows: int | None = None,
-    precision: Precision = "float32",
     **others: Any,
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch, which is the mean over ranks.
@@ -90,10 +89,10 @@ def ring_infonce(
         directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with
             ``partition_mode="per_direction"``, because a softmax has one direction.
         **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank:
-            ``hardness_mode``, ``hardness_strength``, ``log_q``, ``log_q_queries``, ``weights``,
-            ``positives``, and for ``exclude`` integer ids, as many on all ranks, and an `Above`.
-            Ids are those of the documents of all ranks. ``targets`` and ``targets_queries`` have a
-            column for each document, or query, of all ranks, rank after rank.
+            ``log_q``, ``log_q_queries``, ``weights``, ``positives``, and ``exclude``, with as many
+            integer ids on all ranks. Ids are those of the documents of all ranks. ``targets`` and
+            ``targets_queries`` have a column for each document, or query, of all ranks, rank after
+            rank.
 
     The value is that of infonce with gathered documents and batches of one size. The mean of the
     gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
@@ -115,8 +114,7 @@ def ring_infonce(
     fits = partial(batch.check_targets, directions, sum(num_documents), sum(num_queries))
     agree(queries.device, fits, 0)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
-    dtype = product_dtype(precision)
-    plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows, dtype)
+    plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows)
     counts: dict[Direction, tuple[int, ...]] = {
         "query_to_doc": num_documents,
         "doc_to_query": num_queries,
@@ -137,7 +135,7 @@ def one_round(
 
     With gradients, those of the columns travel one hop behind their block, and are home at the end.
     """
-    rank, sizes, dtype = dist.get_rank(), counts[direction], rows.operand.dtype
+    rank, sizes = dist.get_rank(), counts[direction]
     ranks = len(sizes)
     edges = [0, *accumulate(sizes)]
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
@@ -160,11 +158,9 @@ def one_round(
             columns.grad = columns.grad_scale = None
         owner = (rank - hop) % ranks
         place = edges[rank], slice(edges[owner], edges[owner + 1])
-        own, pairs = (0, columns.owner) if hop == 0 else (None, None)
+        own = 0 if hop == 0 else None
         # No name holds the side, which the next block would find in memory otherwise.
-        yield panel_of(
-            batch, direction, rows, _side(block, gradient, dtype, pairs), own, of_own, place
-        )
+        yield panel_of(batch, direction, rows, _side(block, gradient), own, of_own, place)
         if with_gradients:
             if returned is not None:
                 _add(gradient, returned())
@@ -173,7 +169,7 @@ def one_round(
         if successor is not None:
             block, successor = successor(), None
     if returned is not None:  # after W hops
-        home = _side(returned(), {}, dtype)
+        home = _side(returned(), {})
         columns.grad, columns.grad_scale = home.x, home.scale
 
 
@@ -190,16 +186,14 @@ def _scores_of_positives(rows: Side, columns: Side) -> Tensor:
     return torch.linalg.vecdot(left, right[: len(left)])
 
 
-def _side(block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | None = None) -> Side:
+def _side(block: Block, gradient: Block) -> Side:
     """A block, whose factors are (K - 1, M) in a side, with memory for its gradients."""
     marks = {name: x for name, x in block.items() if name not in FLOWS}
     return Side(
         x=block["x"],
-        operand=block["x"].to(dtype),
         scale=block["scale"].T.contiguous() if "scale" in block else None,
         grad=gradient.get("x"),
         grad_scale=gradient["scale"].T if "scale" in gradient else None,
-        owner=owner,
         **marks,
     )
 

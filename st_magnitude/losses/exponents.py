@@ -102,8 +102,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     :func:`st_magnitude.load`.
     """
 
-    takes_sparse = False
-
     @with_options_of(MagnitudeRankingLoss, without=["similarity"])
     def __init__(
         self,

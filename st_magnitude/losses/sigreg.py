@@ -46,8 +46,6 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     """
 
     citation = CITATION
-    # the entries of its embeddings are not negative, so they cannot be isotropic
-    takes_sparse = False
 
     @with_options_of(MagnitudeRankingLoss)
     def __init__(

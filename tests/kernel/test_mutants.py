@@ -25,10 +25,6 @@ MUTANTS = {
             "self.left_out = self._false_negatives(scores) & ~self.own & (self.targets == 0)",
             "self.left_out = self._false_negatives(scores) & ~self.own",
         ),
-        (
-            "logits = logits + self.hardness * scores.detach()",
-            "logits = logits + self.hardness * scores",
-        ),
         ("start = batch.offset if self.to_query and batch.all_queries is None else 0", "start = 0"),
     ],
     ("plain.py", "test_infonce.py::test_equals_the_plain_formula"): [
@@ -68,12 +64,6 @@ MUTANTS = {
         ("given = batch.targets[:, batch.own].T", "given = batch.targets[:, batch.own]"),
         ("targets.diagonal(own + tile.start).add_(targets.sum(dim=1) == 0)", "pass"),
     ],
-    ("panels.py", "test_infonce.py::test_hardness_is_a_constant_weight"): [
-        (
-            "return (lambda tile, scores: 1 - same(tile, scores)) if in_batch else same",
-            "return same",
-        ),
-    ],
     ("tiles.py", "test_infonce.py::test_equals_the_definition"): [
         ("mask.mul_(targets == 0)", "pass"),
         ("mask.diagonal(panel.own + tile.start).zero_()", "mask.diagonal(panel.own).zero_()"),
@@ -102,14 +92,7 @@ MUTANTS = {
         ("whole = torch.linalg.vecdot(x, grad)", "whole = torch.linalg.vecdot(x, grad) * 1.01"),
     ],
     ("ring.py", "test_ring.py::test_equals_the_joined_batch"): [
-        (
-            "own, pairs = (0, columns.owner) if hop == 0 else (None, None)",
-            "own, pairs = 0, columns.owner if hop == 0 else None",
-        ),
-        (
-            "own, pairs = (0, columns.owner) if hop == 0 else (None, None)",
-            "own, pairs = 0 if hop == 0 else None, columns.owner[:1]",
-        ),
+        ("own = 0 if hop == 0 else None", "own = 0"),
         ("_add(gradient, returned())", "returned()"),
         (
             "num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)",
