@@ -102,6 +102,7 @@ class Batch:
         _check_numbers("log_q", log_q, self.log_q, size)
         _check_numbers("log_q_queries", log_q, self.log_q_queries, len(self.column_queries))
         _check_numbers("weights", "weights of rows", self.weights, len(self.queries))
+        self._check_targets(directions)
 
     def _check_embeddings(self) -> None:
         queries, documents, all_queries = self.queries, self.documents, self.all_queries
@@ -126,10 +127,7 @@ class Batch:
                 f" {tuple(all_queries.shape)}."
             )
 
-    def check_targets(
-        self, directions: Sequence[Direction], num_documents: int, num_queries: int
-    ) -> None:
-        """Raises a ValueError if targets do not name all columns, in a ring those of all ranks."""
+    def _check_targets(self, directions: Sequence[Direction]) -> None:
         targets, of_queries = self.targets, self.targets_queries
         if self.positives is not None and targets is not None:
             raise ValueError("positives are one kind of targets: give one of the two.")
@@ -138,9 +136,9 @@ class Batch:
                 "targets take neither 'query_to_query' nor 'doc_to_doc'; give integer ids (M,) of"
                 " the documents as positives."
             )
-        rows = len(self.queries)
+        rows, num_queries = len(self.queries), len(self.column_queries)
         for name, given, columns in (
-            ("targets", targets, num_documents),
+            ("targets", targets, len(self.documents)),
             ("targets_queries", of_queries, num_queries),
         ):
             if isinstance(given, Tensor) and given.shape != (rows, columns):

@@ -141,7 +141,6 @@ def infonce(
         log_q_queries=log_q_queries,
     )
     batch.check(directions)
-    batch.check_targets(directions, len(documents), len(batch.column_queries))
     check_terms(terms, queries.shape[1])
     if backend == "auto":
         num_scores = len(queries) * len(documents) * len(directions) * len(terms)

@@ -117,15 +117,12 @@ def panel_of(
     columns: Side,
     own: int | None,
     of_own: Tensor | None = None,
-    place: tuple[int | None, slice] | None = None,
 ) -> Panel:
     """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
 
     Args:
         own: The column that belongs to row 0, if it is in the block.
         of_own: The scores (B,) of the positives, where the block may lack them.
-        place: The own column of row 0, and the block, among all columns that targets name. None:
-            the block is all of them.
     """
     excluded: list[Rule] = []
     if rows.ids is not None and columns.ids is not None:
@@ -141,7 +138,7 @@ def panel_of(
         return Panel(rows, columns, None, tuple(excluded))
     if batch.above is not None:
         excluded.append(_too_close(batch.above, rows, columns, own, of_own))
-    targets = same_label or _named(batch, direction, *(place or (own, slice(None))))
+    targets = same_label or _named(batch, direction, own)
     return Panel(rows, columns, own, tuple(excluded), targets)
 
 
@@ -186,8 +183,8 @@ def _too_close(
     return rule
 
 
-def _named(batch: Batch, direction: Direction, own: int | None, block: slice) -> Rule | None:
-    """The columns of a block that targets name; a row that names none has its own column."""
+def _named(batch: Batch, direction: Direction, own: int | None) -> Rule | None:
+    """The columns that targets name; a row that names none has its own column."""
     given = batch.targets_queries if direction == "doc_to_query" else batch.targets
     if given is None and isinstance(batch.targets, Tensor):
         given = batch.targets[:, batch.own].T
@@ -196,8 +193,8 @@ def _named(batch: Batch, direction: Direction, own: int | None, block: slice) ->
     of_rows = given.__getitem__ if isinstance(given, Tensor) else given
 
     def rule(tile: slice, scores: Tensor) -> Tensor:
-        targets = of_rows(tile).to(scores.dtype, copy=True)  # (n, all columns)
+        targets = of_rows(tile).to(scores.dtype, copy=True)
         targets.diagonal(own + tile.start).add_(targets.sum(dim=1) == 0)
-        return targets[:, block]
+        return targets
 
     return rule

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
+from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode
 from st_magnitude.kernel.infonce import check_terms, softmaxes_of
 from st_magnitude.kernel.panels import Panel, Side, panel_of
 from st_magnitude.kernel.softmax import Plan
@@ -45,16 +43,14 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def agree(
-    device: torch.device, check: Callable[[], Sequence[int] | None], size: int
-) -> list[list[int]]:
+def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
     """The ``size`` whole numbers that the check returns on each rank.
 
     Where it raises on one rank, all raise, because one alone would leave the others waiting.
     """
     problem, numbers = None, [0] * (size + 1)
     try:
-        numbers = [1, *(check() or ())]
+        numbers = [1, *check()]
     except Exception as error:
         problem = error
     mine = torch.tensor(numbers, device=device)
@@ -78,8 +74,12 @@ def ring_infonce(
     directions: Sequence[Direction] = ("query_to_doc",),
     *,
     partition_mode: PartitionMode = "joint",
+    exclude: Exclude | None = None,
+    positives: Tensor | None = None,
+    weights: Tensor | None = None,
+    log_q: Tensor | None = None,
+    log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
-    **others: Any,
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch, which is the mean over ranks.
 
@@ -88,11 +88,9 @@ def ring_infonce(
         documents: Embeddings (M, D) of this rank, the positives first.
         directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with
             ``partition_mode="per_direction"``, because a softmax has one direction.
-        **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank:
-            ``log_q``, ``log_q_queries``, ``weights``, ``positives``, and ``exclude``, with as many
-            integer ids on all ranks. Ids are those of the documents of all ranks. ``targets`` and
-            ``targets_queries`` have a column for each document, or query, of all ranks, rank after
-            rank.
+
+    The other arguments are those of :func:`~st_magnitude.infonce`, for the queries and documents of
+    this rank. Ids are equal for equal texts of all ranks, and ``exclude`` has as many on each.
 
     The value is that of infonce with gathered documents and batches of one size. The mean of the
     gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
@@ -102,7 +100,15 @@ def ring_infonce(
         ValueError: As infonce does, but on all ranks together.
     """
     terms = tuple(terms)
-    batch = Batch(at_least_float32(queries), at_least_float32(documents), **others)
+    batch = Batch(
+        at_least_float32(queries),
+        at_least_float32(documents),
+        exclude=exclude,
+        positives=positives,
+        weights=weights,
+        log_q=log_q,
+        log_q_queries=log_q_queries,
+    )
 
     def own_sizes() -> tuple[int, int]:
         batch.check(directions)
@@ -111,8 +117,6 @@ def ring_infonce(
 
     softmaxes = softmaxes_of(directions, partition_mode)
     num_queries, num_documents = zip(*agree(queries.device, own_sizes, 2), strict=True)  # per rank
-    fits = partial(batch.check_targets, directions, sum(num_documents), sum(num_queries))
-    agree(queries.device, fits, 0)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
     plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows)
     counts: dict[Direction, tuple[int, ...]] = {
@@ -137,7 +141,6 @@ def one_round(
     """
     rank, sizes = dist.get_rank(), counts[direction]
     ranks = len(sizes)
-    edges = [0, *accumulate(sizes)]
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
     block = {name: x.detach() for name, x in block.items() if x is not None}
     if columns.scale is not None:
@@ -156,11 +159,9 @@ def one_round(
             if columns.grad_scale is not None:
                 gradient["scale"] = columns.grad_scale.T.contiguous()
             columns.grad = columns.grad_scale = None
-        owner = (rank - hop) % ranks
-        place = edges[rank], slice(edges[owner], edges[owner + 1])
         own = 0 if hop == 0 else None
         # No name holds the side, which the next block would find in memory otherwise.
-        yield panel_of(batch, direction, rows, _side(block, gradient), own, of_own, place)
+        yield panel_of(batch, direction, rows, _side(block, gradient), own, of_own)
         if with_gradients:
             if returned is not None:
                 _add(gradient, returned())

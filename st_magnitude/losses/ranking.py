@@ -260,24 +260,30 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         elif self.teacher is not None:
             targets, targets_queries = self.teacher.targets(texts, batch)
 
-        loss = (ring_infonce if batch.is_ring else infonce)(
+        of_batch = partial(
+            ring_infonce if batch.is_ring else infonce,
             queries,
             torch.cat([batch.join(column) for column in documents]),
             terms,
             similarity,
             self.directions,
             partition_mode=self.partition_mode,
-            offset=batch.offset,
-            all_queries=batch.all_queries,
-            num_queries=batch.num_queries,
             exclude=self.false_negatives.exclude(texts, batch),
             positives=positives,
-            targets=targets,
-            targets_queries=targets_queries,
             weights=texts.weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
         )
+        if not batch.is_ring:
+            of_batch = partial(
+                of_batch,
+                offset=batch.offset,
+                all_queries=batch.all_queries,
+                num_queries=batch.num_queries,
+                targets=targets,
+                targets_queries=targets_queries,
+            )
+        loss = of_batch()
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     # --- what the loss learns besides the weights of the model ------------------------------------

@@ -45,6 +45,15 @@ MUTANTS = {
             "losses.append(term.weight * loss.mean())",
         ),
     ],
+    ("softmax.py", "test_targets.py::test_weights_multiply_the_losses_of_rows"): [
+        ("row_weights = batch.weights.detach().to(row_weights)", "pass"),
+    ],
+    ("tiles.py", "test_targets.py::test_targets_are_the_formula"): [
+        (
+            "slope.addcmul_(targets, push[:, None], value=-1)",
+            "slope.addcmul_(targets, push[:, None], value=-0.9)",
+        ),
+    ],
     ("panels.py", "test_infonce.py::test_equals_the_definition"): [
         ("ids=torch.stack(ids, dim=1) if ids else None", "ids=None"),
     ],
@@ -59,6 +68,9 @@ MUTANTS = {
             "bias=None if log_q is None else -of_side(log_q).to(x.dtype)",
             "bias=None if log_q is None or is_query else -of_side(log_q).to(x.dtype)",
         ),
+    ],
+    ("panels.py", "test_ring.py::test_equals_the_joined_batch"): [
+        ("positives = of_own[tile]", "positives = of_own[: len(scores)]"),
     ],
     ("panels.py", "test_infonce.py::test_booleans_as_targets"): [
         ("given = batch.targets[:, batch.own].T", "given = batch.targets[:, batch.own]"),
@@ -93,13 +105,12 @@ MUTANTS = {
     ],
     ("ring.py", "test_ring.py::test_equals_the_joined_batch"): [
         ("own = 0 if hop == 0 else None", "own = 0"),
+        ("returned = _pass_on(gradient, arriving)", "returned = None"),
         ("_add(gradient, returned())", "returned()"),
         (
             "num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)",
             "num_losses = num_queries[0] * len(softmaxes)",
         ),
-        ("owner = (rank - hop) % ranks", "owner = rank"),
-        ("place = edges[rank], slice(", "place = 0, slice("),
     ],
 }
 CASES = [(*place, *change) for place, changes in MUTANTS.items() for change in changes]

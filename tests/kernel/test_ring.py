@@ -34,9 +34,7 @@ CASES = {
     "many qnorm": (MANY, (1, 0), BOTH, 1),
     "many dnorm": (MANY, (0, 1), BACKWARD, 1),
     "one": (ONE, (0.3, 0.8), BOTH, 2),
-    "targets": (MANY, (0.3, 0.8), BOTH, 2),
-    "function": (ONE, (1, 0), FORWARD, 2),
-    "three": (MANY, (0.3, 0.8), FORWARD, 3),
+    "weights": (MANY, (0.3, 0.8), BOTH, 3),
 }
 FREQUENCIES = ("log_q", "log_q_queries")
 LOG_Q = {"cosine", "many", "many dot", "one"}  # cases with frequencies of documents and of queries
@@ -48,21 +46,13 @@ EXCLUDED = {
     "many dot": "margin",
     "prefix": "margin",
     "one": "ids and margin",
-    "targets": "ids",
+    "weights": "ids",
 }
 
 
-def targets_of(case: str, num_queries: int, num_documents: int) -> dict[str, torch.Tensor]:
-    """Targets of all queries, for the documents and queries of all ranks, rank after rank."""
-    if case not in ("targets", "function"):
-        return {}
-    generator = torch.Generator().manual_seed(3)
-    shapes = {"targets": (num_queries, num_documents), "targets_queries": (num_queries,) * 2}
-    found = {k: torch.rand(*x, generator=generator, dtype=torch.float64) for k, x in shapes.items()}
-    for matrix in found.values():
-        matrix[matrix < 0.5] = 0
-        matrix[-1] = 0  # a row that keeps its own positive
-    return found | {"weights": 1 + torch.arange(num_queries).double()}
+def weights_of(case: str, num_queries: int) -> torch.Tensor | None:
+    """Those of the rows of all ranks, rank after rank."""
+    return 1 + torch.arange(num_queries).double() if case == "weights" else None
 
 
 def threshold(positives: torch.Tensor) -> torch.Tensor:
@@ -126,10 +116,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             exclude.append(Above(threshold, known["guide"] if case in GUIDED else None))
         sizes = [[len(x) for x in pair] for pair in pairs]
         start = sum(n for n, _ in sizes[: dist.get_rank()])
-        targets = targets_of(case, *map(sum, zip(*sizes, strict=True)))
-        targets = {name: x[start : start + len(pair[0])] for name, x in targets.items()}
-        if case == "function":
-            targets["targets"] = targets["targets"].__getitem__
+        weights = weights_of(case, sum(n for n, _ in sizes))
         loss = ring_infonce(
             *pair,
             terms,
@@ -139,7 +126,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             exclude=exclude,
             positives=known["labels"] if case in POSITIVES else None,
             **({name: known[name] for name in FREQUENCIES} if case in LOG_Q else {}),
-            **targets,
+            weights=None if weights is None else weights[start : start + len(pair[0])],
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
@@ -175,10 +162,7 @@ def test_equals_the_joined_batch(num_ranks):
         options = {"partition_mode": "per_direction", "backend": "plain"}
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
         options["positives"] = joined(known["labels"]) if case in POSITIVES else None
-        numbers = torch.arange(sum(len(d) for _, d in pairs)).split([len(d) for _, d in pairs])
-        options |= targets_of(case, sum(sizes), len(torch.cat(numbers)))
-        if "targets" in options:
-            options["targets"] = options["targets"][:, joined(numbers)]
+        options["weights"] = weights_of(case, sum(sizes))
         arguments = (
             *(joined(side) for side in zip(*pairs, strict=True)),
             terms,
@@ -227,13 +211,10 @@ def test_memory_does_not_grow_with_the_ranks():
 
 
 def failures() -> list[str]:
-    """The errors of batches that do not fit, and of targets of this rank's documents alone."""
+    """The error of batches that do not fit."""
     queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         ring_infonce(queries, documents)
-    targets = torch.ones(3, 3 if dist.get_rank() == 1 else 9)
-    with pytest.raises((ValueError, RuntimeError)):
-        ring_infonce(queries, torch.zeros(3, 4), targets=targets)
     # the ranks are still in step
     assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
     return str(caught.value)
