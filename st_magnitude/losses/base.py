@@ -27,8 +27,6 @@ from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_floa
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
 
-__all__ = ["CITATION", "EmbeddingLoss", "PreparesModel", "exponent_norm", "mean_norm"]
-
 logger = logging.getLogger(__name__)
 
 CITATION = """

@@ -18,8 +18,6 @@ from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.training.attach import Remembering
 
-__all__ = ["Temperatures", "with_temperature"]
-
 logger = logging.getLogger(__name__)
 
 

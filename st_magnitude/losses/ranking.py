@@ -39,8 +39,6 @@ from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.training.engines import engine_of, refuse_engine
 
-__all__ = ["MagnitudeRankingLoss"]
-
 logger = logging.getLogger(__name__)
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.

@@ -13,8 +13,6 @@ from st_magnitude.losses.regularizers import CITATION, Regularizer, SIGReg
 from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["SIGRegInfoNCE"]
-
 
 class SIGRegInfoNCE(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on all embeddings.

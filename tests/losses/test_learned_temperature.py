@@ -25,8 +25,11 @@ from st_magnitude.losses import temp_spec_mrl
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAPPING = LearnedTemperature.learning_rate_mapping
-LEARNED = LearnedTemperature
-TERMS = [Term(8, LEARNED()), Term(16, 0.1, 2.0), Term(None, LEARNED(0.2), 0.5)]
+TERMS = [
+    Term(8, LearnedTemperature()),
+    Term(16, 0.1, 2.0),
+    Term(None, LearnedTemperature(0.2), 0.5),
+]
 
 
 # --- value and gradient ---------------------------------------------------------------------------
@@ -100,7 +103,7 @@ def test_arguments(model):
     assert len(partly.temperatures.bias) == 1
     with pytest.raises(ValueError, match="for a loss of one term, and this one has 3"):
         stm.TempAggLoss(model, temperature=0.1)
-    with pytest.raises(ValueError, match="a positive number or 'learned'.* got 'cold'"):
+    with pytest.raises(ValueError, match="got 'cold'"):
         stm.CosineRankingLoss(model, temperature="cold")
 
 
