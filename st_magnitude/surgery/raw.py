@@ -33,7 +33,7 @@ def unwrapped(model: Any) -> Any:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any:
+def refuse_other_models(model: Any, who: str) -> Any:
     """The model inside DistributedDataParallel and torch.compile, if it has one embedding per text.
 
     Raises:
@@ -41,8 +41,7 @@ def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any
     """
     model = unwrapped(model)
     has_tokens = isinstance(model, MultiVectorEncoder)
-    is_sparse = isinstance(model, SparseEncoder) and not takes_sparse
-    if has_tokens or is_sparse or isinstance(model, CrossEncoder):
+    if has_tokens or isinstance(model, SparseEncoder | CrossEncoder):
         advice = " For late interaction there is LateInteractionLoss." if has_tokens else ""
         raise TypeError(
             f"{who} needs a model with one dense embedding per text, such as a "

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude.clip import PRESETS, AsymmetricClipLoss
+from st_magnitude.kernel.terms import LearnedTemperature
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -161,7 +162,7 @@ def test_features_of_norm_1_are_refused_where_the_norm_is_learned(preset, dtype)
 
 
 @pytest.mark.parametrize(
-    "options", [{"direction": "text"}, {"terms": [stm.Term(temperature="learned")]}]
+    "options", [{"direction": "text"}, {"terms": [stm.Term(temperature=LearnedTemperature())]}]
 )
 def test_arguments_that_would_do_something_else_are_refused(options):
     with pytest.raises(ValueError, match=r"AsymmetricClipLoss|direction"):
