@@ -95,13 +95,14 @@ class Abstention(Result):
 
     def tables(self) -> list[str]:
         """The rule, its guarantee, and shares with their exact 95 % intervals."""
-        rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
+        rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}"
         if math.isinf(self.threshold):
-            rule = "Answer no query: for the guarantee, use more queries or a larger risk:"
-        lines = [
-            f"{rule}\nrisk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
+            rule = "Answer no query: for the guarantee, use more queries or a larger risk"
+        guarantee = (
+            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
             f"{self.unanswerable:.0%} of the queries have no answer"
-        ]
+        )
+        lines = [f"{rule}:", guarantee]
         counts = (("coverage", self.answered, self.queries), ("risk", self.wrong, self.answered))
         for name, count, total in counts:
             if total:
@@ -117,7 +118,6 @@ def calibrate_abstention(
     risk: float = 0.1,
     delta: float = 0.05,
     similarity: Similarity | str | None = None,
-    seed: int = 0,
     encode: Mapping[str, Any] | None = None,
 ) -> Abstention:
     """Finds when to answer: at most a share ``risk`` of the answers is wrong.
@@ -132,16 +132,15 @@ def calibrate_abstention(
     The guarantee is for new queries from the same source, with the same share of unanswerable ones.
 
     Args:
-        model: Any SentenceTransformer.
+        model: A SentenceTransformer.
         data: Validation queries, with those that no document answers, the corpus and judgments.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
         similarity: The similarity that ranks; by default the model's own, cosine if it normalises.
-        seed: Seed for the two parts.
         encode: Options of `st_magnitude.data.task.encode_texts`, such as ``{"batch_size": 64}``.
 
     Raises:
-        ValueError: If an argument is out of its range, or the corpus has no second document.
+        ValueError: If an argument is out of its range.
 
     Source: Angelopoulos et al., Learn then Test, arXiv 2110.01052, fixed-sequence testing, with the
     exact binomial tail in place of a bound for any loss.
@@ -158,7 +157,7 @@ def calibrate_abstention(
         )
     exponent = raw_scoring_of(model, similarity).exponents[1]
     rule = Abstention("auto", math.inf, exponent, risk, delta, unanswerable)
-    return calibrated(rule, *first_documents(model, data, rule.similarity, encode), seed)
+    return calibrated(rule, *first_documents(model, data, rule.similarity, encode))
 
 
 def calibrated(
@@ -208,9 +207,6 @@ def first_documents(
     encode: Mapping[str, Any] | None = None,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    needed = 2 + bool(data.own)
-    if len(data.corpus) < needed:
-        raise ValueError(f"The corpus needs {needed} documents and has {len(data.corpus)}.")
     judged = (data.relevant.get(query, {}) for query in data.queries)
     columns = [{data.position[document]: 1 for document in grades} for grades in judged]
     options = dict(encode or {}) | {"before_normalize": True}
