@@ -41,8 +41,7 @@ class Abstention(Result):
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
         threshold: Smallest signal that is answered; infinity if none gives the guarantee.
         document_exponent: Document exponent of the scores.
-        max_risk, delta: More than a share ``max_risk`` of wrong answers has the probability
-            ``delta``.
+        max_risk, delta: A share of wrong answers above ``max_risk`` has the probability ``delta``.
         unanswerable: Share of the queries that have no relevant document in the guarantee.
         queries, answered, wrong: Numbers of tested queries, of those answered, of wrong answers.
     """
@@ -95,14 +94,13 @@ class Abstention(Result):
 
     def tables(self) -> list[str]:
         """The rule, its guarantee, and shares with their exact 95 % intervals."""
-        rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}"
+        rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
-            rule = "Answer no query: for the guarantee, use more queries or a larger risk"
-        guarantee = (
-            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
+            rule = "Answer no query: for the guarantee, use more queries or a larger risk:"
+        lines = [
+            f"{rule}\nrisk at most {self.max_risk:g} with probability {1 - self.delta:g}, if "
             f"{self.unanswerable:.0%} of the queries have no answer"
-        )
-        lines = [f"{rule}:", guarantee]
+        ]
         counts = (("coverage", self.answered, self.queries), ("risk", self.wrong, self.answered))
         for name, count, total in counts:
             if total:
@@ -165,16 +163,16 @@ def calibrated(
 ) -> Abstention:
     """A rule with the signal and the threshold that the result of `first_documents` gives."""
     chooses = np.random.default_rng(seed).permutation(len(scores)) < CHOOSING * len(scores)
-    tests = ~chooses
     right = ~is_wrong[chooses]
     names = [*SIGNALS] if rule.signal == "auto" else [rule.signal]
     signal = min(names, key=lambda name: risk_coverage(SIGNALS[name](scores[chooses]), right)[2])
     values = SIGNALS[signal](scores)
     _, coverage, tails = _tests(values[chooses], ~right, rule.max_risk)
     start = coverage[tails.argmin()]
-    limits = (start, rule.max_risk, rule.delta)
-    threshold = controlled_threshold(values[tests], is_wrong[tests], *limits)
-    return replace(rule, signal=signal, threshold=threshold).tested(scores[tests], is_wrong[tests])
+    others = (values[~chooses], is_wrong[~chooses])
+    threshold = controlled_threshold(*others, start, rule.max_risk, rule.delta)
+    found = replace(rule, signal=signal, threshold=threshold)
+    return found.tested(scores[~chooses], is_wrong[~chooses])
 
 
 def controlled_threshold(
@@ -207,10 +205,11 @@ def first_documents(
     encode: Mapping[str, Any] | None = None,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    judged = (data.relevant.get(query, {}) for query in data.queries)
-    columns = [{data.position[document]: 1 for document in grades} for grades in judged]
     options = dict(encode or {}) | {"before_normalize": True}
     encoded = encode_texts(model, data.queries, data.corpus, **options)
-    encoded = replace(encoded, columns=columns, own=data.own_columns(data.queries))
+    encoded = replace(encoded, own=data.own_columns(data.queries))
     top = encoded.top(similarity, 2)
-    return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]
+    first = [data.document_ids[column] for column in top[:, 0].tolist()]
+    pairs = zip(data.queries, first, strict=True)
+    is_wrong = np.array([found not in data.relevant.get(query, {}) for query, found in pairs])
+    return encoded.scores(similarity, top).double().numpy(), is_wrong
