@@ -81,7 +81,7 @@ class Abstention(Result):
         self,
         model: SentenceTransformer,
         data: RetrievalData,
-        encode: Mapping[str, Any] | None = None,
+        encode: Mapping[str, object] | None = None,
     ) -> Abstention:
         """The rule with what it does on other data."""
         return self.tested(*first_documents(model, data, self.similarity, encode))
@@ -116,7 +116,7 @@ def calibrate_abstention(
     risk: float = 0.1,
     delta: float = 0.05,
     similarity: Similarity | str | None = None,
-    encode: Mapping[str, Any] | None = None,
+    encode: Mapping[str, object] | None = None,
 ) -> Abstention:
     """Finds when to answer: at most a share ``risk`` of the answers is wrong.
 

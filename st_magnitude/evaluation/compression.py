@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -61,8 +61,8 @@ class CompressionCell:
         return f"{self.dim} {axes} in {self.precision}{rescored[self.rescoring]}"
 
     @property
-    def row(self) -> dict[str, Any]:
-        """A row of the CSV files."""
+    def row(self) -> dict[str, object]:
+        """A row of a CSV file."""
         return {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(self).items()}
 
 
@@ -103,8 +103,7 @@ class CompressionEvaluator(SearchEvaluator):
         pca: Whether float32 and int8 are measured on the principal axes of the corpus, too, which
             `st_magnitude.surgery.projection.project` puts into a model.
 
-    `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row
-    for every cell.
+    `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`.
@@ -180,9 +179,9 @@ class CompressionEvaluator(SearchEvaluator):
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
 
-    def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
-        """The table of the cells for the log, and a row for each."""
-        return str(table(self.cells)), [cell.row for cell in self.cells]
+    def report(self, metrics: dict[str, float]) -> str:
+        """The table of the cells."""
+        return str(table(self.cells))
 
 
 def measure_formats(
