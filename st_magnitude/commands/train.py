@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -39,7 +39,7 @@ def train(
     dev = RetrievalData.from_beir(data, dev_split, skip_empty) if has_dev else None
     typer.echo(f"{split}: {loaded}")
     trained = run(model, loaded, output, settings, dev=dev)
-    figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
+    figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
     figures |= {"geometry": trained.geometry, "prior": trained.prior, "moved": trained.moved}

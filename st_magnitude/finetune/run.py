@@ -8,9 +8,10 @@ import math
 import os
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -24,6 +25,7 @@ from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading, training_rows
 from st_magnitude.finetune.verdict import Verdict, judge_model, own_ndcg
 from st_magnitude.geometry import norm_warning
+from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.result import to_plain
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load, write_model
@@ -71,7 +73,8 @@ class TrainedModel:
     @property
     def norm_warning(self) -> str:
         """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
-        return _about_norms(self.geometry)
+        d = {key: figures.get("cohens_d", math.nan) for key, figures in self.geometry.items()}
+        return norm_warning(d.get("after", math.nan), d.get("before", math.nan))
 
 
 def train(
@@ -81,7 +84,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     dev: RetrievalData | None = None,
-    loss_options: dict[str, Any] | None = None,
+    loss_options: Mapping[str, object] | None = None,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
@@ -190,11 +193,6 @@ def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> No
         )
 
 
-def _about_norms(geometry: dict[str, dict[str, float]]) -> str:
-    before, after = (geometry.get(key, {}).get("cohens_d", math.nan) for key in ("before", "after"))
-    return norm_warning(after, before)
-
-
 def _about_prior(rows: Dataset) -> str:
     counts = Counter(rows["positive"])
     if not is_uneven(rows["positive"]):
@@ -224,6 +222,7 @@ def _save_unless_worse(
     sections = {
         f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
         "Document prior": trained.prior,
+        "Norms": trained.norm_warning,
     }
     save_trained(trained.trainer, output, figures, sections)
     if not config.keep_checkpoints:
@@ -234,16 +233,15 @@ def _save_unless_worse(
 def save_trained(
     trainer: SentenceTransformerTrainer,
     output: Path,
-    figures: dict[str, Any],
-    sections: dict[str, str | None],
+    figures: Mapping[str, object],
+    sections: Mapping[str, str | None],
 ) -> None:
     """Writes the model, its card with further sections, and ``training.json``."""
-    card: Any = trainer.model.model_card_data
-    # which the card describes again, with the temperatures and exponents that it learned
-    loss: Any = trainer.loss
-    card.train_datasets = card.extract_dataset_metadata(
-        trainer.train_dataset, card.train_datasets, loss, "train"
-    )
+    loss = cast(MagnitudeRankingLoss, trainer.loss)
+    rows = cast(Dataset, trainer.train_dataset)
+    # the card describes the loss again, with the temperatures and exponents that it learned
+    card = trainer.model.model_card_data
+    card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
     remedy = "Make room, and run again with resume=True (--resume)."
@@ -252,9 +250,7 @@ def save_trained(
         (folder / "training.json").write_text(
             json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8"
         )
-        norms = _about_norms(figures.get("geometry", {}))
-        about = {"Norms": norms, "Prompts": _about_prompts(trainer)}
-        for title, text in (sections | about).items():
+        for title, text in {**sections, "Prompts": _about_prompts(trainer)}.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
 

@@ -14,10 +14,10 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import judge, scoring_of
 from st_magnitude.result import Result, Table, interval
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Scored", "Verdict", "judge_model", "own_ndcg", "own_similarity"]
+__all__ = ["Scored", "Verdict", "judge_model", "own_ndcg"]
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 
@@ -102,17 +102,11 @@ class Verdict(Result):
         return " ".join(part for part in parts if part)
 
 
-def own_similarity(model: SentenceTransformer) -> Similarity:
-    """The model's own similarity; cosine if that is a distance."""
-    return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
-
-
-def own_ndcg(
-    model: SentenceTransformer, data: RetrievalData, similarity: Similarity | None = None
-) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the model's own similarity, or under another one."""
+def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
+    """nDCG@10 of every query under the model's own similarity; cosine if it is a distance."""
+    own = scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
     encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(similarity or own_similarity(model)))
+    return encoded.ndcg(encoded.top(own))
 
 
 def judge_model(
