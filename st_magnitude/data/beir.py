@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def check_held_out(folder: str | Path, *splits: str | None) -> None:
     """Refuses splits of a folder that share queries with each other or with train."""
     folder, given = Path(folder), [split for split in splits if split is not None]
     for split in given:
-        qrels_of(folder, split)
+        check_layout(folder, split)
     texts = read_texts(folder / "queries.jsonl", may_be_empty=True)
     asked = [
         (split, {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)})
@@ -118,17 +118,13 @@ def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
             yield query, columns[-2]
 
 
-def qrels_of(folder: Path, split: str | None) -> list[str]:
-    """Names of the files with the judgments of a split, or of all; checks that all files exist."""
-    splits = splits_of(folder)
-    chosen = splits if split is None else [split]
-    if not chosen or not set(chosen) <= set(splits):
-        missing = f"qrels/{split or '<split>'}.tsv; its splits are {splits}"
-        raise DataError(f"{folder} has no {missing}. {_LAYOUT}")
+def check_layout(folder: Path, split: str) -> None:
+    """Refuses a folder without texts or without the judgments of a split."""
+    if split not in (splits := splits_of(folder)):
+        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {_LAYOUT}")
     for name in ("corpus.jsonl", "queries.jsonl"):
         if not (folder / name).is_file() and not (folder / f"{name}.gz").is_file():
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
-    return [f"qrels/{name}.tsv" for name in chosen]
 
 
 def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
@@ -163,19 +159,15 @@ def _id_and_text(row: object, where: str) -> tuple[str, str]:
 
 
 def read_qrels(
-    paths: Iterable[Path],
-    queries: Mapping[str, str],
-    corpus: Mapping[str, str],
-    skip_missing: bool = False,
+    path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], skip_missing: bool = False
 ) -> dict[str, dict[str, int]]:
-    """The judgments of qrels files: query id to document id to the grade.
+    """The judgments of a file: query id to document id to the grade.
 
-    The first line of a file is a header if its last column is no number and its first no query.
+    The first line is a header if its last column is no number and its first no query.
     """
     judged: dict[str, dict[str, int]] = {}
     missing = 0
-    rows = ((number, *row) for path in paths for number, row in enumerate(_rows(path)))
-    for number, where, columns in rows:
+    for number, (where, columns) in enumerate(_rows(path)):
         query, score = columns[0], columns[-1]
         if number == 0 and query not in queries and math.isnan(_number(score)):
             continue

@@ -122,14 +122,11 @@ class RetrievalData:
         return found
 
     @classmethod
-    def from_beir(
-        cls, folder: str | Path, split: str | None = None, skip_empty: bool = False
-    ) -> RetrievalData:
-        """Reads and checks a folder in BEIR's layout (see `st_magnitude.data.beir`).
+    def from_beir(cls, folder: str | Path, split: str, skip_empty: bool = False) -> RetrievalData:
+        """Reads and checks a split of a folder in BEIR's layout (see `st_magnitude.data.beir`).
 
-        With a split, only the queries that are judged in it are kept, those without a relevant
-        document too, which `calibrate_abstention` takes for unanswerable. Without one, all queries
-        and the judgments of all splits are.
+        Only the queries that are judged in the split are kept, those without a relevant document
+        too, which `calibrate_abstention` takes for unanswerable.
 
         Empty texts and judgments of absent texts are an error; ``skip_empty`` leaves them out, with
         the judgments of empty texts, and logs their number.
@@ -139,17 +136,15 @@ class RetrievalData:
                 text is empty, or no document is relevant. The message names the file and the line.
         """
         folder = Path(folder)
-        names = beir.qrels_of(folder, split)
+        beir.check_layout(folder, split)
+        path = folder / "qrels" / f"{split}.tsv"
         corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
         queries = beir.read_texts(folder / "queries.jsonl", skip_empty)
-        judged = beir.read_qrels([folder / name for name in names], queries, corpus, skip_empty)
-        if split is not None:
-            queries = {query: text for query, text in queries.items() if query in judged}
-        name = folder.resolve().name + ("" if split is None else f", {split} split")
-        data = cls(queries, corpus, judged, name=name)
+        judged = beir.read_qrels(path, queries, corpus, skip_empty)
+        queries = {query: text for query, text in queries.items() if query in judged}
+        data = cls(queries, corpus, judged, name=f"{folder.resolve().name}, {split} split")
         if not data.relevant:
-            files = ", ".join(names)
-            raise DataError(f"{files} in {folder}: no document is relevant, by a score above 0.")
+            raise DataError(f"{path}: no document is relevant, by a score above 0.")
         return data
 
     @classmethod
