@@ -83,8 +83,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         raise typer.BadParameter(
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
         )
-    known = {parameter.name: parameter for parameter in context.command.params}
-    names = {str(name) for name in known} - {"config", "help"}
+    names = {str(parameter.name) for parameter in context.command.params} - {"config", "help"}
     options = {str(key).replace("-", "_"): _at_home(value) for key, value in given.items()}
     for name in options.keys() - names:
         raise typer.BadParameter(
@@ -92,7 +91,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
             f"{did_you_mean(name, names)} Its options are {', '.join(sorted(names))}."
         )
     for name, value in options.items():
-        if isinstance(value, list) and not getattr(known[name], "multiple", False):
+        if isinstance(value, list):
             options[name] = ",".join(map(str, value))
     defaults = {name: value for name, value in options.items() if value is not None}
     context.default_map = {**(context.default_map or {}), **defaults}
