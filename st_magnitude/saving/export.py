@@ -116,8 +116,9 @@ def write_model(
     if calibrated_scores:
         # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
         identity = Normalize(module_output_name="_unit")
-        routes = {"query": [Normalize()], "document": [identity]}
-        model.append(Router(routes, default_route="document"))
+        model.append(
+            Router({"query": [Normalize()], "document": [identity]}, default_route="document")
+        )
     try:
         model.save_pretrained(str(folder))
     finally:
