@@ -99,7 +99,7 @@ def unnormalize(model: Model) -> Model:
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5 and App. F.2.
     """
-    inner = unwrapped(model)
+    inner: Any = unwrapped(model)
     kind = type(inner)
     if kind in RAW:
         inner.__class__ = RAW[kind]
