@@ -271,6 +271,7 @@ def save_trained(
     output: Path,
     figures: dict[str, Any],
     sections: dict[str, str | None],
+    remedy: str = "Make room, and run again with resume=True (--resume).",
 ) -> None:
     """Writes the model, its card with further sections, and ``training.json``."""
     card: Any = trainer.model.model_card_data
@@ -281,7 +282,6 @@ def save_trained(
     )
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    remedy = "Make room, and run again with resume=True (--resume)."
     with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(trainer.model, folder)
         (folder / "training.json").write_text(

@@ -231,8 +231,7 @@ def test_after_a_kill_each_candidate_is_trained_once(finished):
     assert figures == json.loads((output / "compare.json").read_text())
     assert "Continuing after 3 training runs." in said[1]
     written = {path.name for path in output.iterdir()}
-    records = {"candidates", "settings.json", "test.json"}
-    assert written == {"model", "compare.json", "compare.md", "train.yaml", *records}
+    assert written == {"model", "compare.json", "compare.md", "train.yaml"}
     ends = {entry["name"].split()[0]: [] for entry in figures["candidates"]}
     for entry in figures["candidates"]:
         assert [steps for steps, _ in entry["curve"]] in ([10], [10, 30])
@@ -304,7 +303,7 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
     with pytest.raises(FileExistsError, match=r"batch_size \(8 there, 4 now\)"):
         run(replace(SMALL, batch_size=4))
 
-    (tmp_path / "out" / "candidates" / ".a.json.tmp").write_text('{"candidate":')  # of a full disk
+    (tmp_path / "out" / ".progress.json.tmp").write_text("{")  # of a full disk
 
     with monkeypatch.context() as patch:
         patch.setattr(CompareResult, "save", full)  # at the very end
