@@ -20,11 +20,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
 
 import typer
 from typer import Option
 from typer.models import OptionInfo
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None
@@ -48,7 +51,7 @@ Bf16 = Annotated[bool | None, Option(help="Autocast to bfloat16; default: if it 
 SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
 
 
-def check_ranges(config: Any) -> None:
+def check_ranges(config: DataclassInstance) -> None:
     """Checks every field of a dataclass against the smallest and largest value of its option."""
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from st_magnitude.comparison.config import Candidate
 from st_magnitude.result import Result, Table, interval, to_plain
@@ -23,12 +22,6 @@ class Entry:
     curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
     exponent: float  # of documents, the best one on dev; 1 is cosine
     seconds: float
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Entry:
-        """The entry of its fields in JSON."""
-        curve = [(steps, ndcg) for steps, ndcg in row["curve"]]
-        return cls(Candidate(**row["candidate"]), curve, row["exponent"], row["seconds"])
 
     @property
     def name(self) -> str:

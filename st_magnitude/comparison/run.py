@@ -27,7 +27,6 @@ from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.finetune.run import digest_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import reading
 from st_magnitude.finetune.verdict import own_ndcg
@@ -50,21 +49,17 @@ def compare(
 ) -> CompareResult:
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
-    The candidates are Cosine, QNorm, Dot, Learnable and TempAggMRL at the same temperatures and
-    learning rates, with and without SIGReg, and Cosine with a document prior if some documents are
-    positives more often than others. All see the same batches in the same order, and each is
-    measured at the document exponent that is best on dev. After a third of the steps, a candidate
-    goes on only if it is the best of its own loss by then, so the best setting of every loss is
-    trained to the end. The best one on dev is compared with plain cosine at its own best
-    temperature, and both with the pretrained model, on the test split, which is read once. Without
-    a clear difference plain cosine is recommended.
+    Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
+    best one is compared with plain cosine at its own best temperature, and both with the pretrained
+    model, on the test split, which is read once. Without a clear difference plain cosine is
+    recommended.
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
-            ``train.yaml`` for ``st-magnitude train --config``, and what was measured on the way. An
-            unfinished comparison is continued.
+            and ``train.yaml`` for ``st-magnitude train --config``. An unfinished comparison is
+            continued.
         config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
@@ -95,7 +90,7 @@ def compare(
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
-    settings["data"] = [digest_of(part) for part in (splits.train, splits.dev, splits.test)]
+    settings["data"] = [part.digest for part in (splits.train, splits.dev, splits.test)]
     base = load(model) if isinstance(model, str) else model
     with reading(base, config.max_length):
         pass  # a model without such a limit is refused
@@ -146,7 +141,8 @@ class _Run:
                 "Give the same settings to continue it, or choose another output folder."
             )
         self.pretrained, self.test = known["pretrained"], known["test"]
-        self.entries = [Entry.of(row) for row in known["entries"]]
+        for row in known["entries"]:
+            self.entries.append(Entry(**row | {"candidate": Candidate(**row["candidate"])}))
 
     def _save(self) -> None:
         """Writes the file, which gets its name when all of it is on the disk."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -35,7 +34,6 @@ __all__ = ["Setup", "Splits", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
-T = TypeVar("T")
 GoesOn = Callable[[int, float], bool]
 
 
@@ -113,12 +111,10 @@ def _sample(
 
 def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-
-    def of(part: dict[str, T]) -> dict[str, T]:
-        return {query: value for query, value in part.items() if query in chosen}
-
-    relevant, negatives = of(data.relevant), of(data.negatives)
-    return replace(data, queries=of(data.queries), relevant=relevant, negatives=negatives)
+    queries = {query: text for query, text in data.queries.items() if query in chosen}
+    relevant = {query: grades for query, grades in data.relevant.items() if query in chosen}
+    negatives = {query: ids for query, ids in data.negatives.items() if query in chosen}
+    return replace(data, queries=queries, relevant=relevant, negatives=negatives)
 
 
 @dataclass(frozen=True)
