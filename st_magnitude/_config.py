@@ -1,16 +1,7 @@
 """Settings of a command and a function: a dataclass, whose fields are the command's options.
 
-A field carries its help text and its range in its annotation::
-
-    @dataclass(frozen=True)
-    class TrainConfig:
-        batch_size: Annotated[int, Option(min=2, help="Pairs in a batch.")] = 32
-
-        def __post_init__(self) -> None:
-            check_ranges(self)
-
-`commands.core.command` turns every field into an option, and `check_ranges` applies its range to
-values from Python.
+A field carries its help text and its range in its annotation. `commands.core.command` turns it into
+an option, and `check_ranges` applies its range to values from Python.
 """
 
 from __future__ import annotations

@@ -78,7 +78,6 @@ def compare(
             result = stm.compare("all-MiniLM-L6-v2", "my-data", "runs/compare")
             print(result.recommendation)
     """
-    began = time.perf_counter()
     config = config or CompareConfig()
     output = Path(output).absolute()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -96,7 +95,7 @@ def compare(
         pass  # a model without such a limit is refused
     try:
         with locked_folder(output):
-            run = _Run(Setup(base, splits, config), output, say, began)
+            run = _Run(Setup(base, splits, config), output, say)
             run.begin(json.loads(json.dumps(settings)))
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
@@ -107,10 +106,9 @@ def compare(
 class _Run:
     """A comparison in its folder."""
 
-    def __init__(
-        self, setup: Setup, output: Path, say: Callable[[str], None], began: float
-    ) -> None:
-        self.setup, self.output, self.say, self.began = setup, output, say, began
+    def __init__(self, setup: Setup, output: Path, say: Callable[[str], None]) -> None:
+        self.setup, self.output, self.say = setup, output, say
+        self.began = time.perf_counter()
         self.rungs = setup.rungs
         self.file = output / "progress.json"  # what follows, until the result is written
         self.settings: dict[str, object] = {}
