@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
@@ -110,7 +111,7 @@ def run(
     *,
     data: RetrievalData | None = None,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Trains a retriever on raw text with a language model, and measures it before and after.
 
     Args:
@@ -158,7 +159,7 @@ def run(
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
         gains = {"before": _gains(trainer, say)} if len(unseen) else {}
-        record: dict[str, Any] = {}
+        record: dict[str, object] = {}
         evaluator = None
         if data is not None and is_first:
             judged = (data.queries, data.corpus, data.relevant)
@@ -254,7 +255,9 @@ def _measure(
 
 
 def _differences(
-    after: dict[str, Any], before: dict[str, Any], say: Callable[[str], None]
+    after: dict[str, NDArray[np.float64]],
+    before: dict[str, NDArray[np.float64]],
+    say: Callable[[str], None],
 ) -> dict[str, tuple[float, float, float]]:
     """The gain in nDCG@10 of the retriever and of the fused runs, with its interval."""
     found = {name: paired_bootstrap(after[name], before[name]) for name in ("dense", "hybrid")}

@@ -56,14 +56,9 @@ def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
     assert len(of_lm) == 8
     logged = trainer.state.log_history[0]
     assert logged["next_token"] == pytest.approx(logged["loss"], abs=1e-3)
-    assert {"one_hot", "active_pairs", "top_similarity"} <= logged.keys()
     assert logged["lm_grad_norm"] > 0
     assert logged["grad_norm"] > 0
-
-
-def test_its_own_learning_rate(tmp_path) -> None:
-    """A rate of 0 for the language model, and one that is not for the retriever."""
-    of_retriever, of_lm = moved(trainer_for(tmp_path, lm_learning_rate=0.0))
+    of_retriever, of_lm = moved(trainer_for(tmp_path / "still", lm_learning_rate=0.0))
     assert of_retriever
     assert not of_lm
 
@@ -111,32 +106,6 @@ def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
     (checkpoint / "language_model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"language_model\.safetensors"):
         trainer_for(tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
-    """Every batch holds whole rows, also after a resume, and each row comes once an epoch."""
-    tokens = language_model()[1]
-    ids = [tokens(row["chunks"])["input_ids"] for row in groups()]
-    rows = [tokens.batch_decode(row, skip_special_tokens=True) for row in ids]
-    seen: list[list[str]] = []
-
-    class Spy(RevelaTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
-            members = inputs["lm_group"].tolist()
-            for k in range(max(members) + 1):
-                seen.append([t for t, g in zip(texts, members, strict=True) if g == k])
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    settings = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 3}
-    trainer_for(tmp_path, kind=Spy, **settings).train()
-    assert sorted(seen) == sorted(rows)
-    assert seen != rows  # shuffled
-    whole = list(seen)
-    seen.clear()
-    checkpoint = str(tmp_path / "out" / "checkpoint-3")
-    trainer_for(tmp_path, kind=Spy, **settings).train(resume_from_checkpoint=checkpoint)
-    assert seen == whole[6:]
 
 
 def test_streaming(tmp_path) -> None:

@@ -12,7 +12,6 @@ from revela_tiny import retriever, save_decoder
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela import build_groups
@@ -54,11 +53,11 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert json.loads((places["output"] / "revela.json").read_text())["after"] == record["after"]
     assert {"dense_ndcg@10", "bm25_ndcg@10", "hybrid_ndcg@10"} <= record["before"].keys()
     assert record["before"]["bm25_ndcg@10"] == record["after"]["bm25_ndcg@10"]
-    assert any("next_token" in entry for entry in record["log"])
     assert any(line.startswith("after") for line in said)
-    assert record["gains"].keys() == {"before", "after"}
-    for gains in record["gains"].values():
-        assert gains.keys() == {"reading_gain", "choice_gain"}
+    gains = {"reading_gain", "choice_gain"}
+    assert {when: set(found) for when, found in record["gains"].items()} == dict.fromkeys(
+        ("before", "after"), gains
+    )
     if kind == "retriever":
         untrained = SentenceTransformer(str(places["retriever"]), device="cpu").encode("tea")
         assert np.abs(model.encode("tea") - untrained).max() > 0
@@ -70,11 +69,6 @@ def test_nothing_held_out_is_trained_on(places) -> None:
     assert record["groups"] == {"train": number - 1, "held_out": 1}
     assert max(entry["step"] for entry in record["log"]) == number - 1
     assert "before" not in record  # nothing was judged
-
-
-def test_a_second_run_into_the_same_folder_is_refused(places) -> None:
-    with locked_folder(places["output"]), pytest.raises(OSError, match="Another process"):
-        quick_run(places)
 
 
 def test_a_resumed_run_must_be_the_same_run(places) -> None:
@@ -97,25 +91,6 @@ def test_a_resumed_run_must_be_the_same_run(places) -> None:
     record = quick_run(places, max_steps=3, **again)
     assert [entry["step"] for entry in record["log"] if "next_token" in entry] == [1, 2, 3]
     assert not (places["output"] / "checkpoints").exists()
-
-
-def test_the_preset_of_the_command(places, monkeypatch, tmp_path) -> None:
-    """Its values are defaults: a YAML file overrides them, and the command line overrides both."""
-    seen = []
-    record = lambda *given, **_: seen.append(given[-1]) or {}  # noqa: E731
-    monkeypatch.setattr("st_magnitude.revela.run.run", record)
-    (tmp_path / "options.yaml").write_text("lora-rank: 8\nmax_words: 30\n")
-    options = ["--preset", "paper", "--config", str(tmp_path / "options.yaml"), "--max-words", "20"]
-    paths = [part for name, path in places.items() for part in (f"--{name}", str(path))]
-    for given in (options, [*options[2:], *options[:2]]):
-        result = CliRunner().invoke(app, ["revela", *paths, *given])
-        assert result.exit_code == 0, result.output
-        assert seen[-1] == RevelaConfig.preset("paper", lora_rank=8, max_words=20)
-    assert CliRunner().invoke(app, ["revela", *paths]).exit_code == 0
-    assert seen[-1] == RevelaConfig()
-    refused = CliRunner().invoke(app, ["revela", *paths, "--preset", "papers"])
-    assert refused.exit_code == 2
-    assert "Did you mean 'paper'?" in refused.output
 
 
 def command(places, **changes: object) -> list[str]:
