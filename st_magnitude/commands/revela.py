@@ -32,6 +32,6 @@ def revela(
     from st_magnitude.revela.run import run
 
     judged = None if data is None else RetrievalData.from_beir(data, split)
-    figures = run(corpus, retriever, lm, output, settings, data=judged, say=typer.echo)
+    figures = run(corpus, retriever, lm, output, settings, data=judged)
     typer.echo(f"Saved to {output}.")
     return figures

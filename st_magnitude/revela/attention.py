@@ -38,17 +38,13 @@ class Neighbours:
     similarity: Tensor  # (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups
     # The pairs (i, j) by ranges of i: (first, last + 1, i - first, j), the last two (P,).
     chunks: list[tuple[int, int, Tensor, Tensor]]
-    key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding, if there is any
+    key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding
     v_norm: bool = True  # whether to divide by the value norms, Eq. 6
     calls: int = 0  # number of layers that have used this object
 
     @classmethod
     def of(
-        cls,
-        similarity: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        v_norm: bool = True,
+        cls, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
     ) -> Neighbours:
         """Chooses the pairs for similarity (B, B) and attention_mask (B, L).
 
@@ -67,10 +63,7 @@ class Neighbours:
                 part = slice(pairs[first], pairs[last])
                 chunks.append((first, last, queries[part] - first, sources[part]))
                 first = last
-        key_mask = None
-        if attention_mask is not None:
-            tokens = attention_mask.cpu().bool()
-            key_mask = None if bool(tokens.all()) else tokens.to(device)
+        key_mask = None if attention_mask is None else attention_mask.bool()
         return cls(similarity, chunks, key_mask, v_norm)
 
 
@@ -119,7 +112,7 @@ def in_batch_attention(
         value = (value / sizes[..., None]).to(value.dtype)
         bias = sizes.log()
     if neighbours.key_mask is not None:
-        bias = bias.masked_fill(~neighbours.key_mask[:, None].to(bias.device), MASKED)
+        bias = bias.masked_fill(~neighbours.key_mask[:, None], MASKED)
     key = torch.cat([key, (bias[..., None] / scaling).to(key.dtype)], -1)  # (B, H_kv, L, d + 1)
     # fused kernels need a multiple of 8 dimensions d', the same for all three
     width = -(-max(dim + 1, value_dim) // 8) * 8

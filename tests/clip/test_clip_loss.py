@@ -177,32 +177,31 @@ def model_and_batch():
     return model, *(torch.randn(2 * SIZE, d, dtype=torch.float64) for d in (6, 3))
 
 
-def criterion_and_arguments(case, labels, **options):
+def step(case, model, images, texts, labels, seed=0, **options):
+    """Loss and gradients of a batch."""
     preset, extra = case
     regularizers = [(stm.SIGReg(num_directions=64), 0.3)] if extra == "sigreg" else []
     criterion = AsymmetricClipLoss.from_preset(preset, regularizers=regularizers, **options)
-    return criterion, {"positives": labels} if extra == "labels" else {}
-
-
-def one_step(criterion, arguments):
-    """Loss and gradients of this rank's part of the batch."""
-    model, images, texts = model_and_batch()
-    parallel = DistributedDataParallel(model)
-    rank = dist.get_rank()
-    own = slice(rank * SIZE, (rank + 1) * SIZE)
     for _ in range(2):  # the second is refused by DDP if the first left a gradient out
         model.zero_grad()
-        out = parallel(images[own], texts[own])
-        torch.manual_seed(rank)  # the directions of SIGReg are nevertheless those of rank 0
-        loss = criterion(**out, **arguments)
+        out = model(images, texts)
+        torch.manual_seed(seed)
+        loss = criterion(**out, positives=labels if extra == "labels" else None)
         loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+    names = (name.removeprefix("module.") for name, _ in model.named_parameters())
+    return loss.item(), dict(zip(names, (p.grad for p in model.parameters()), strict=True))
 
 
 def all_cases():
-    labels = LABELS.chunk(2)[dist.get_rank()]
-    together = {"gather_across_devices": True}
-    return {case: one_step(*criterion_and_arguments(case, labels, **together)) for case in CASES}
+    """With another seed on each rank: the directions of SIGReg are those of rank 0."""
+    rank = dist.get_rank()
+    found = {}
+    for case in CASES:
+        model, *batch = model_and_batch()
+        own = [x[rank * SIZE : (rank + 1) * SIZE] for x in (*batch, LABELS)]
+        parallel = DistributedDataParallel(model)
+        found[case] = step(case, parallel, *own, seed=rank, gather_across_devices=True)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -213,18 +212,13 @@ def two_ranks():
 @two_processes
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case))
 def test_two_ranks_are_one_process_on_the_joined_batch(two_ranks, case):
-    model, images, texts = model_and_batch()
-    criterion, arguments = criterion_and_arguments(case, LABELS)
-    torch.manual_seed(0)  # as rank 0
-    expected = criterion(**model(images, texts), **arguments)
-    expected.backward()
+    expected, wanted = step(case, *model_and_batch(), LABELS)
     losses, gradients = zip(*(results[case] for results in two_ranks), strict=True)
-    assert sum(losses) / 2 == pytest.approx(expected.item(), rel=1e-10)
+    assert sum(losses) / 2 == pytest.approx(expected, rel=1e-10)
     assert losses[0] != losses[1]
+    assert all(gradient.abs().max() > 0 for gradient in wanted.values())
     for found in gradients:
-        for name, parameter in model.named_parameters():
-            assert parameter.grad.abs().max() > 0
-            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-7, atol=1e-12)
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-12)
 
 
 def refused_on_this_rank(sizes, scale):

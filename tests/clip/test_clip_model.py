@@ -7,7 +7,7 @@ import pytest
 import torch
 from _open_clip_tiny import MODELS, WORDS, batch, clip, custom_text, resnet
 from torch import nn
-from transformers import MT5Config, RobertaConfig, XLMRobertaConfig
+from transformers import MT5Config, RobertaConfig
 
 import st_magnitude as stm
 
@@ -138,17 +138,16 @@ def test_rescale_output_refuses_what_it_cannot_scale():
 
 
 SMALL = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-TOWERS = {  # 512 positions that begin at 2; the same in a small number; any number of tokens
-    "roberta": RobertaConfig(**SMALL, intermediate_size=16, max_position_embeddings=514),
-    "xlm-roberta": XLMRobertaConfig(**SMALL, intermediate_size=16, max_position_embeddings=20),
-    "mt5": MT5Config(vocab_size=WORDS, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),
-}
+TOWERS = [  # 20 positions that begin at 2; any number of tokens
+    RobertaConfig(**SMALL, intermediate_size=16, max_position_embeddings=20),
+    MT5Config(vocab_size=WORDS, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),
+]
 
 
 @pytest.mark.parametrize("proj", ["mlp", "linear"])
-@pytest.mark.parametrize("tower", TOWERS)
+@pytest.mark.parametrize("tower", TOWERS, ids=["roberta", "mt5"])
 def test_rescale_output_probes_text_towers_of_transformers(tower, proj, tmp_path):
-    TOWERS[tower].save_pretrained(tmp_path)
+    tower.save_pretrained(tmp_path)
     text = {"hf_model_name": str(tmp_path), "hf_model_pretrained": False, "hf_proj_type": proj}
     model = custom_text(text=text | {"hf_pooler_type": "mean_pooler"}).eval()
     before = copy.deepcopy(model.text.proj.state_dict())
