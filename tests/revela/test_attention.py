@@ -1,6 +1,4 @@
-"""In-batch attention against loops over Eq. 3-8, and what must hold of it whatever the numbers
-are.
-"""
+"""In-batch attention against loops over Eq. 5-7, and where nothing may change."""
 
 from __future__ import annotations
 
