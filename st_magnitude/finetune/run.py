@@ -234,6 +234,7 @@ def save_trained(
     output: Path,
     figures: Mapping[str, object],
     sections: Mapping[str, str | None],
+    remedy: str = "Make room, and run again with resume=True (--resume).",
 ) -> None:
     """Writes the model, its card with further sections, and ``training.json``."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
