@@ -135,8 +135,7 @@ def storage(
 
 def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     """Whether to add log p(d), (m,), to the scores."""
-    options = (bench.scoring, bench.settings.num_samples, bench.settings.seed)
-    curve = prior_curve(bench.task, query_ids, log_p, *options)
+    curve = prior_curve(bench.task, query_ids, log_p, bench.scoring, seed=bench.settings.seed)
     reasons = {
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",

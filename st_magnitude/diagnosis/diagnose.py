@@ -31,7 +31,6 @@ def diagnose(
     symmetric: bool = False,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
-    num_samples: int = 10_000,
     seed: int = 0,
     title: str = "",
     encode: Mapping[str, object] | None = None,
@@ -57,7 +56,6 @@ def diagnose(
             Both sides get the recommended exponent then, and s(a, b) = s(b, a).
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
-        num_samples: Number of draws of `judge`.
         seed: Seed for the halves, the samples and the draws.
         title: Title for reports, such as "my-retriever on FiQA dev".
         encode: Options for `RetrievalData.encode`, such as ``{"batch_size": 256}``.
@@ -84,8 +82,8 @@ def diagnose(
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
-    choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    settings = Settings(title, symmetric, min_gain, tolerance, num_samples, seed)
+    choice = measure.exponent_choice(task, today.exponents[1], seed)
+    settings = Settings(title, symmetric, min_gain, tolerance, seed)
     bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), settings)
     shape = measure.directions(task)
 

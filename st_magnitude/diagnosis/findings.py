@@ -96,7 +96,6 @@ class Settings:
     symmetric: bool
     min_gain: float
     tolerance: float
-    num_samples: int
     seed: int
 
 
