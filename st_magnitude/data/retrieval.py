@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude._checks import positive
+from st_magnitude._config import digest
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.task import EncodedTask, encode_texts
@@ -243,6 +244,15 @@ class RetrievalData:
     def asked(self) -> dict[str, str]:
         """Query id -> text of the queries of ``query_ids``."""
         return {query: self.queries[query] for query in self.query_ids}
+
+    @property
+    def digest(self) -> str:
+        """A digest of texts and judgments, by which a run that continues knows its data."""
+        rows: list[tuple[str, ...]] = [*self.queries.items(), *self.corpus.items()]
+        for query, grades in self.relevant.items():
+            rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
+        rows += [(query, *sorted(ids)) for query, ids in self.negatives.items()]
+        return digest(text for row in rows for text in row)
 
     @cached_property
     def document_ids(self) -> list[str]:

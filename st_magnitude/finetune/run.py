@@ -16,7 +16,6 @@ from typing import cast
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
-from st_magnitude._config import digest
 from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
@@ -120,7 +119,7 @@ def train(
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
         checkpoint = check_output(output, config.resume)
-        settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
+        settings = {"model": model if isinstance(model, str) else None, "data": data.digest}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
         if checkpoint is not None:
             check_same_run(output, settings)
@@ -235,6 +234,7 @@ def save_trained(
     output: Path,
     figures: Mapping[str, object],
     sections: Mapping[str, str | None],
+    remedy: str = "Make room, and run again with resume=True (--resume).",
 ) -> None:
     """Writes the model, its card with further sections, and ``training.json``."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
@@ -244,7 +244,6 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    remedy = "Make room, and run again with resume=True (--resume)."
     with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(trainer.model, folder)
         (folder / "training.json").write_text(
@@ -266,12 +265,3 @@ def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
         f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text:"
         f" {named}."
     )
-
-
-def digest_of(data: RetrievalData) -> str:
-    """A digest of texts and judgments, by which a run that resumes knows its data."""
-    rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
-    for query, grades in data.relevant.items():
-        rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
-    rows += [(query, *sorted(ids)) for query, ids in data.negatives.items()]
-    return digest(text for row in rows for text in row)
