@@ -116,7 +116,7 @@ def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
     between blocks at the margin, then at blank lines, then at lines.
 
     Args:
-        text: Any text.
+        text: A text.
         max_words: Largest number of words in a chunk, of which an ideograph or a kana is one.
         code: Whether the text is source code.
 
