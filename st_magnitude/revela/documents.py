@@ -80,7 +80,11 @@ def _read_file(path: Path) -> Iterator[Document]:
         rows = (as_document(row, where) for where, row in json_lines(path))
         yield from (row for row in rows if row["text"].strip())
         return
-    text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
+    except UnicodeDecodeError as error:
+        error.reason += f", in {path}"
+        raise
     if text.strip():
         yield {"text": text, "code": suffix in _CODE}
 
