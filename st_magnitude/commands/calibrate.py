@@ -10,7 +10,7 @@ from typer import Option
 
 from st_magnitude._config import Floats, numbers
 from st_magnitude._files import refuse_used_folder
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder, load_model
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
 if TYPE_CHECKING:
     from st_magnitude.evaluation.calibration import ExponentCurve
@@ -74,10 +74,10 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
 
 def _save(model: str, exponent: float, output: Path) -> None:
     """Saves the model, which reads as many tokens as the given one, with the exponent."""
-    from st_magnitude.saving.export import export
+    from st_magnitude.saving.export import export, load
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.normalize import prepare
 
-    export(prepare(load_model(model, None), Similarity(query=1.0, document=exponent)), output)
+    export(prepare(load(model), Similarity(query=1.0, document=exponent)), output)
     loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
     typer.echo(f'Saved with document exponent {exponent:g}. Load it with {loads}("{output}").')
