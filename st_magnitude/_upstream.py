@@ -92,12 +92,6 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend)
 
 
-def checkpoint_options(layer: nn.Module) -> dict[str, object]:
-    """The options that ``gradient_checkpointing_enable`` gave to a layer, ``use_reentrant`` among
-    them."""
-    return dict(getattr(layer._gradient_checkpointing_func, "keywords", {}))
-
-
 def forget_adapter(model: PreTrainedModel) -> None:
     """Makes a model whose adapters were merged an ordinary one; its public methods still expect the
     adapters."""

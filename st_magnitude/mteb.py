@@ -114,7 +114,8 @@ def evaluate(
     """
     with needs("st_magnitude.mteb", "eval"):
         import mteb
-    model = unwrapped(model)
+    if not isinstance(model, (str, Path)):
+        model = unwrapped(model)
     if isinstance(model, SentenceTransformer) and output is not None:
         raise ValueError(
             "mteb keeps results by the name of a model: save this one, and pass its folder."

@@ -38,12 +38,11 @@ def calibrate(
     if output is not None:
         refuse_used_folder(output)
     from st_magnitude.data.beir import check_held_out
-    from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
+    from st_magnitude.evaluation.calibration import calibrate_exponent
 
     check_held_out(judged.data, judged.split, confirm)
     others = None if confirm is None else judged.read(confirm)
     encoder, data = judged.load(model)
-    check_keeps_norm(encoder)
     curve = calibrate_exponent(encoder, data, exponents, encode=judged.encode)
     typer.echo(str(curve))
     figures = {"split": judged.split, **curve.to_dict()}

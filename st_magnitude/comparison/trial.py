@@ -57,7 +57,7 @@ def make_splits(
     if isinstance(data, str | Path):
         names = splits_of(data)
         read = partial(RetrievalData.from_beir, data, skip_empty=config.skip_empty)
-        train = read(config.split if names else None)  # None: a single qrels.tsv
+        train = read(config.split)
         dev, test = (
             given or (read(name) if name in names else None)
             for given, name in ((dev, config.dev_split), (test, config.test_split))
@@ -174,9 +174,8 @@ class Setup:
         model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
         settings = candidate.settings(self.config, model, rungs[-1])
         options = {"regularizers": [(SIGReg(), candidate.sigreg)]} if candidate.sigreg else {}
-        quiet = {"save_strategy": "no", "disable_tqdm": True}
         trainer = make_trainer(
-            model, self.splits.train, self.rows, settings, folder.parent, options, **quiet
+            model, self.splits.train, self.rows, settings, folder.parent, options, saves=False
         )
         trainer.remove_callback(PrinterCallback)
         at_rungs = _AtRungs(self, model, rungs, goes_on)
