@@ -83,7 +83,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
         )
     names = {str(parameter.name) for parameter in context.command.params} - {"config", "help"}
-    defaults = dict(context.default_map or {})
+    defaults: dict[str, object] = {}
     for key, value in given.items():
         name = str(key).replace("-", "_")
         if name not in names:

@@ -1,7 +1,6 @@
 """The command line on a small folder: what it writes, and what it refuses before any work."""
 
 import contextlib
-import csv
 import json
 import shlex
 
@@ -69,7 +68,6 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"dims": 257}, "257"),
         ("compress", {"similarity": "l2"}, "'l2'"),
         ("compress", {"max_length": 9}, "--max-length"),
-        ("compress", {"output": __file__}, "'--output'"),
         ("diagnose", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
         ("calibrate", {"exponents": "0,2"}, "[0, 1]"),
@@ -202,21 +200,15 @@ def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
 # --- compress -------------------------------------------------------------------------------------
 
 
-def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny, tmp_path):
-    pytest.importorskip("matplotlib")
-    output, options = tmp_path / "new" / "out", {"top_k": 5, "similarity": "dot"}
-    done = invoke(
-        *("compress", tiny), data=data_folder, output=output, dims="16,5", max_length=9, **options
-    )
+def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny):
+    options = {"top_k": 5, "similarity": "dot"}
+    done = invoke("compress", tiny, data=data_folder, dims="16,5", max_length=9, **options)
     assert done.exit_code == 0, done.output
     model = stm.load(tiny)
     model.max_seq_length = 9
     evaluator = CompressionEvaluator(*TASK, dims=[16, 5], pca=True, **options)
     evaluator(model)
     assert str(table(evaluator.cells)) in done.output
-    with (output / "compression.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [{key: str(x) for key, x in cell.row.items()} for cell in evaluator.cells]
 
 
 # --- calibrate ------------------------------------------------------------------------------------
