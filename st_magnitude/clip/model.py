@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ def unnormalize(model: Model) -> Model:
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5 and App. F.2.
     """
-    inner: Any = unwrapped(model)
+    inner: nn.Module = unwrapped(model)
     kind = type(inner)
     if kind in RAW:
         inner.__class__ = RAW[kind]
@@ -139,7 +139,7 @@ def rescale_output(
     A tower that does not end in a projection (SigLIP's image tower of timm) stays as it is, with a
     warning. Norms are measured in the present mode of the model, training or evaluation.
     """
-    inner: CLIP = unwrapped(model)
+    inner = cast(CLIP, unwrapped(model))
     name = type(inner).__name__
     projections = {tower: _last_projection(inner, tower) for tower in _PROJECTIONS}
     if not any(projections.values()):

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sentence_transformers import (
     CrossEncoder,
@@ -31,8 +31,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def unwrapped(model: Model) -> Model:
     """The model inside DistributedDataParallel and torch.compile."""
-    inner: Model | None = getattr(model, "_orig_mod", getattr(model, "module", None))
-    return model if inner is None else unwrapped(inner)
+    inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+    return cast(Model, unwrapped(inner)) if isinstance(inner, nn.Module) else model
 
 
 def refuse_other_models(model: Model, who: str) -> Model:

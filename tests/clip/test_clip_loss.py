@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude.clip import PRESETS, AsymmetricClipLoss
-from st_magnitude.kernel.terms import LearnedTemperature
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
