@@ -30,7 +30,6 @@ __all__ = ["export", "limit_length", "load", "write_model"]
 
 logger = logging.getLogger(__name__)
 
-_AS_IT_WAS = "The folder is as it was."
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 
 
@@ -72,7 +71,8 @@ def export(
         refuse_other_models(model, "export")
         if calibrated_scores:
             _check_ending(model)
-    with one_line_about_the_disk(path, _AS_IT_WAS), whole_folder(path, overwrite) as folder:
+    remedy = "The folder is as it was."
+    with one_line_about_the_disk(path, remedy), whole_folder(path, overwrite) as folder:
         write_model(model, folder, calibrated_scores)
     return path
 

@@ -4,9 +4,8 @@ import copy
 
 import pytest
 import torch
-from _ranks import on_ranks
 from _surgery import encode, head, routes
-from _tiny import ROWS, load_transformer, raw_embeddings
+from _tiny import ROWS, raw_embeddings
 from sentence_transformers.base.modules import Normalize
 from torch import nn
 
@@ -75,13 +74,13 @@ def test_extremes_are_finite(power, dtype):
 # --- on models ------------------------------------------------------------------------------------
 
 
-def features(model, rows=ROWS[:6]):
-    return [dict(model.preprocess([row[i] for row in rows])) for i in (0, 1)]
+def features(model):
+    return [dict(model.preprocess([row[i] for row in ROWS[:6]])) for i in (0, 1)]
 
 
-def gradients(model, loss, inputs=None):
+def gradients(model, loss):
     model.zero_grad()
-    loss(features(model) if inputs is None else inputs, None).backward()
+    loss(features(model), None).backward()
     return gradients_of(model)
 
 
@@ -181,32 +180,6 @@ def test_other_outputs():
     model.kind = "tuple"  # CLIP's output has the embeddings of two encoders
     with pytest.raises(TypeError, match=r"call grad_scale"):
         model(x)
-
-
-def scaled(folder):
-    """A model in float64 that ends in Normalize, with GradScale before it."""
-    model = load_transformer(folder).double()
-    model.append(Normalize())
-    stm.attach_grad_scale(model)
-    return model
-
-
-def half_of_the_batch(folder):
-    """Gradients on the half that a rank has, of a model as the Trainer wraps it."""
-    model, start = scaled(folder), 4 * torch.distributed.get_rank()
-    loss = stm.CosineRankingLoss(model, mini_batch_size=2)
-    loss.model = nn.parallel.DistributedDataParallel(model)
-    return gradients(model, loss, features(model, ROWS[start : start + 4]))
-
-
-@pytest.mark.slow
-def test_two_processes(folder):
-    ranks, model = on_ranks(2, half_of_the_batch, folder), scaled(folder)
-    assert_same(ranks[0], ranks[1], rtol=0, atol=0)
-    halves = [features(model, rows) for rows in (ROWS[:4], ROWS[4:8])]
-    first, second = (gradients(model, stm.CosineRankingLoss(model), half) for half in halves)
-    mean = {name: (first[name] + second[name]) / 2 for name in first}
-    assert_same(ranks[0], mean, rtol=1e-5, atol=1e-8)
 
 
 # --- cut_init -------------------------------------------------------------------------------------
