@@ -30,8 +30,6 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import prompt_of, unwrapped
 from st_magnitude.training.attach import Logging
 
-__all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText"]
-
 logger = logging.getLogger(__name__)
 
 SameText = Literal["exclude", "keep"]

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sentence_transformers import (
     CrossEncoder,
@@ -31,11 +31,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def unwrapped(model: Model) -> Model:
     """The model inside DistributedDataParallel and torch.compile."""
-    inner: Model | None = getattr(model, "_orig_mod", getattr(model, "module", None))
-    return model if inner is None else unwrapped(inner)
+    inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+    return cast(Model, unwrapped(inner)) if isinstance(inner, nn.Module) else model
 
 
-def refuse_other_models(model: Model, who: str, takes_sparse: bool = False) -> Model:
+def refuse_other_models(model: Model, who: str) -> Model:
     """The model inside DistributedDataParallel and torch.compile, if it has one embedding per text.
 
     Raises:
@@ -43,8 +43,7 @@ def refuse_other_models(model: Model, who: str, takes_sparse: bool = False) -> M
     """
     model = unwrapped(model)
     has_tokens = isinstance(model, MultiVectorEncoder)
-    is_sparse = isinstance(model, SparseEncoder) and not takes_sparse
-    if has_tokens or is_sparse or isinstance(model, CrossEncoder):
+    if has_tokens or isinstance(model, SparseEncoder | CrossEncoder):
         advice = " For late interaction there is LateInteractionLoss." if has_tokens else ""
         raise TypeError(
             f"{who} needs a model with one dense embedding per text, such as a "

@@ -16,8 +16,7 @@ __all__ = ["Logging", "Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
-NOT_EXCHANGED = {"terms", "hardness_mode", "hardness_strength", "precision"}
-NOT_EXCHANGED |= {"margin", "margin_strategy"}
+NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
