@@ -30,7 +30,6 @@ __all__ = ["export", "limit_length", "load", "write_model"]
 
 logger = logging.getLogger(__name__)
 
-_AS_IT_WAS = "The folder is as it was."
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 
 
@@ -73,7 +72,7 @@ def export(
             _check_ending(model)
     refuse_used_folder(path, overwrite)
     with (
-        one_line_about_the_disk(path, _AS_IT_WAS),
+        one_line_about_the_disk(path, "The folder is as it was."),
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):
         write_model(model, folder, calibrated_scores)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
 
-__all__ = ["merge_lora", "merged", "refuse_quantized"]
+__all__ = ["merge_lora", "merged"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -36,7 +35,12 @@ def merge_lora(model: Model) -> Model:
         ImportError: If peft is not installed.
         ValueError: If the weights are quantized. The model is then unchanged.
     """
-    refuse_quantized(model.named_parameters(), "merge_lora")
+    parameters = model.named_parameters()
+    if names := [name for name, values in parameters if not values.is_floating_point()]:
+        raise ValueError(
+            f"merge_lora computes new weights, and {len(names)} of this model are integers, such "
+            f"as {names[0]}. Load the model without quantization."
+        )
     plain: Any = _plain(model)
     for part in plain.modules():
         if isinstance(part, PreTrainedModel):
@@ -61,13 +65,3 @@ def _plain(module: nn.Module) -> nn.Module:
         if (plain := _plain(child)) is not child:
             setattr(module, name, plain)
     return module
-
-
-def refuse_quantized(parameters: Iterable[tuple[str, nn.Parameter]], who: str) -> None:
-    """Refuses (ValueError) weights that are integers, for a function that computes new weights."""
-    names = [name for name, parameter in parameters if not parameter.is_floating_point()]
-    if names:
-        raise ValueError(
-            f"{who} computes new weights, and {len(names)} of this model are integers, such as "
-            f"{names[0]}. Load the model without quantization."
-        )

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from st_magnitude._checks import one_of, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
-from st_magnitude.surgery.adapters import refuse_quantized
 from st_magnitude.surgery.normalize import rescale_output
 from st_magnitude.surgery.raw import raw_embeddings, raw_producers, unwrapped
 
@@ -154,8 +153,8 @@ def cut_init(
         where: What to divide, but never ``logit_scale``, ``logit_bias`` and learned exponents.
 
     Raises:
-        ValueError: If there is no last affine map, or ``where`` chose no parameter or a quantized
-            one. The model is then unchanged.
+        ValueError: If there is no last affine map, or ``where`` chose no parameter. The model is
+            then unchanged.
 
     Example:
         >>> from sentence_transformers.base.modules import Dense
@@ -186,11 +185,10 @@ def cut_init(
     for name, parameter in inner.named_parameters():
         is_weight = name.split(".")[-1] not in _NEVER_CUT
         if is_weight and (where == "all" or where(name, parameter)):
-            chosen.append((name, parameter))
+            chosen.append(parameter)
     if not chosen:
         raise ValueError("cut_init: `where` chose no parameter, so there is nothing to divide.")
-    refuse_quantized(chosen, "cut_init")
     with torch.no_grad():
-        for _, parameter in chosen:
+        for parameter in chosen:
             parameter.div_(c)
     return model

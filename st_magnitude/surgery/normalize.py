@@ -105,7 +105,7 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
     exponent 1.
 
     Args:
-        model: Any SentenceTransformer or MultiVectorEncoder.
+        model: A SentenceTransformer or MultiVectorEncoder.
         similarity: A Similarity, or a name for :meth:`Similarity.named`.
 
     Raises:

@@ -62,8 +62,8 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
     """The routes of a Router by name."""
-    routes: Any = router.sub_modules  # a ModuleDict of Sequentials
-    return dict(routes)
+    routes = router.sub_modules.items()
+    return {name: route for name, route in routes if isinstance(route, nn.Sequential)}
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:

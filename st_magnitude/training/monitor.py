@@ -124,8 +124,8 @@ class NormMonitor(TrainerCallback):
     def on_step_begin(
         self, args: object, state: TrainerState, control: object, **given: Any
     ) -> None:
-        if state.is_world_process_zero and self._is_due(state.global_step + 1):
-            self._lr = float(given["optimizer"].param_groups[0]["lr"])
+        is_due = state.is_world_process_zero and self._is_due(state.global_step + 1)
+        self._lr = float(given["optimizer"].param_groups[0]["lr"]) if is_due else None
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         if self._lr is not None and self._parts:

@@ -16,13 +16,19 @@ QUERIES, DOCUMENTS = (
 )
 TASK = QUERIES, DOCUMENTS, {i: {i} for i in QUERIES}
 DATA = stm.RetrievalData(*TASK)
+LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
+LOSSES.remove("LateInteractionLoss")
 EVERYWHERE = [
+    *(getattr(stm, name) for name in LOSSES),
     stm.strip_normalize,
     rescale_output,
     stm.attach_grad_scale,
     GeometryEvaluator(list(DOCUMENTS.values())),
     MagnitudeEvaluator(*TASK),
     CompressionEvaluator(*TASK),
+    lambda model: stm.diagnose(model, DATA),
+    lambda model: stm.calibrate_exponent(model, DATA),
+    lambda model: stm.calibrate_prior(model, DATA, dict.fromkeys(DOCUMENTS, 0.0)),
 ]
 DENSE_OR_TOKENS = [
     lambda model: stm.prepare(model, "dot"),
@@ -30,46 +36,27 @@ DENSE_OR_TOKENS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder])
-def other(request, folder):
+@pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder, SparseEncoder])
+def other(request, folder, tmp_path_factory):
     options = {"num_labels": 1} if request.param is CrossEncoder else {}
+    if request.param is SparseEncoder:
+        folder = save_transformer(tmp_path_factory.mktemp("mlm"), auto=AutoModelForMaskedLM)
     return request.param(folder, device="cpu", **options)
 
 
-LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
-LOSSES.remove("LateInteractionLoss")
-
-
-@pytest.mark.parametrize("use", [*(getattr(stm, name) for name in LOSSES), *EVERYWHERE])
+@pytest.mark.parametrize("use", [*EVERYWHERE, *DENSE_OR_TOKENS])
 def test_the_class_is_named(other, use):
+    has_tokens = isinstance(other, MultiVectorEncoder)
+    if has_tokens and use in DENSE_OR_TOKENS:
+        pytest.skip("takes a MultiVectorEncoder")
     with pytest.raises(TypeError, match=f"got a {type(other).__name__}") as error:
         use(other)
-    assert ("LateInteractionLoss" in str(error.value)) == isinstance(other, MultiVectorEncoder)
+    assert ("LateInteractionLoss" in str(error.value)) == has_tokens
 
 
-def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
-    for use in DENSE_OR_TOKENS:
-        with pytest.raises(TypeError, match="got a CrossEncoder"):
-            use(CrossEncoder(folder, device="cpu", num_labels=1))
+def test_late_interaction_is_of_tokens(folder):
     with pytest.raises(TypeError, match="needs a MultiVectorEncoder; got a SentenceTransformer"):
         stm.LateInteractionLoss(load_transformer(folder))
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        *(getattr(stm, name) for name in LOSSES),
-        *EVERYWHERE,
-        *DENSE_OR_TOKENS,
-        lambda model: stm.diagnose(model, DATA),
-        lambda model: stm.calibrate_exponent(model, DATA),
-        lambda model: stm.calibrate_prior(model, DATA, dict.fromkeys(DOCUMENTS, 0.0)),
-    ],
-)
-def test_a_sparse_encoder_is_refused_everywhere(tmp_path, use):
-    model = SparseEncoder(save_transformer(tmp_path, auto=AutoModelForMaskedLM), device="cpu")
-    with pytest.raises(TypeError, match=r"one dense embedding per text.* got a SparseEncoder"):
-        use(model)
 
 
 def test_load_does_not_convert(folder, tmp_path):

@@ -18,40 +18,20 @@ from st_magnitude.surgery.raw import normalizes_output
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_strip_and_add(model):
-    raw = encode(model)
-    assert (raw.norm(dim=1) > 2).all()
-    for _ in range(2):
-        assert stm.prepare(model, "cosine") is model
-        assert types(model) == ["Transformer", "Pooling", "Normalize"]
-        torch.testing.assert_close(encode(model), unit(raw))
-    for _ in range(2):
-        assert stm.strip_normalize(model) is model
-        assert types(model) == ["Transformer", "Pooling"]
-        assert torch.equal(encode(model), raw)
-
-
 def test_what_follows_normalize(model):
     model.extend([Normalize(), *head()])
     assert not normalizes_output(model)
     assert types(stm.strip_normalize(model)) == ["Transformer", "Pooling", "Normalize", "Dense"]
     model.extend([Normalize(), Normalize(), ExponentNorm(0.5, 0.5)])
     assert normalizes_output(model)
+    for refuses in (stm.LearnableNormLoss, rescale_output):
+        with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
+            refuses(model)
     assert types(stm.strip_normalize(model)) == ["Transformer", "Pooling", "Normalize", "Dense"]
     model.extend([Normalize(), Dropout(0.1)])
     assert normalizes_output(model)
     with pytest.raises(ValueError, match="followed by Dropout"):
         stm.strip_normalize(model)
-
-
-def test_exponents_of_unit_vectors_are_unit_vectors(model):
-    model.extend([Normalize(), ExponentNorm(0.5, 0.5)])
-    torch.testing.assert_close(encode(model).norm(dim=1), torch.ones(len(DOCUMENTS)))
-    assert normalizes_output(model)
-    with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
-        stm.LearnableNormLoss(model)
-    with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
-        rescale_output(model, 2.0)
 
 
 @pytest.mark.parametrize("before", [list, lambda: [Normalize()], lambda: [ExponentNorm(0.5, 0.5)]])

@@ -8,7 +8,6 @@ from _tiny import ROWS
 from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.surgery.projection import principal_axes, project
 
@@ -40,14 +39,6 @@ def test_a_projected_model_scores_as_the_evaluator_says(model, tmp_path, name):
     assert found["full_ndcg@10"] == pytest.approx(metrics["float32_8_pca_ndcg@10"], abs=1e-6)
     assert metrics["float32_8_pca_ndcg@10"] != metrics["float32_8_ndcg@10"]
     assert {cell.axes for cell in evaluator.cells} == {"prefix", "pca"}
-
-
-def test_all_axes_keep_every_score(model):
-    data = RetrievalData(QUERIES, CORPUS, RELEVANT)
-    before = data.encode(model)
-    after = data.encode(project(model, list(CORPUS.values()), 32, show_progress_bar=False))
-    scores, expected = (encoded.queries @ encoded.documents.T for encoded in (after, before))
-    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_cuts_its_embeddings_is_projected_from_all_dimensions(model):
