@@ -14,7 +14,7 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from st_magnitude._checks import one_of, prefix_dims, whole_number
+from st_magnitude._checks import at_least, one_of, prefix_dims
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.similarity import at_least_float32, safe_norm
 
@@ -141,7 +141,7 @@ class SIGReg(nn.Module):
         gather: bool = True,
     ) -> None:
         super().__init__()
-        whole_number("num_directions", num_directions)
+        at_least("num_directions", num_directions, 1)
         one_of("scale", scale, ("sqrt_d", None))
         self.num_directions = num_directions
         self.scale = scale
