@@ -519,10 +519,3 @@ def test_memory_of_wide_embeddings(terms):
     pair = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
     peak = peak_bytes(lambda: infonce(*pair, terms, tile_rows=8).backward())
     assert 4 <= peak / (4 * size * dim) < 4.5
-
-
-def test_a_similarity_by_name():
-    queries, documents = embeddings()
-    assert infonce(queries, documents, similarity="qnorm") == infonce(
-        queries, documents, similarity=QNORM
-    )
