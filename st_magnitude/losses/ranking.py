@@ -171,7 +171,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
         self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
-        self.teacher = Teacher.of(teacher, teacher_temperature, teacher_weight, labels)
+        self.teacher: Teacher | None = None
+        if teacher is not None or labels == "teacher":
+            self.teacher = Teacher(teacher, teacher_temperature, teacher_weight, labels)
         self.labels = labels
         self.prior = prior
         self._check_arguments()
