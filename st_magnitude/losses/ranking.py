@@ -277,7 +277,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 of_batch,
                 offset=batch.offset,
                 all_queries=batch.all_queries,
-                num_queries=batch.num_queries,
                 targets=targets,
                 targets_queries=targets_queries,
             )
