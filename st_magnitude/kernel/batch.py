@@ -46,7 +46,6 @@ class Batch:
     documents: Tensor  # (M, D)
     offset: int = 0
     all_queries: Tensor | None = None  # (Q, D)
-    num_queries: int | None = None
     exclude: Exclude | None = None
     positives: Tensor | None = None  # (M,) integers
     targets: Targets | None = None
@@ -68,7 +67,7 @@ class Batch:
     @property
     def num_pairs(self) -> int:
         """Document j belongs to pair j modulo this number."""
-        return self.num_queries or len(self.column_queries)
+        return len(self.column_queries)
 
     @property
     def excluded(self) -> Sequence[Tensor | Above]:
@@ -95,8 +94,8 @@ class Batch:
             _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
         if "doc_to_doc" in directions and self.own.stop > self.num_pairs:
             raise ValueError(
-                "num_queries, the number of positives among the documents of all devices, is"
-                f" needed for doc_to_doc with offset {self.offset}; got {self.num_queries}."
+                "doc_to_doc needs the query of every positive: give all_queries with offset"
+                f" {self.offset}."
             )
         log_q = "logarithms of probabilities"
         _check_numbers("log_q", log_q, self.log_q, size)

@@ -38,7 +38,6 @@ def infonce(
     backend: Backend = "auto",
     partition_mode: PartitionMode = "joint",
     all_queries: Tensor | None = None,
-    num_queries: int | None = None,
     exclude: Exclude | None = None,
     positives: Tensor | None = None,
     targets: Targets | None = None,
@@ -73,10 +72,8 @@ def infonce(
             of whose losses the mean is taken.
         offset: Index of the first query's positive, for documents gathered from devices.
         all_queries: Gathered embeddings (Q, D) that the softmax of a document runs over. Row
-            ``offset + i`` is query i.
-        num_queries: Number N of queries that the documents belong to: document j belongs to query j
-            modulo N, positives first. It counts for ``"doc_to_doc"``. None: that of the queries, or
-            of all_queries.
+            ``offset + i`` is query i, and document j belongs to query j modulo Q, which counts for
+            ``"doc_to_doc"``. None: the queries.
         exclude: Documents that are not negatives of a query: integer ids (M,), an
             :class:`~st_magnitude.kernel.batch.Above`, which compares scores with that of the
             positive, or a sequence of ids and one of these. Texts of one id are not negatives of
@@ -131,7 +128,6 @@ def infonce(
         documents=at_least_float32(documents),
         offset=offset,
         all_queries=None if all_queries is None else at_least_float32(all_queries),
-        num_queries=num_queries,
         exclude=exclude,
         positives=positives,
         targets=targets,

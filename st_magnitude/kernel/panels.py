@@ -29,7 +29,6 @@ class Side:
     scale: Tensor | None = None  # (K - 1, n), factors of the shorter prefixes; None: 1
     grad: Tensor | None = None  # (n, D); None: not needed
     grad_scale: Tensor | None = None  # (K - 1, n)
-    owner: Tensor | None = None  # (n,), the number of the pair, as a float; None: of another rank
     ids: Tensor | None = None  # (n, E): texts that share one of them are no negatives of each other
     label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
     bias: Tensor | None = None  # (n,), added to the logits of columns
@@ -75,13 +74,11 @@ def side_of(
         labels = of_ids([] if batch.positives is None else [batch.positives])
         log_q = batch.log_q_queries if is_query else batch.log_q
         guides = batch.above.guide if batch.above is not None else None
-        pairs = torch.arange(first, first + number, device=x.device) % batch.num_pairs
         return Side(
             x=x,
             scale=scale,
             grad=_zeros(x),
             grad_scale=_zeros(scale),
-            owner=pairs.to(x.dtype),
             ids=torch.stack(ids, dim=1) if ids else None,
             label=labels[0] if labels else None,
             bias=None if log_q is None else -of_side(log_q).to(x.dtype),
@@ -132,8 +129,9 @@ def panel_of(
     if rows.label is not None and columns.label is not None:
         same_label = same_id(rows.label, columns.label, rows.x.dtype)
     if direction in ("query_to_query", "doc_to_doc"):
+        assert own is not None  # a ring has neither direction
         # a text is no negative of itself or of a text of its pair
-        excluded.append(_same_pair(rows, columns))
+        excluded.append(_same_pair(batch, rows, columns, own))
         excluded += [] if same_label is None else [same_label]
         return Panel(rows, columns, None, tuple(excluded))
     if batch.above is not None:
@@ -159,10 +157,12 @@ def _equal(rows: Tensor, columns: Tensor) -> Rule:
     return lambda tile, scores: torch.eq(columns, rows[tile, None], out=torch.empty_like(scores))
 
 
-def _same_pair(rows: Side, columns: Side) -> Rule:
-    assert rows.owner is not None
-    assert columns.owner is not None
-    return _equal(rows.owner, columns.owner)
+def _same_pair(batch: Batch, rows: Side, columns: Side, own: int) -> Rule:
+    """The columns (M,) of the pair of the row, of texts of the same kind."""
+    first_of_sides = ((rows, batch.offset), (columns, batch.offset - own))
+    numbers = [torch.arange(len(side.x), device=side.x.device) + i for side, i in first_of_sides]
+    pairs = [(x % batch.num_pairs).to(rows.x.dtype) for x in numbers]
+    return _equal(*pairs)
 
 
 def _too_close(

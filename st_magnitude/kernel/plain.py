@@ -64,8 +64,6 @@ class Comparison:
         self.columns_are = start + torch.arange(len(self.columns), device=device)  # (M,)
         self.rows_are = batch.offset + torch.arange(len(self.rows), device=device)  # (B,)
         self.own = self.rows_are[:, None] == self.columns_are  # (B, M)
-        pairs = self.columns_are % batch.num_pairs  # (M,)
-        self.same_pair = self.rows_are[:, None] % batch.num_pairs == pairs  # (B, M)
         scores = self.scores(longest).detach()
         if self.from_query == self.to_query:
             self.targets = torch.zeros_like(scores)
@@ -93,10 +91,11 @@ class Comparison:
 
     def _same_kind(self) -> Tensor:
         """Texts of a kind that are no negatives of each other: of one pair or id, (B, M)."""
+        rows, columns = (x % self.batch.num_pairs for x in (self.rows_are, self.columns_are))
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
         if self.batch.positives is not None:
             shared.append(self._same(self.batch.positives))
-        return torch.stack([self.same_pair, *shared]).any(dim=0)
+        return torch.stack([rows[:, None] == columns, *shared]).any(dim=0)
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
         """The pairs that ``exclude`` leaves out, by scores of the longest prefix, (B, M)."""

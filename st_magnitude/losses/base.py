@@ -53,7 +53,7 @@ class PreparesModel(nn.Module):
     model to ``model``. The wrappers of DDP and torch.compile around the same model change nothing.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         before = vars(self).get("_modules", {}).get("model") if name == "model" else None
         super().__setattr__(name, value)
         if before is not None and isinstance(value, BaseModel) and value is not unwrapped(before):
@@ -106,7 +106,6 @@ class EmbeddingLoss(PreparesModel):
 
     def check_model(self) -> None:
         """Refuses a model that the loss cannot train, before anything of it is changed."""
-        refuse_other_models(self.model, self.name)
         if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -148,8 +149,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity  # the model may have lost its ExponentNorm after the training
-        exponents: Any = similarity.gamma_query, similarity.gamma_document
-        return [*exponents, *super()._learned()]
+        exponents = similarity.gamma_query, similarity.gamma_document
+        return [*map(torch.as_tensor, exponents), *super()._learned()]
 
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         _, terms = super()._at(learned[2:])

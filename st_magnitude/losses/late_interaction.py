@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from st_magnitude._checks import positive
 from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.losses.base import CITATION, PreparesModel, mean_norm
 from st_magnitude.losses.prior import DocumentPrior
-from st_magnitude.losses.texts import refuse_labels, warn_without_prompts
+from st_magnitude.losses.texts import Features, refuse_labels, warn_without_prompts
 from st_magnitude.similarity import QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import normalized_roles
@@ -124,7 +123,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         model.similarity_fn_name = "meanmaxsim" if self.length_normalize else "maxsim"
 
     def forward(
-        self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None
+        self, sentence_features: Iterable[Features], labels: Tensor | None = None
     ) -> Tensor:
         refuse_labels("LateInteractionLoss", labels)
         features = [dict(column) for column in sentence_features]

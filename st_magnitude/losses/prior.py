@@ -6,7 +6,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -70,7 +69,8 @@ class DocumentPrior:
         negatives: Iterable[str] | Mapping[str, float] | None = None,
         *,
         smoothing: float = 1.0,
-        **preprocess: Any,
+        prompt: str | None = None,
+        task: str | None = None,
     ) -> DocumentPrior:
         """Counts the texts of the training data.
 
@@ -81,8 +81,8 @@ class DocumentPrior:
             negatives: The same for columns of negatives; None: as frequent as among positives.
             smoothing: Number above 0 that is added to every count, and the count of a text that
                 does not occur.
-            **preprocess: Options of ``model.preprocess``: the ``prompt`` and the ``task`` of the
-                documents, if the Trainer has ``prompts`` or a ``router_mapping``.
+            prompt: The prompt of the documents, if the Trainer has ``prompts``.
+            task: Their task, if the Trainer has a ``router_mapping``.
 
         Raises:
             ValueError: If there are no texts, a number is out of range, or the model has no tokens.
@@ -102,7 +102,7 @@ class DocumentPrior:
                     f"Counts must be 0 or more; got {counts[wrong[0]]} for {wrong[0]!r} of the"
                     f" {name}."
                 )
-            keys = _keys_of(model, list(counts), preprocess)
+            keys = _keys_of(model, list(counts), prompt, task)
             numbers = torch.tensor(list(counts.values()), dtype=torch.float64)
             tables.append(_Table(keys, numbers, smoothing))
         return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing)
@@ -156,11 +156,13 @@ class _Table:
         return torch.where(self.keys[place] == keys, self.values[place], self.floor)
 
 
-def _keys_of(model: SentenceTransformer, texts: list[str], preprocess: Mapping[str, Any]) -> Tensor:
+def _keys_of(
+    model: SentenceTransformer, texts: list[str], prompt: str | None, task: str | None
+) -> Tensor:
     """The keys of the token ids of texts, (K,)."""
     keys = []
     for start in range(0, len(texts), 1024):
-        features = model.preprocess(texts[start : start + 1024], **preprocess)
+        features = model.preprocess(texts[start : start + 1024], prompt, task=task)
         if tokens_of(features) is None:
             raise ValueError(
                 "A DocumentPrior tells texts apart by their token ids, and this model has none."

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import has_static_embedding_input
+from sentence_transformers.base.losses.gradcache import (
+    CachedLossMixin,
+    RandContext,
+    has_static_embedding_input,
+)
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude._upstream import batch_size_of
+from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
-from st_magnitude.losses.cached import CachesGradients
 from st_magnitude.losses.learned import Temperatures, with_temperature
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
 from st_magnitude.losses.prior import DocumentPrior
@@ -36,7 +40,7 @@ from st_magnitude.losses.texts import (
     warn_without_prompts,
 )
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width
+from st_magnitude.surgery.raw import output_width, raw_features
 from st_magnitude.training.engines import engine_of, refuse_engine
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ logger = logging.getLogger(__name__)
 SCALE = 20.0
 
 
-class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
+class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
 
     All other documents of the batch are the negatives of a query q_i with its positive d_i:
@@ -53,10 +57,8 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
-    :mod:`st_magnitude.kernel.plain` has the formula in code.
-
-    For cosine and for dot, at the same scale, the values are those of sentence-transformers'
-    ``MultipleNegativesRankingLoss``.
+    :mod:`st_magnitude.kernel.plain` has the formula in code. For cosine and for dot, at the same
+    scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
@@ -64,9 +66,8 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned,
-            starting where the terms have them; a
-            :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this term
-            alone. None: the terms as they are.
+            starting where the terms have them. None: the terms as they are, of which a
+            :class:`~st_magnitude.kernel.terms.LearnedTemperature` is learned.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
             of the batch (of all devices, if they are gathered) and at the longest prefix. A
@@ -81,9 +82,7 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         gather_across_devices: Whether the documents of all ranks are negatives. True gathers them
             on each rank. ``"ring"`` passes them around instead: memory does not grow with the
             number of ranks, and batches may differ in size.
-        directions: What the softmax runs over, as in sentence-transformers: ``"query_to_doc"`` and
-            any of ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``; or
-            ``"doc_to_query"`` alone.
+        directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
         same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of
@@ -93,9 +92,8 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             a negative. Without a guide the model's own scores decide, before the temperature; -0.1
             then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
             2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
-        margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``.
-            ``"absolute"``: scores. ``"relative"``: the absolute value of the positive's score,
-            which suits scores that norms make large.
+        margin_strategy: Unit of the margin: ``"absolute"``, scores; ``"relative"``, the absolute
+            value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
             own similarity function and with its own prompts.
         teacher: Frozen SentenceTransformer, which may be the guide, that says how relevant the
@@ -173,7 +171,9 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
         self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
-        self.teacher = Teacher.of(teacher, teacher_temperature, teacher_weight, labels)
+        self.teacher: Teacher | None = None
+        if teacher is not None or labels == "teacher":
+            self.teacher = Teacher(teacher, teacher_temperature, teacher_weight, labels)
         self.labels = labels
         self.prior = prior
         self._check_arguments()
@@ -277,12 +277,54 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
                 of_batch,
                 offset=batch.offset,
                 all_queries=batch.all_queries,
-                num_queries=batch.num_queries,
                 targets=targets,
                 targets_queries=targets_queries,
             )
         loss = of_batch()
         return {"infonce": loss, **self.regularizers(embeddings)}
+
+    # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
+
+    def embed_minibatch(
+        self,
+        sentence_feature: dict[str, Tensor],
+        begin: int,
+        end: int,
+        with_grad: bool,
+        copy_random_state: bool,
+        random_state: RandContext | None = None,
+    ) -> tuple[Tensor, RandContext | None]:
+        """Raw embeddings of a mini-batch, and what the loss learns as more columns, whose gradient
+        is cached, scaled and synchronised with the encoder's: (n, D + L)."""
+        features = minibatch_of(sentence_feature, begin, end)
+        with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
+            random_state = RandContext(*features.values()) if copy_random_state else None
+            raw = raw_features(self.model, features)["sentence_embedding"]  # (n, D)
+            if learned := self._learned():
+                raw = torch.cat([raw, torch.stack(learned).expand(len(raw), -1)], dim=1)
+            return raw, random_state
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: object = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of the whole batch, from the embeddings of its mini-batches."""
+        width = reps[0][0].shape[1] - len(self._learned())
+        texts = labels if isinstance(labels, Texts) else Texts()
+        embeddings = [torch.cat(column)[:, :width] for column in reps]
+        losses = self.losses(embeddings, list(reps[0][0][0, width:]), texts)
+        self._last = {name: loss.detach() for name, loss in losses.items()}
+        total = torch.stack(list(losses.values())).sum()
+        if with_backward:
+            total.backward()
+            total = total.detach()
+        return total
+
+    def _named(self, total: Tensor) -> Tensor | dict[str, Tensor]:
+        """Splits the total of a cached step, whose gradient belongs to one tensor, by terms."""
+        if not self.regularizers:
+            return total
+        others = {name: loss for name, loss in self._last.items() if name != "infonce"}
+        return {"infonce": total - sum(others.values()), **others}
 
     # --- what the loss learns besides the weights of the model ------------------------------------
 
@@ -385,8 +427,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
                 advice, "takes no {} with regularizers, or with temperatures learned under caching"
             )
         return len(columns), sizes[0]
-
-    # --- the model card ---------------------------------------------------------------------------
 
     @torch.no_grad()
     def get_config_dict(self) -> dict[str, object]:

@@ -29,29 +29,24 @@ class Teacher:
     """
 
     def __init__(
-        self, model: SentenceTransformer | None, temperature: float | None, weight: float
-    ) -> None:
-        positive("teacher_temperature", temperature, [None])
-        if not 0 <= weight <= 1:
-            raise ValueError(f"teacher_weight must lie in [0, 1], got {weight}.")
-        self.given, self.temperature, self.weight = model, temperature, weight
-        self.model: Guide | None = None
-
-    @classmethod
-    def of(
-        cls,
+        self,
         model: SentenceTransformer | None,
         temperature: float | None,
         weight: float,
         labels: Labels | None,
-    ) -> Teacher | None:
-        """The teacher of a loss with these arguments, or None."""
+    ) -> None:
+        positive("teacher_temperature", temperature, [None])
+        if not 0 <= weight <= 1:
+            raise ValueError(f"teacher_weight must lie in [0, 1], got {weight}.")
         if model is not None and labels in ("teacher", "classes"):
             raise ValueError(
                 f"teacher is a model and labels={labels!r} name the targets too: pass one of the"
                 " two."
             )
-        return cls(model, temperature, weight) if model is not None or labels == "teacher" else None
+        self.given = model
+        self.temperature = temperature
+        self.weight = weight
+        self.model: Guide | None = None
 
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the teacher reads."""

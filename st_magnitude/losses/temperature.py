@@ -1,7 +1,7 @@
 """Ranking losses with several temperatures, several prefixes, or a temperature for every prefix.
 
 A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or
-binarised. All terms together cost about as much as one. Any other loss takes them as ``terms=``,
+binarised. All terms together cost about as much as one. Every other loss takes them as ``terms=``,
 such as ``LearnableNormLoss(model, terms=temp_agg())``, and ``Term(dim, temperature, weight)`` gives
 a term any weight.
 

@@ -340,13 +340,13 @@ def test_equals_the_plain_formula(gammas, directions, partition_mode, masks, cor
     ]
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in (0.3, 0.6, *leaves[2:])]
     similarity = Similarity(*leaves[:2]) if 0.3 in gammas else Similarity(*gammas)
-    arguments = queries, documents, terms, similarity, directions, 2
-    for all_queries in (None, embeddings(7, seed=1)[0]):
-        options = {"partition_mode": partition_mode, "num_queries": 7, "all_queries": all_queries}
+    arguments = queries, documents, terms, similarity, directions
+    for offset, all_queries in ((0, None), (2, embeddings(7, seed=1)[0])):
+        options = {"partition_mode": partition_mode, "all_queries": all_queries}
         if corrected:
             number = 4 if all_queries is None else 7
             options |= {"log_q": log_frequencies(9), "log_q_queries": log_frequencies(number)}
-        assert_equals_the_reference(*arguments, leaves=leaves, **masks, **options)
+        assert_equals_the_reference(*arguments, offset, leaves=leaves, **masks, **options)
 
 
 def test_outer_gradient_scales():
@@ -462,9 +462,9 @@ WRONG = {
     "no positives": ({"directions": ("query_to_query",)}, "must include 'query_to_doc'"),
     "direction": ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
     "per_direction": ({"directions": JOINT[-1]}, "Use partition_mode='joint'"),
-    "num_queries": (
+    "doc_to_doc": (
         {"directions": JOINT[-1], "partition_mode": "joint", "offset": 2},
-        "num_queries, the number of positives",
+        "give all_queries with offset 2",
     ),
     "pairs": (
         {"directions": JOINT[-1], "partition_mode": "joint", "offset": 0, "targets": MATRIX},
@@ -519,10 +519,3 @@ def test_memory_of_wide_embeddings(terms):
     pair = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
     peak = peak_bytes(lambda: infonce(*pair, terms, tile_rows=8).backward())
     assert 4 <= peak / (4 * size * dim) < 4.5
-
-
-def test_a_similarity_by_name():
-    queries, documents = embeddings()
-    assert infonce(queries, documents, similarity="qnorm") == infonce(
-        queries, documents, similarity=QNORM
-    )

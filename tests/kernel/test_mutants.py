@@ -63,7 +63,7 @@ MUTANTS = {
             "if rows.ids is not None and columns.ids is not None and '_to_doc' in direction:",
         ),
         ("excluded += [] if same_label is None else [same_label]", "pass"),
-        ("excluded.append(_same_pair(rows, columns))", "pass"),
+        ("excluded.append(_same_pair(batch, rows, columns, own))", "pass"),
         (
             "bias=None if log_q is None else -of_side(log_q).to(x.dtype)",
             "bias=None if log_q is None or is_query else -of_side(log_q).to(x.dtype)",

@@ -6,67 +6,52 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import logged, train
+from _helpers import features, gradients, logged, train
 from _ranks import on_ranks
-from _tiny import load_transformer, save_transformer
+from _tiny import columns, load_transformer, raw_embeddings
 from datasets import Dataset
+from torch.nn.functional import cross_entropy
 
 import st_magnitude as stm
 
-ANCHORS = ["how does bread rise?", "who steers the ship?", "why is the sea salty?"]
-POSITIVES = ["yeast makes bread rise", "the captain steers", "rivers wash salt into the sea"]
-NEGATIVES = ["flour is white", "a ship has sails", "the sea is blue"]
-COLUMNS = (ANCHORS, POSITIVES, NEGATIVES)
+SCORES = torch.tensor([[3.0, 1.0], [0.5, 0.0], [2.0, 2.5]])
 
 
-def features(model, columns=COLUMNS):
-    return [model.preprocess(list(column)) for column in columns]
+def batch(model):
+    """Three queries, their positives and a negative of each."""
+    return features(model, 3, 1)
 
 
-def embeddings(model, columns=COLUMNS):
-    return [model.encode(list(column), convert_to_tensor=True).clone() for column in columns]
-
-
-def logits(model, temperature):
-    queries, *documents = embeddings(model)
-    return stm.COSINE(queries, torch.cat(documents)) / temperature  # (3, 6)
-
-
-def cross_entropy(logits, targets):
-    return -(targets * logits.log_softmax(dim=1)).sum(dim=1)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return load_transformer(save_transformer(tmp_path / "tiny")).eval()
+def logits(model):
+    queries, *documents = raw_embeddings(model, batch(model))
+    return stm.COSINE(queries, torch.cat(documents)) / 0.05  # (3, 6)
 
 
 def test_labels_as_weights(model):
     weights = torch.tensor([0.5, 0.0, 2.0])
-    loss = stm.CosineRankingLoss(model, labels="weights")(features(model), weights)
-    rows = cross_entropy(logits(model, 0.05), torch.eye(3, 6))
+    loss = stm.CosineRankingLoss(model, labels="weights")(batch(model), weights)
+    rows = cross_entropy(logits(model), torch.eye(3, 6), reduction="none")
     torch.testing.assert_close(loss, (weights * rows).mean())
 
 
 def test_labels_as_classes(model):
     """Rows of a class are positives of each other; explicit negatives belong to no class."""
-    loss = stm.CosineRankingLoss(model, labels="classes")(features(model), torch.tensor([7, 3, 7]))
+    loss = stm.CosineRankingLoss(model, labels="classes")(batch(model), torch.tensor([7, 3, 7]))
     targets = torch.tensor([[1, 0, 1], [0, 2, 0], [1, 0, 1]]) / 2
-    rows = cross_entropy(logits(model, 0.05), torch.cat([targets, torch.zeros(3, 3)], dim=1))
-    torch.testing.assert_close(loss, rows.mean())
+    expected = cross_entropy(logits(model), torch.cat([targets, torch.zeros(3, 3)], dim=1))
+    torch.testing.assert_close(loss, expected)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.3])
 def test_labels_as_scores_of_a_teacher(model, weight):
-    scores = torch.tensor([[3.0, 1.0], [0.5, 0.0], [2.0, 2.5]])
     loss = stm.CosineRankingLoss(
         model, labels="teacher", teacher_temperature=0.7, teacher_weight=weight
     )
-    soft = weight * (scores / 0.7).softmax(dim=1)
+    soft = weight * (SCORES / 0.7).softmax(dim=1)
     soft[:, 0] += 1 - weight
     targets = torch.cat([torch.diag(soft[:, 0]), torch.diag(soft[:, 1])], dim=1)
-    rows = cross_entropy(logits(model, 0.05), targets)
-    torch.testing.assert_close(loss(features(model), scores), rows.mean())
+    expected = cross_entropy(logits(model), targets)
+    torch.testing.assert_close(loss(batch(model), SCORES), expected)
 
 
 @pytest.mark.parametrize("is_guide", [False, True])
@@ -81,16 +66,16 @@ def test_a_model_as_teacher(model, is_guide, directions):
     options |= {"teacher_temperature": 0.2}
     guide = teacher if is_guide else None
     loss = stm.CosineRankingLoss(model, teacher=teacher, guide=guide, **options)
-    queries, *documents = embeddings(teacher)
+    queries, *documents = raw_embeddings(teacher, batch(teacher))
     soft = (stm.COSINE(queries, torch.cat(documents)) / 0.2).softmax(dim=1)
-    expected = cross_entropy(logits(model, 0.05), soft).mean()
+    expected = cross_entropy(logits(model), soft)
     if "doc_to_query" in directions:
         soft = (stm.COSINE(documents[0], queries) / 0.2).softmax(dim=1)
-        expected = (expected + cross_entropy(logits(model, 0.05)[:, :3].T, soft).mean()) / 2
-    torch.testing.assert_close(loss(features(model)), expected)
-    unit = [x / x.norm(dim=1, keepdim=True) for x in embeddings(teacher)]
+        expected = (expected + cross_entropy(logits(model)[:, :3].T, soft)) / 2
+    torch.testing.assert_close(loss(batch(model)), expected)
+    unit = [x / x.norm(dim=1, keepdim=True) for x in (queries, *documents)]
     labelled = stm.CosineRankingLoss(model, labels="teacher", **options)
-    torch.testing.assert_close(labelled(features(model), torch.stack(unit, dim=1)), expected)
+    torch.testing.assert_close(labelled(batch(model), torch.stack(unit, dim=1)), expected)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +103,11 @@ def test_arguments_are_checked(model, options, message):
         ("teacher", torch.ones(3)),
         ("teacher", torch.ones(3, 3)),
         ("teacher", None),
-        (None, torch.ones(3)),
     ],
 )
 def test_labels_are_checked(model, kind, labels):
     with pytest.raises(ValueError, match="labels"):
-        stm.CosineRankingLoss(model, labels=kind)(features(model), labels)
+        stm.CosineRankingLoss(model, labels=kind)(batch(model), labels)
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 2])
@@ -131,9 +115,7 @@ def test_labels_are_checked(model, kind, labels):
 def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
     teacher = [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]]
     labels = {"weights": [0.5, 1.0, 2.0], "classes": [1, 2, 1], "teacher": teacher}
-    data = Dataset.from_dict(
-        {"anchor": ANCHORS, "positive": POSITIVES, "negative": NEGATIVES, "label": labels[kind]}
-    )
+    data = Dataset.from_dict(columns(3, 1) | {"label": labels[kind]})
     loss = stm.CosineRankingLoss(model, labels=kind, mini_batch_size=mini_batch_size)
     before = [x.clone() for x in model.parameters()]
     trainer = train(model, loss, tmp_path, data=data, max_steps=2, per_device_train_batch_size=3)
@@ -143,12 +125,11 @@ def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
 
 def test_caching_gives_the_same_gradient(model):
     found = []
-    scores = torch.tensor([[3.0, 1.0], [0.5, 0.0], [2.0, 2.5]])
     for mini_batch_size in (None, 2):
         model.zero_grad()
         loss = stm.CosineRankingLoss(model, labels="teacher", mini_batch_size=mini_batch_size)
-        loss(features(model), scores).backward()
-        found.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+        loss(batch(model), SCORES).backward()
+        found.append(gradients(model))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
@@ -165,7 +146,7 @@ def label_columns():
 def of_rows(folder, rows, gather):
     """The loss of some rows of six by each kind of labels, in both directions."""
     generator = torch.Generator().manual_seed(0)
-    columns = [torch.randn(6, 8, generator=generator)[rows] for _ in range(3)]
+    embeddings = [torch.randn(6, 8, generator=generator)[rows] for _ in range(3)]
     values = []
     for kind, labels in label_columns().items():
         loss = stm.CosineRankingLoss(
@@ -176,14 +157,12 @@ def of_rows(folder, rows, gather):
             gather_across_devices=gather,
             same_text="keep",
         )
-        values.append(loss.compute_loss_from_embeddings(columns, labels[rows]))
+        values.append(loss.compute_loss_from_embeddings(embeddings, labels[rows]))
     return torch.stack(values)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
-def test_two_ranks_have_the_loss_of_the_joined_batch(tmp_path):
-    folder = save_transformer(tmp_path / "tiny")
-
+def test_two_ranks_have_the_loss_of_the_joined_batch(folder):
     def of_rank():
         start = 3 * dist.get_rank()
         return of_rows(folder, slice(start, start + 3), True)
