@@ -128,14 +128,12 @@ def calibrate_exponent(
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
     A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one
-    sweep covers all similarities. Run it on validation data; `st_magnitude.prepare` takes the
-    similarity that it recommends.
+    sweep covers all similarities. `st_magnitude.prepare` takes the similarity that it recommends.
 
     Args:
         model: A model whose embeddings keep their norm. Embeddings are taken before a closing
             ExponentNorm.
-        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
-            document do not count.
+        data: Queries, corpus and judgments, usually a dev split.
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are
             always added.
         seed: Seed of the draws of `judge`.
@@ -278,14 +276,11 @@ def calibrate_prior(
 
     Args:
         model: A SentenceTransformer, trained with or without a prior.
-        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
-            document do not count.
+        data: Queries, corpus and judgments, usually a dev split.
         log_p: Document id -> log p(d), for every document of the corpus, or an array in the order
-            of ``data.corpus``. `RetrievalData.log_prior` of the training split has it. A constant
-            that is added to all has no effect.
+            of ``data.corpus``. `RetrievalData.log_prior` of the training split has it.
         similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
-            the query counts, if the similarity keeps it: "qnorm" gives every query the same weight
-            of the prior, "dot" does not.
+            the query counts, if the similarity keeps it.
         seed: Seed of the folds and of the draws of `judge`.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 

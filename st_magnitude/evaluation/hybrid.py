@@ -156,8 +156,7 @@ class HybridEvaluator(SearchEvaluator):
     Args:
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at
             least 10.
-        bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search
-            engine.
+        bm25: A run in place of ``bm25_run(data, top_k)``, of any search engine.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
@@ -204,11 +203,11 @@ class HybridEvaluator(SearchEvaluator):
             raise ValueError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
             )
-        lexical = {query: dict(run.get(query, {})) for query in self.queries_ids}
-        for query in self.task.own & lexical.keys():
-            lexical[query].pop(query, None)
-        ranked = {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}
-        self.runs = {"bm25": ranked}
+        self.runs: dict[str, Run] = {"bm25": {}}
+        for query in self.queries_ids:
+            own = {query} & self.task.own
+            found = [pair for pair in _ranked(run.get(query, {})) if pair[0] not in own]
+            self.runs["bm25"][query] = dict(found[:top_k])
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""

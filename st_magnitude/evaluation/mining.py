@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from st_magnitude.similarity import Similarity
 
 __all__ = ["mine_negatives", "with_negatives"]
 
-OUTPUT_FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 HIGH = 10  # ranks at which a never-relevant document counts as high
 
 
@@ -45,7 +44,7 @@ def mine_negatives(
 
     This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; by
     cosine the results are equal. Neither a document with the text of one of the query's positives
-    nor the query itself, where it stands in the corpus under its id, is ever a negative.
+    nor the query itself is ever a negative.
 
     Documents that are relevant to none of the queries teach a norm, which in-batch negatives do
     not. One that ranks high for a single query may be an answer that nobody has judged, so with
@@ -64,14 +63,12 @@ def mine_negatives(
         seed: Seed for ``sampling_strategy="random"``.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see
             `st_magnitude.data.task.encode_texts`.
-        **options: Arguments of ``mine_hard_negatives``: ``num_negatives``, ``output_format``,
-            ``output_scores``, ``range_min``, ``range_max``, ``max_score``, ``min_score``,
-            ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
+        **options: Arguments of ``mine_hard_negatives``, such as ``num_negatives``,
+            ``output_format``, ``range_min``, ``max_score`` and ``relative_margin``.
 
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
             is not finite, or never-relevant documents are wanted and there are none.
-        TypeError: If an option is unknown.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -82,7 +79,6 @@ def mine_negatives(
         >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
-    one_of("output_format", options.get("output_format", "triplet"), OUTPUT_FORMATS)
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
     pairs = _pairs(data)
     queries = dict.fromkeys(pairs["anchor"])
@@ -106,13 +102,12 @@ def mine_negatives(
                 f"of fewer than {min_queries} of them. Lower min_queries, or add such documents "
                 "to the corpus."
             )
-        # mine_hard_negatives puts the positives behind the corpus
-        scorer.searched = len(candidates)
+    scorer.searched = len(candidates)  # mine_hard_negatives puts the positives behind the corpus
     options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
-        stand_in: Any = scorer  # for a model
+        stand_in = cast(SentenceTransformer, scorer)
         return mine_hard_negatives(pairs, stand_in, corpus=candidates, **options)
     finally:
         random.setstate(state)
@@ -158,8 +153,7 @@ class _Scorer:
         self._similarity = similarity
         self.device = device
         self._own = own  # text of a query -> text of the document that is the query itself
-        # number of documents, from the first, that are candidates; None for all
-        self.searched: int | None = None
+        self.searched = 0  # number of documents, from the first, that are candidates
 
     @cached_property
     def _task(self) -> EncodedTask:
@@ -190,8 +184,7 @@ class _Scorer:
         """Scores of all documents for the next queries: (n, D) -> (n, m)."""
         scores = dot_score(torch.from_numpy(queries).to(self._documents.device), self._documents)
         hide_own(scores, self._own_columns(islice(self._asked, len(queries)), self._position))
-        if self.searched is not None:
-            scores[:, self.searched :] = -torch.inf
+        scores[:, self.searched :] = -torch.inf
         return scores
 
     def hubs(self, min_queries: int) -> list[str]:
