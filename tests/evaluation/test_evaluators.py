@@ -11,7 +11,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
-from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,12 +58,6 @@ def test_the_similarity_is_the_models_own_at_each_call(kind, task, static_model)
         figures.append(evaluator(static_model))
         assert figures[-1] == kind(**task, similarity=name)(static_model)
     assert figures[0] != figures[1]
-    static_model.append(ExponentNorm(0.2, 0.6))
-    behind = evaluator(static_model)
-    del static_model[-1]
-    assert behind == pytest.approx(
-        kind(**task, similarity=stm.Similarity(0.2, 0.6))(static_model), rel=1e-6
-    )
     static_model.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
         evaluator(static_model)

@@ -176,10 +176,8 @@ def test_the_seed_decides_and_the_random_state_stays(static_model, judged):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"output_format": "n_tuple"}, "output_format"),
         ({"sampling_strategy": "best"}, "sampling_strategy must be one of"),
         ({"num_negatives": 0}, "num_negatives must be at least 1"),
-        ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
         ({"similarity": "qnrom"}, "No similarity is called 'qnrom'"),
     ],
 )
