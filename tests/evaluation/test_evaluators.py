@@ -104,18 +104,11 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     evaluators = [kind(**task, name="dev") for kind in reversed(KINDS.values())]
     metric = "eval_dev_full_ndcg@10"
+    options = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.05}
+    options |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": metric}
     args = SentenceTransformerTrainingArguments(
-        str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=0.05,
-        use_cpu=True,
-        report_to=[],
-        eval_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model=metric,
+        str(tmp_path), use_cpu=True, report_to=[], **options
     )
     loss = MultipleNegativesRankingLoss(model)
     data = Dataset.from_dict(PAIRS)
