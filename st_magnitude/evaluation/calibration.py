@@ -54,8 +54,7 @@ class _Curve(Result):
         return {f"{x:g}": float(y) for x, y in zip(values, self.ndcg, strict=True)}
 
     def _table(self, name: str, values: Array, marks: dict[float, str], title: str) -> Table:
-        pairs = zip(values, self.ndcg, strict=True)
-        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
+        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, self.ndcg, strict=True)]
         return Table([name, "nDCG@10", ""], rows, title)
 
 
@@ -64,14 +63,13 @@ class ExponentCurve(_Curve):
     """nDCG@10 over the document exponent, the recommended exponent, and the evidence for it.
 
     Attributes:
-        exponents: Document exponents in rising order, from 0 (dot: the norm counts in full) to 1
-            (cosine: the norm is removed), (E,).
+        exponents: Document exponents in rising order, from 0 (dot) to 1 (cosine), (E,).
         per_query: nDCG@10 of every query at every exponent, (E, n).
         queries: Ids of the n queries.
         best: The recommended exponent. It is `highest`, unless that is tied with cosine or dot:
             then it is 1 or 0 (cosine goes first), whose model loads without this package.
         versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
-            interval of `judge`: (difference, low, high). Confirm it on other queries.
+            interval of `judge`: (difference, low, high).
         versus_dot: The same against exponent 0.
     """
 

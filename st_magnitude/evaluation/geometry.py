@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from typing_extensions import Unpack
 
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator, CsvOptions
 from st_magnitude.surgery.raw import encode_raw
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["GeometryEvaluator", "card_evaluators", "norm_figures"]
 

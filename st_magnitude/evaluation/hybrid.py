@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from typing_extensions import Unpack
 
 from st_magnitude._checks import needs
 from st_magnitude.data.retrieval import Judgments, RetrievalData
@@ -22,9 +23,6 @@ from st_magnitude.evaluation.metrics import ranking_metrics, scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Run = dict[str, dict[str, float]]
 
