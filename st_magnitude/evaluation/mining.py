@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -36,7 +35,6 @@ def mine_negatives(
     never_relevant: bool = False,
     also_relevant: Collection[str] = (),
     min_queries: int = 3,
-    seed: int = 0,
     encode: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Dataset:
@@ -60,11 +58,11 @@ def mine_negatives(
         also_relevant: Ids of documents that are relevant to queries outside of ``data``, such as
             those of other splits (`st_magnitude.data.beir.relevant_documents`).
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
-        seed: Seed for ``sampling_strategy="random"``.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see
             `st_magnitude.data.task.encode_texts`.
         **options: Arguments of ``mine_hard_negatives``, such as ``num_negatives``,
-            ``output_format``, ``range_min``, ``max_score`` and ``relative_margin``.
+            ``output_format``, ``range_min``, ``max_score`` and ``relative_margin``. Its
+            ``sampling_strategy="random"`` draws from Python's ``random``.
 
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
@@ -104,13 +102,8 @@ def mine_negatives(
             )
     scorer.searched = len(candidates)  # mine_hard_negatives puts the positives behind the corpus
     options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
-    state = random.getstate()  # of the generator that mine_hard_negatives draws from
-    random.seed(seed)
-    try:
-        stand_in = cast(SentenceTransformer, scorer)
-        return mine_hard_negatives(pairs, stand_in, corpus=candidates, **options)
-    finally:
-        random.setstate(state)
+    stand_in = cast(SentenceTransformer, scorer)
+    return mine_hard_negatives(pairs, stand_in, corpus=candidates, **options)
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:

@@ -1,7 +1,6 @@
 """mine_negatives against mine_hard_negatives, and by hand where that would normalise."""
 
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -55,6 +54,7 @@ def test_a_cosine_model_gets_what_sentence_transformers_mines(model, options):
     corpus = list(data.corpus.values())
     random.seed(0)
     theirs = mine_hard_negatives(pairs, model, corpus=corpus, verbose=False, **options)
+    random.seed(0)
     ours = stm.mine_negatives(model, data, **options)
     assert ours.column_names == theirs.column_names
     for one, other in zip(rows(ours), rows(theirs), strict=True):
@@ -163,14 +163,6 @@ def test_every_text_is_encoded_once(static_model, judged, never_relevant, monkey
     monkeypatch.setattr(SentenceTransformer, "encode", counted)
     stm.mine_negatives(static_model, judged, never_relevant=never_relevant, min_queries=1)
     assert sorted(encoded) == sorted([*judged.queries.values(), *judged.corpus.values()])
-
-
-def test_the_seed_decides_and_the_random_state_stays(static_model, judged):
-    mine = partial(stm.mine_negatives, static_model, judged, sampling_strategy="random")
-    state = random.getstate()
-    mined = rows(mine(seed=3))
-    assert random.getstate() == state
-    assert rows(mine(seed=3)) == mined != rows(mine(seed=4))
 
 
 @pytest.mark.parametrize(
