@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 import st_magnitude as stm
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude.data import task
+from st_magnitude.kernel.batch import Above
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
 from st_magnitude.surgery.raw import raw_features
@@ -85,22 +86,15 @@ def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
 
 BOTH = ("query_to_doc", "doc_to_query")
 ALL = (*BOTH, "query_to_query", "doc_to_doc")
-WEIGHTED = {"hardness_mode": "all_negatives", "hardness_strength": 0.5}
 OPTIONS = {
     "plain": {},
-    "hardness": WEIGHTED,
-    "directions": {"directions": ALL, "hardness_mode": "hard_negatives", "hardness_strength": 0.5},
+    "directions": {"directions": ALL},
     "ids": {"exclude": lambda: leaf(10, dtype=torch.int64)},
-    "function": {"exclude": lambda: above_the_positive},
-    "labels": {"positives": lambda: leaf(10, dtype=torch.int64), **WEIGHTED},
+    "margin": {"exclude": Above(lambda positives: positives + 0.1)},
+    "labels": {"positives": lambda: leaf(10, dtype=torch.int64)},
     "pairs": {"targets": lambda: leaf(4, 10, dtype=torch.bool)},
     "log_q": {"log_q": lambda: leaf(10), "log_q_queries": lambda: leaf(6)},
-    "precision": {"precision": "bfloat16"},
 }
-
-
-def above_the_positive(rows: slice, scores: Tensor) -> Tensor:
-    return scores > scores.diagonal(2 + rows.start)[:, None] + 0.1
 
 
 @pytest.mark.usefixtures("fakes")
@@ -132,7 +126,6 @@ LOSSES = {
     "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
     "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
-    "hardness": (stm.DotRankingLoss, WEIGHTED),
     "joint": (
         stm.CosineRankingLoss,
         {"directions": ("query_to_doc", "query_to_query"), "prior": True},
@@ -253,9 +246,7 @@ def test_a_layer_of_in_batch_attention(dtype: torch.dtype, v_norm: bool) -> None
 @pytest.mark.parametrize("positives", [False, True])
 def test_the_loss_of_clip(preset: str, positives: bool) -> None:
     clip_loss = pytest.importorskip("st_magnitude.clip.loss")
-    loss = clip_loss.AsymmetricClipLoss.from_preset(
-        preset, terms=[stm.Term(), stm.Term(dim=4, weight=0.5)]
-    )
+    loss = clip_loss.AsymmetricClipLoss.from_preset(preset)
     loss._checked = True  # the look at the norms of the first batch waits for the device, once
     images, texts = leaf(6, 8), leaf(6, 8, dtype=torch.bfloat16)
     labels = torch.tensor([0, 1, 2, 0, 1, 2], device="cuda") if positives else None

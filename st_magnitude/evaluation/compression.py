@@ -15,7 +15,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 from typing_extensions import Unpack
 
-from st_magnitude._checks import one_of, whole_number
+from st_magnitude._checks import at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -145,10 +145,9 @@ class CompressionEvaluator(SearchEvaluator):
         self.precisions = tuple(precisions)
         for precision in self.precisions:
             one_of("precisions", precision, PRECISIONS)
-        self.dims: list[int] | None = None
-        if dims is not None:
-            self.dims = sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
-        self.top_k = whole_number("top_k", top_k)
+        self.dims = None if dims is None else sorted(prefix_dims(dims), reverse=True)
+        at_least("top_k", top_k, 1)
+        self.top_k = top_k
         self.pca = pca
         self.cells: list[CompressionCell] = []
         self.per_query: dict[Format, NDArray[np.float64]] = {}

@@ -30,7 +30,6 @@ from torch import Tensor
 from st_magnitude.revela import RevelaLoss, build_groups, group_similarity, load_lm
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
 from st_magnitude.revela.config import RevelaConfig
-from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.loss import ONE_HOT
 from st_magnitude.revela.run import run
 
@@ -61,7 +60,7 @@ def signal(reads: int) -> None:
     nats: dict[str, list[list[float]]] = {name: [] for name in READINGS}
     chosen = np.linspace(0, len(groups) - 1, 10 * reads).astype(int).tolist()
     for number, row in enumerate(chosen):
-        query, passage, text = split_batch(loss.collator([groups[row]]))
+        query, passage, text = loss.collator.features([groups[row]])
         q, p = (loss.model(features)["sentence_embedding"] for features in (query, passage))
         for tau, found in tops.items():
             found.append(group_similarity(q, p, text["group"], tau).max(1).values)
@@ -71,7 +70,7 @@ def signal(reads: int) -> None:
         nearest, farthest = (group_similarity(q, x, text["group"], 1e-6) for x in (p, -p))
         for name, (weight, v_norm) in READINGS.items():
             streams = [
-                two_streams(lm, ids, mask, Neighbours.of(weight * sim, mask, v_norm=v_norm))
+                two_streams(lm, ids, Neighbours.of(weight * sim, mask, v_norm=v_norm))
                 for sim in (nearest, farthest)
             ]
             nats[name].append([next_token_loss(lm, h, ids, mask).item() for _, h in streams])

@@ -63,7 +63,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.groups import split_batch
 
 HTML = "usr/share/doc/python3.11/html"
 FOLDERS = (
@@ -287,7 +286,7 @@ def _warm() -> dict[str, Tensor]:
             cut = [" ".join(words[:WORDS]), " ".join(words[first : first + WORDS])]
             texts += cut if rng.random() < crops else pair
         ids, mask = _tokens(tokens, texts)
-        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=True))
+        e, h = two_streams(lm, ids, Neighbours.of(weights, mask, v_norm=True))
         alone, reading = (next_token_loss(lm, x, ids, mask) for x in (e, h))
         optimizer.zero_grad()
         (alone + reading).backward()
@@ -344,13 +343,13 @@ def gains(loss: RevelaLoss, number: int = 24) -> Figures:
     rows = list(group_rows(data().held_out, 0).select(range(number)))
     logs: list[dict[str, Tensor]] = []
     for i in range(0, number, 8):
-        query, passage, text = split_batch(loss.collator(rows[i : i + 8]))
+        query, passage, text = loss.collator.features(rows[i : i + 8])
         loss([query, passage, text])
         q, p = (loss.model(x)["sentence_embedding"] for x in (query, passage))
         similarity = stm.revela.group_similarity(q, p, text["group"], loss.temperature)
         of_partners = similarity.view(-1, 2, len(q)).flip(1).reshape(similarity.shape).diagonal()
         logs.append(loss.logs | {"partner": of_partners.mean()})
-    names = ("next_token", "reading_gain", "choice_gain", "top_similarity", "partner")
+    names = ("next_token", "reading_gain", "choice_gain", "partner")
     return {name: round(float(torch.stack([x[name] for x in logs]).mean()), 4) for name in names}
 
 
