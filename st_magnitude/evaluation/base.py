@@ -50,10 +50,8 @@ class CsvEvaluator(SentenceEvaluator):
         self.write_csv = write_csv
         self.warns = True  # whether calls warn of norms
         self.first_d = math.nan
-        self.encoding: dict[str, Any] = {
-            "batch_size": batch_size,
-            "show_progress_bar": show_progress_bar,
-        }
+        self.encoding: dict[str, Any] = {"batch_size": batch_size}
+        self.encoding["show_progress_bar"] = show_progress_bar
         self.primary_metric = f"{name}_{self.primary}" if name else self.primary
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
 

@@ -215,11 +215,10 @@ class PriorCurve(_Curve):
         per_query: nDCG@10 of every query at every weight, (W, n).
         queries: Ids of the n queries.
         weight: The recommended weight: `highest`, or 0 if ``gain`` is a tie.
-        gain: nDCG@10 with the prior minus nDCG@10 without, with the 95 % interval of `judge`:
-            (difference, low, high). It is cross-fitted: each fifth of the queries is measured at
-            the weight that is best on the others.
+        gain: Mean of ``held_out`` minus nDCG@10 without a prior, with the 95 % interval of `judge`:
+            (difference, low, high).
         similarity: The similarity of the scores to which the prior is added.
-        held_out: nDCG@10 of every query at the weight that is best on the others, (n,).
+        held_out: nDCG@10 of each fifth of the queries at the weight that is best on the others.
     """
 
     weights: Array
@@ -262,7 +261,7 @@ class PriorCurve(_Curve):
 def calibrate_prior(
     model: SentenceTransformer,
     data: RetrievalData,
-    log_p: Mapping[str, float] | Sequence[float] | Array,
+    log_p: Mapping[str, float],
     similarity: Similarity | str | None = None,
     seed: int = 0,
     encode: Mapping[str, object] | None = None,
@@ -275,8 +274,8 @@ def calibrate_prior(
     Args:
         model: A SentenceTransformer, trained with or without a prior.
         data: Queries, corpus and judgments, usually a dev split.
-        log_p: Document id -> log p(d), for every document of the corpus, or an array in the order
-            of ``data.corpus``. `RetrievalData.log_prior` of the training split has it.
+        log_p: Document id -> log p(d), for every document of the corpus. `RetrievalData.log_prior`
+            of the training split has it.
         similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
             the query counts, if the similarity keeps it.
         seed: Seed of the folds and of the draws of `judge`.
@@ -338,12 +337,8 @@ def prior_curve(
     return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
 
 
-def aligned_prior(
-    data: RetrievalData, log_p: Mapping[str, float] | Sequence[float] | Array
-) -> Array:
+def aligned_prior(data: RetrievalData, log_p: Mapping[str, float]) -> Array:
     """log p(d) in the order of ``data.document_ids``, (m,)."""
-    if not isinstance(log_p, Mapping):
-        log_p = dict(zip(data.corpus, log_p, strict=True))
     missing = [document for document in data.document_ids if document not in log_p]
     if missing:
         raise ValueError(

@@ -38,8 +38,7 @@ def reciprocal_rank_fusion(
     the higher first.
 
     Args:
-        runs: Runs, where a higher score is better. What a run does not contain gets nothing from
-            it.
+        runs: Runs, where a higher score is better.
         k: Constant that damps the weight of the first ranks.
         top_k: Number of documents to keep for each query; all by default.
 
@@ -50,7 +49,7 @@ def reciprocal_rank_fusion(
         {'q': {'d2': 0.8333333333333333, 'd1': 0.5, 'd3': 0.3333333333333333}}
 
     Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and
-    Individual Rank Learning Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5.
+    Individual Rank Learning Methods, 2009 (k = 60).
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
