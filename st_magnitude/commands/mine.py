@@ -29,9 +29,6 @@ def mine(
     never_relevant: Annotated[
         bool, Option(help="Take documents that are relevant to no query of any split only.")
     ] = False,
-    min_queries: Annotated[
-        int, Option(min=1, help="Queries that have a never-relevant document among their ten best.")
-    ] = 3,
     relative_margin: Annotated[
         float | None,
         Option(help="Share of the positive's score by which a negative scores lower, as 0.05."),
@@ -50,16 +47,17 @@ def mine(
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
     encoder, loaded = judged.load(model)
+    candidates = set(loaded.corpus)
+    if never_relevant:
+        candidates -= relevant_documents(judged.data)
     mined = mine_negatives(
         encoder,
         loaded,
         num_negatives=num_negatives,
-        never_relevant=never_relevant,
-        min_queries=min_queries,
         relative_margin=relative_margin,
         similarity=judged.similarity,
-        also_relevant=relevant_documents(judged.data),
-        encode=judged.encode,
+        candidates=candidates,
+        batch_size=judged.batch_size,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     with_negatives(loaded, mined).save_qrels(output)

@@ -28,13 +28,13 @@ from st_magnitude.evaluation.calibration import (
     highest_rows,
     ndcg_by_exponent,
 )
-from st_magnitude.evaluation.metrics import Judgment, are_unit, judge, word_counts
+from st_magnitude.evaluation.metrics import Judgment, are_unit, judge
 from st_magnitude.similarity import COSINE, Similarity
 
 
 def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
     """Statistics of the raw norms of one role: embeddings of n texts, (n, D)."""
-    words = word_counts(texts)
+    words = np.array([len(text.split()) for text in texts], dtype=float)
     values = geometry.norms(embeddings)
     return NormStatistics(
         values=values,

@@ -77,14 +77,9 @@ class Abstention(Result):
         wrong = int((answered & is_wrong).sum())
         return replace(self, queries=len(scores), answered=int(answered.sum()), wrong=wrong)
 
-    def measure(
-        self,
-        model: SentenceTransformer,
-        data: RetrievalData,
-        encode: Mapping[str, object] | None = None,
-    ) -> Abstention:
+    def measure(self, model: SentenceTransformer, data: RetrievalData) -> Abstention:
         """The rule with what it does on other data."""
-        return self.tested(*first_documents(model, data, self.similarity, encode))
+        return self.tested(*first_documents(model, data, self.similarity))
 
     @classmethod
     def load(cls, path: str | Path) -> Abstention:

@@ -7,21 +7,19 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+from typing_extensions import Unpack
 
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.geometry import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["CsvEvaluator", "CsvOptions", "SearchEvaluator", "SearchOptions"]
 
@@ -32,14 +30,13 @@ class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may append a row to a CSV file.
 
     A call warns as `st_magnitude.geometry.norm_warning` does, if the metrics have ``cohens_d``; the
-    first call stands for the model before training. A subclass sets ``kind``, ``primary``, the
-    metric that chooses checkpoints, and perhaps ``settings``, attributes for the model card, and
-    implements `measure`. `SearchEvaluator` documents the arguments.
+    first call stands for the model before training. A subclass sets ``kind`` and ``primary``, the
+    metric that chooses checkpoints, and implements `measure`. `SearchEvaluator` documents the
+    arguments.
     """
 
     kind: ClassVar[str]
     primary: ClassVar[str]
-    settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -53,10 +50,8 @@ class CsvEvaluator(SentenceEvaluator):
         self.write_csv = write_csv
         self.warns = True  # whether calls warn of norms
         self.first_d = math.nan
-        self.encoding: dict[str, Any] = {
-            "batch_size": batch_size,
-            "show_progress_bar": show_progress_bar,
-        }
+        self.encoding: dict[str, Any] = {"batch_size": batch_size}
+        self.encoding["show_progress_bar"] = show_progress_bar
         self.primary_metric = f"{name}_{self.primary}" if name else self.primary
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
 
@@ -67,11 +62,6 @@ class CsvEvaluator(SentenceEvaluator):
     def report(self, metrics: dict[str, float]) -> str:
         """The text for the log."""
         return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows."""
-        given = {name: getattr(self, name) for name in self.settings}
-        return {name: value for name, value in given.items() if value is not None}
 
     def __call__(  # type: ignore[override]
         self,
@@ -160,6 +150,8 @@ class SearchEvaluator(CsvEvaluator):
             is not finite.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes for the model card
+
     def __init__(
         self,
         queries: Mapping[str, str],
@@ -194,5 +186,6 @@ class SearchEvaluator(CsvEvaluator):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows, with the prompts and a given similarity."""
-        own = super().get_config_dict() | self.prompts
-        return own | ({"similarity": repr(self.similarity)} if self.similarity else {})
+        shown = {name: getattr(self, name) for name in self.settings} | self.prompts
+        shown["similarity"] = repr(self.similarity) if self.similarity else None
+        return {name: value for name, value in shown.items() if value is not None}

@@ -54,8 +54,7 @@ class _Curve(Result):
         return {f"{x:g}": float(y) for x, y in zip(values, self.ndcg, strict=True)}
 
     def _table(self, name: str, values: Array, marks: dict[float, str], title: str) -> Table:
-        pairs = zip(values, self.ndcg, strict=True)
-        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
+        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, self.ndcg, strict=True)]
         return Table([name, "nDCG@10", ""], rows, title)
 
 
@@ -64,14 +63,13 @@ class ExponentCurve(_Curve):
     """nDCG@10 over the document exponent, the recommended exponent, and the evidence for it.
 
     Attributes:
-        exponents: Document exponents in rising order, from 0 (dot: the norm counts in full) to 1
-            (cosine: the norm is removed), (E,).
+        exponents: Document exponents in rising order, from 0 (dot) to 1 (cosine), (E,).
         per_query: nDCG@10 of every query at every exponent, (E, n).
         queries: Ids of the n queries.
         best: The recommended exponent. It is `highest`, unless that is tied with cosine or dot:
             then it is 1 or 0 (cosine goes first), whose model loads without this package.
         versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
-            interval of `judge`: (difference, low, high). Confirm it on other queries.
+            interval of `judge`: (difference, low, high).
         versus_dot: The same against exponent 0.
     """
 
@@ -128,14 +126,12 @@ def calibrate_exponent(
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
     A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one
-    sweep covers all similarities. Run it on validation data; `st_magnitude.prepare` takes the
-    similarity that it recommends.
+    sweep covers all similarities. `st_magnitude.prepare` takes the similarity that it recommends.
 
     Args:
         model: A model whose embeddings keep their norm. Embeddings are taken before a closing
             ExponentNorm.
-        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
-            document do not count.
+        data: Queries, corpus and judgments, usually a dev split.
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are
             always added.
         seed: Seed of the draws of `judge`.
@@ -214,11 +210,10 @@ class PriorCurve(_Curve):
         per_query: nDCG@10 of every query at every weight, (W, n).
         queries: Ids of the n queries.
         weight: The recommended weight: `highest`, or 0 if ``gain`` is a tie.
-        gain: nDCG@10 with the prior minus nDCG@10 without, with the 95 % interval of `judge`:
-            (difference, low, high). It is cross-fitted: each fifth of the queries is measured at
-            the weight that is best on the others.
+        gain: Mean of ``held_out`` minus nDCG@10 without a prior, with the 95 % interval of `judge`:
+            (difference, low, high).
         similarity: The similarity of the scores to which the prior is added.
-        held_out: nDCG@10 of every query at the weight that is best on the others, (n,).
+        held_out: nDCG@10 of each fifth of the queries at the weight that is best on the others.
     """
 
     weights: Array
@@ -261,7 +256,7 @@ class PriorCurve(_Curve):
 def calibrate_prior(
     model: SentenceTransformer,
     data: RetrievalData,
-    log_p: Mapping[str, float] | Sequence[float] | Array,
+    log_p: Mapping[str, float],
     similarity: Similarity | str | None = None,
     seed: int = 0,
     encode: Mapping[str, object] | None = None,
@@ -273,14 +268,11 @@ def calibrate_prior(
 
     Args:
         model: A SentenceTransformer, trained with or without a prior.
-        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
-            document do not count.
-        log_p: Document id -> log p(d), for every document of the corpus, or an array in the order
-            of ``data.corpus``. `RetrievalData.log_prior` of the training split has it. A constant
-            that is added to all has no effect.
+        data: Queries, corpus and judgments, usually a dev split.
+        log_p: Document id -> log p(d), for every document of the corpus. `RetrievalData.log_prior`
+            of the training split has it.
         similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
-            the query counts, if the similarity keeps it: "qnorm" gives every query the same weight
-            of the prior, "dot" does not.
+            the query counts, if the similarity keeps it.
         seed: Seed of the folds and of the draws of `judge`.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
@@ -339,12 +331,8 @@ def prior_curve(
     return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
 
 
-def aligned_prior(
-    data: RetrievalData, log_p: Mapping[str, float] | Sequence[float] | Array
-) -> Array:
+def aligned_prior(data: RetrievalData, log_p: Mapping[str, float]) -> Array:
     """log p(d) in the order of ``data.document_ids``, (m,)."""
-    if not isinstance(log_p, Mapping):
-        log_p = dict(zip(data.corpus, log_p, strict=True))
     missing = [document for document in data.document_ids if document not in log_p]
     if missing:
         raise ValueError(

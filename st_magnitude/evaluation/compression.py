@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
+from typing_extensions import Unpack
 
 from st_magnitude._checks import at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
@@ -23,9 +23,6 @@ from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.projection import principal_axes
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "table"]
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from typing_extensions import Unpack
 
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator, CsvOptions
 from st_magnitude.surgery.raw import encode_raw
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["GeometryEvaluator", "card_evaluators", "norm_figures"]
 
@@ -28,8 +26,8 @@ class GeometryEvaluator(CsvEvaluator):
     """The norms of embeddings and how evenly their directions spread, without judgments.
 
     Embeddings are taken before a closing Normalize or ExponentNorm. Two evaluators with the names
-    "before" and "after" put a table with both into the model card; ``st-magnitude train`` and
-    ``revela`` do. Returned keys, with the prefix ``"{name}_"`` if there is a name:
+    "before" and "after" put a table with both into the model card. Returned keys, with the prefix
+    ``"{name}_"`` if there is a name:
 
     - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over
       mean);
@@ -116,12 +114,8 @@ def card_evaluators(
 ) -> tuple[GeometryEvaluator, GeometryEvaluator]:
     """Two evaluators of one sample, a fifth of it queries, named "before" and "after"."""
     rng = np.random.default_rng(seed)
-
-    def drawn(ids: Sequence[str], at_most: int) -> list[str]:
-        return [ids[i] for i in rng.permutation(len(ids))[:at_most]]
-
-    asked = drawn(list(data.queries), NUM_DOCUMENTS // 5)
-    documents = drawn(list(data.corpus), NUM_DOCUMENTS)
+    asked = rng.permutation(list(data.queries))[: NUM_DOCUMENTS // 5].tolist()
+    documents = rng.permutation(list(data.corpus))[:NUM_DOCUMENTS].tolist()
     answers = set().union(*data.relevant.values())
     texts = [data.corpus[i] for i in documents]
     queries = [data.queries[i] for i in asked]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from typing_extensions import Unpack
 
 from st_magnitude._checks import needs
 from st_magnitude.data.retrieval import Judgments, RetrievalData
@@ -22,9 +23,6 @@ from st_magnitude.evaluation.metrics import ranking_metrics, scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Run = dict[str, dict[str, float]]
 
@@ -40,8 +38,7 @@ def reciprocal_rank_fusion(
     the higher first.
 
     Args:
-        runs: Runs, where a higher score is better. What a run does not contain gets nothing from
-            it.
+        runs: Runs, where a higher score is better.
         k: Constant that damps the weight of the first ranks.
         top_k: Number of documents to keep for each query; all by default.
 
@@ -52,7 +49,7 @@ def reciprocal_rank_fusion(
         {'q': {'d2': 0.8333333333333333, 'd1': 0.5, 'd3': 0.3333333333333333}}
 
     Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and
-    Individual Rank Learning Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5.
+    Individual Rank Learning Methods, 2009 (k = 60).
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
@@ -156,8 +153,7 @@ class HybridEvaluator(SearchEvaluator):
     Args:
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at
             least 10.
-        bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search
-            engine.
+        bm25: A run in place of ``bm25_run(data, top_k)``, of any search engine.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
@@ -204,11 +200,11 @@ class HybridEvaluator(SearchEvaluator):
             raise ValueError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
             )
-        lexical = {query: dict(run.get(query, {})) for query in self.queries_ids}
-        for query in self.task.own & lexical.keys():
-            lexical[query].pop(query, None)
-        ranked = {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}
-        self.runs = {"bm25": ranked}
+        self.runs: dict[str, Run] = {"bm25": {}}
+        for query in self.queries_ids:
+            own = {query} & self.task.own
+            found = [pair for pair in _ranked(run.get(query, {})) if pair[0] not in own]
+            self.runs["bm25"][query] = dict(found[:top_k])
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""

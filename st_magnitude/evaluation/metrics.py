@@ -21,7 +21,6 @@ __all__ = [
     "ranking_metrics",
     "raw_scoring_of",
     "scoring_of",
-    "word_counts",
 ]
 
 
@@ -31,8 +30,7 @@ class Judgment:
 
     Attributes:
         gain: Mean difference with its 95 % interval: (gain, low, high).
-        num_queries: Number of queries behind it.
-        num_changed: Number of those whose metric changed at all.
+        num_queries, num_changed: Number of queries, and of those whose metric changed at all.
         verdict: ``"better"`` if the interval lies above 0 and reaches ``min_gain``; ``"worse"`` if
             it lies below 0; ``"no better"`` if it excludes a gain of ``min_gain``; else
             ``"undecided"``.
@@ -75,7 +73,7 @@ def judge(
 
     Source: Learned-Miller and Thomas, A New Confidence Interval for the Mean of a Bounded Random
     Variable, arXiv 1905.06208. That it covers for every distribution is a conjecture without a
-    known exception; where 2 to 10 % of 25 to 500 queries change, it covers at least 96 % of means.
+    known exception.
     """
     x = np.asarray(differences, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not (np.abs(x) <= 1 + 1e-9).all():
@@ -175,8 +173,3 @@ def model_name(model: SentenceTransformer) -> str:
         return " + ".join(type(module).__name__ for module in model)
     path = Path(known)
     return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
-
-
-def word_counts(texts: Iterable[str]) -> NDArray[np.float64]:
-    """Number of words of every text: n texts -> (n,)."""
-    return np.array([len(text.split()) for text in texts], dtype=float)

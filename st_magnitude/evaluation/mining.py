@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,14 +17,12 @@ from torch import Tensor
 
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import TILE, EncodedTask, encode_texts, hide_own
+from st_magnitude.data.task import TILE, check_finite, hide_own
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["mine_negatives", "with_negatives"]
-
-OUTPUT_FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
-HIGH = 10  # ranks at which a never-relevant document counts as high
 
 
 def mine_negatives(
@@ -34,44 +30,29 @@ def mine_negatives(
     data: RetrievalData,
     *,
     similarity: Similarity | str | None = None,
-    never_relevant: bool = False,
-    also_relevant: Collection[str] = (),
-    min_queries: int = 3,
-    seed: int = 0,
-    encode: Mapping[str, Any] | None = None,
+    candidates: Collection[str] | None = None,
     **options: Any,
 ) -> Dataset:
     """Mines hard negatives for training: documents that score high and do not answer the query.
 
     This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; by
     cosine the results are equal. Neither a document with the text of one of the query's positives
-    nor the query itself, where it stands in the corpus under its id, is ever a negative.
-
-    Documents that are relevant to none of the queries teach a norm, which in-batch negatives do
-    not. One that ranks high for a single query may be an answer that nobody has judged, so with
-    ``never_relevant`` negatives are among the ten best of at least ``min_queries`` queries.
+    nor the query itself is ever a negative.
 
     Args:
         model: The model whose scores count. A model that ends in Normalize is scored with unit
             embeddings.
         data: Queries, corpus and judgments; `RetrievalData.from_dataset` makes them of pairs.
         similarity: A Similarity or its name; by default the model's own.
-        never_relevant: Whether only never-relevant documents can be negatives; by default all
-            documents can.
-        also_relevant: Ids of documents that are relevant to queries outside of ``data``, such as
-            those of other splits (`st_magnitude.data.beir.relevant_documents`).
-        min_queries: Number of queries that a never-relevant document must be among the ten best of.
-        seed: Seed for ``sampling_strategy="random"``.
-        encode: Options of encoding, such as ``{"batch_size": 64}``, see
-            `st_magnitude.data.task.encode_texts`.
-        **options: Arguments of ``mine_hard_negatives``: ``num_negatives``, ``output_format``,
-            ``output_scores``, ``range_min``, ``range_max``, ``max_score``, ``min_score``,
-            ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
+        candidates: Ids of the documents that can be negatives; by default all. Documents that are
+            relevant to no query teach a norm, which in-batch negatives do not.
+        **options: Arguments of ``mine_hard_negatives``, such as ``num_negatives``,
+            ``output_format``, ``range_min``, ``relative_margin`` and ``batch_size``. Its
+            ``sampling_strategy="random"`` draws from Python's ``random``.
 
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
-            is not finite, or never-relevant documents are wanted and there are none.
-        TypeError: If an option is unknown.
+            is not finite, or there is no candidate.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -82,40 +63,23 @@ def mine_negatives(
         >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
-    one_of("output_format", options.get("output_format", "triplet"), OUTPUT_FORMATS)
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
-    pairs = _pairs(data)
-    queries = dict.fromkeys(pairs["anchor"])
-    positives = dict.fromkeys(pairs["positive"])
-    documents = dict.fromkeys([*data.corpus.values(), *positives])
-    by_text = ({text: text for text in queries}, {text: text for text in documents})
-    scorer = _Scorer(
-        partial(encode_texts, model, *by_text, **(encode or {})),
-        scoring_of(model, similarity),
-        model.device,
-        own={data.queries[query]: data.corpus[query] for query in data.own},
-    )
-    candidates = list(documents)
-    if never_relevant:
-        others = (data.corpus[document] for document in data.corpus.keys() & also_relevant)
-        answers = {*positives, *others}
-        candidates = [text for text in scorer.hubs(min_queries) if text not in answers]
-        if not candidates:
-            raise ValueError(
-                f"Each document that is relevant to none of the queries is among the {HIGH} best "
-                f"of fewer than {min_queries} of them. Lower min_queries, or add such documents "
-                "to the corpus."
-            )
-        # mine_hard_negatives puts the positives behind the corpus
-        scorer.searched = len(candidates)
-    options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
-    state = random.getstate()  # of the generator that mine_hard_negatives draws from
-    random.seed(seed)
-    try:
-        stand_in: Any = scorer  # for a model
-        return mine_hard_negatives(pairs, stand_in, corpus=candidates, **options)
-    finally:
-        random.setstate(state)
+    rows = [(query, key) for query in data.query_ids for key in sorted(data.relevant[query])]
+    anchors = [data.queries[query] for query, _ in rows]
+    positives = [data.corpus[key] for _, key in rows]
+    wanted = data.corpus.keys() if candidates is None else set(candidates)
+    texts = list(dict.fromkeys(text for key, text in data.corpus.items() if key in wanted))
+    if not texts:
+        raise ValueError(
+            "No document can be a negative: each is relevant to a query, or candidates names other "
+            "documents than the corpus."
+        )
+    own = {data.queries[query]: data.corpus[query] for query in data.own}
+    scorer = _Scorer(model, scoring_of(model, similarity), own, len(texts))
+    options |= {"faiss_batch_size": max(1, TILE // len(data.corpus)), "verbose": False}
+    pairs = Dataset.from_dict({"anchor": anchors, "positive": positives})
+    stand_in = cast(SentenceTransformer, scorer)
+    return mine_hard_negatives(pairs, stand_in, corpus=texts, **options)
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
@@ -131,76 +95,47 @@ def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
     return replace(data, negatives=negatives)
 
 
-def _pairs(data: RetrievalData) -> Dataset:
-    """The texts of every pair of a query and a relevant document."""
-    rows = [(query, key) for query in data.query_ids for key in sorted(data.relevant[query])]
-    anchors = [data.queries[query] for query, _ in rows]
-    positives = [data.corpus[key] for _, key in rows]
-    return Dataset.from_dict({"anchor": anchors, "positive": positives})
-
-
 class _Scorer:
-    """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products.
-
-    All texts are encoded at the first use, after ``mine_hard_negatives`` has checked its arguments.
-    """
+    """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products."""
 
     similarity_pairwise = staticmethod(pairwise_dot_score)
 
     def __init__(
         self,
-        encode: Callable[[], EncodedTask],
+        model: SentenceTransformer,
         similarity: Similarity,
-        device: torch.device,
         own: Mapping[str, str],
+        num_candidates: int,
     ) -> None:
-        self._encode = encode
+        self._model = model
         self._similarity = similarity
-        self.device = device
         self._own = own  # text of a query -> text of the document that is the query itself
-        # number of documents, from the first, that are candidates; None for all
-        self.searched: int | None = None
+        self._num_candidates = num_candidates  # of the documents, the first
+        self.device = model.device
 
-    @cached_property
-    def _task(self) -> EncodedTask:
-        task = self._encode()
-        own = self._own_columns(task.query_ids or (), _positions(task.document_ids))
-        return replace(task, own=own)
-
-    def _own_columns(self, queries: Iterable[str], position: Mapping[str, int]) -> Tensor:
-        """The position of each query's own document, or -1: (n,)."""
-        columns = [position.get(self._own.get(query, ""), -1) for query in queries]
-        return torch.tensor(columns, dtype=torch.long)
-
-    def encode_query(self, texts: list[str], **_: object) -> NDArray[np.float32]:
+    def encode_query(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
         # `similarity` gets their embeddings in this order, some at a time
         self._asked = iter(texts)
-        row = _positions(self._task.query_ids)
-        queries = self._similarity.query(self._task.queries)
-        return queries[[row[text] for text in texts]].cpu().numpy()
+        return self._similarity.query(self._raw("query", texts, options)).cpu().numpy()
 
-    def encode_document(self, texts: list[str], **_: object) -> NDArray[np.float32]:
-        self._position = _positions(texts)
-        row = _positions(self._task.document_ids)
-        documents = self._similarity.document(self._task.documents)
-        self._documents = documents[[row[text] for text in texts]]
+    def encode_document(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
+        self._position = {text: i for i, text in enumerate(texts)}
+        self._documents = self._similarity.document(self._raw("document", texts, options))
         return self._documents.cpu().numpy()
+
+    def _raw(self, role: str, texts: list[str], options: Mapping[str, Any]) -> Tensor:
+        """Embeddings in which a closing Normalize has its effect: (n, D)."""
+        given = {name: options[name] for name in ("batch_size", "prompt", "prompt_name")}
+        embeddings = encode_raw(self._model, texts, role, keep_normalize=True, **given)
+        check_finite(embeddings, role, texts)
+        return embeddings
 
     def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
         """Scores of all documents for the next queries: (n, D) -> (n, m)."""
         scores = dot_score(torch.from_numpy(queries).to(self._documents.device), self._documents)
-        hide_own(scores, self._own_columns(islice(self._asked, len(queries)), self._position))
-        if self.searched is not None:
-            scores[:, self.searched :] = -torch.inf
+        asked = islice(self._asked, len(queries))
+        own = [self._position.get(self._own.get(query, ""), -1) for query in asked]
+        hide_own(scores, torch.tensor(own, dtype=torch.long))
+        # mine_hard_negatives puts the positives behind the candidates
+        scores[:, self._num_candidates :] = -torch.inf
         return scores
-
-    def hubs(self, min_queries: int) -> list[str]:
-        """Documents that are among the best of at least so many queries."""
-        top = self._task.top(self._similarity, HIGH).flatten()
-        counts = torch.bincount(top, minlength=len(self._task.documents)).tolist()
-        rows = zip(self._task.document_ids or (), counts, strict=True)
-        return [text for text, count in rows if count >= min_queries]
-
-
-def _positions(texts: Sequence[str] | None) -> dict[str, int]:
-    return {text: i for i, text in enumerate(texts or ())}

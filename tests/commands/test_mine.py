@@ -16,12 +16,13 @@ def data(tmp_path):
 
 def test_a_mined_split_trains(data, static_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
-    options = {"similarity": "qnorm", "never_relevant": True, "num_negatives": 2, "min_queries": 1}
-    done = figures("mine", static_path, data=data, output=split, **options)
+    options = {"similarity": "qnorm", "num_negatives": 2}
+    done = figures("mine", static_path, data=data, output=split, never_relevant=True, **options)
     assert done == {"split": "train", "rows": 24, "output": str(split)}
 
     mined, split = (RetrievalData.from_beir(data, name) for name in ("mined", "train"))
-    expected = stm.mine_negatives(stm.load(static_path), split, **options)
+    candidates = CORPUS.keys() - set().union(*RELEVANT_DOCS.values())
+    expected = stm.mine_negatives(stm.load(static_path), split, candidates=candidates, **options)
     assert {query: set(grades) for query, grades in mined.relevant.items()} == RELEVANT_DOCS
     for query, documents in mined.negatives.items():
         texts = {row["negative"] for row in expected if row["anchor"] == QUERIES[query]}
@@ -33,7 +34,7 @@ def test_a_mined_split_trains(data, static_path, tmp_path):
 
 def test_answers_of_other_splits_are_not_never_relevant(data, static_path, tmp_path):
     RetrievalData(QUERIES, CORPUS, {"q1": CORPUS.keys()}).save_qrels(data / "qrels" / "test.tsv")
-    options = {"output": tmp_path / "rows.tsv", "never_relevant": True, "min_queries": 1}
+    options = {"output": tmp_path / "rows.tsv", "never_relevant": True}
     assert invoke("mine", static_path, data=data, **options).exit_code == 2
 
 

@@ -13,7 +13,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import calibrate_exponent, exponent_curve
 from st_magnitude.evaluation.metrics import judge
-from st_magnitude.modules import ExponentNorm
 
 
 def data_of(task) -> RetrievalData:
@@ -63,13 +62,6 @@ def test_a_tie_goes_to_the_model_that_loads_anywhere(means, noise, highest, best
     assert [row[1] for row in gains.rows] == [curve.versus_cosine, curve.versus_dot]
     assert len(sentence) == (best != highest)
     assert curve.to_dict()["ndcg@10"] == dict(zip(("0", "0.5", "1"), curve.ndcg, strict=True))
-
-
-def test_looks_behind_an_exponent_norm(task, static_model):
-    plain = calibrate_exponent(static_model, data_of(task), exponents=[0.5])
-    static_model.append(ExponentNorm(0.5, 0.9))
-    behind = calibrate_exponent(static_model, data_of(task), exponents=[0.5])
-    np.testing.assert_array_equal(behind.per_query, plain.per_query)
 
 
 @pytest.mark.parametrize("module", [Normalize(), _Unit()])

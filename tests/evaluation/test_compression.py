@@ -7,20 +7,23 @@ import numpy as np
 import pytest
 import torch
 from _lookup import judged, lookup
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
 
 from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import rabitq
-from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HALF = Similarity(1.0, 0.5)
-ALL_CELLS = [("float32", "none"), ("int8", "none"), ("rabitq", "none")]
-ALL_CELLS += [("binary", "none"), ("binary", "query"), ("binary", "norm")]
+CELLS = {  # keys of metrics, and bytes for 13 dimensions
+    ("float32", "none"): ("float32_{}", 52),
+    ("int8", "none"): ("int8_{}", 13),
+    ("rabitq", "none"): ("rabitq_{}", 10),
+    ("binary", "none"): ("binary_{}", 2),
+    ("binary", "query"): ("binary_{}_rescored", 2),
+    ("binary", "norm"): ("binary_{}_norm_rescored", 4),
+}
 
 
 # ---- the definition of every cell
@@ -103,12 +106,10 @@ def round_trip(d):
 )
 def test_every_cell_is_the_reference(similarity, top_k):
     q, d, relevant = crafted()
-    evaluator = CompressionEvaluator(
-        **judged(16, 45, relevant), dims=(8, 3, 1), top_k=top_k, similarity=similarity
-    )
+    evaluator = CompressionEvaluator(**judged(16, 45, relevant), top_k=top_k, similarity=similarity)
     metrics = evaluator(lookup(q, d))
-    kinds = ALL_CELLS if similarity.gamma_document < 1 else ALL_CELLS[:-1]
-    assert list(evaluator.per_query) == [(dim, *kind) for dim in (13, 8, 3, 1) for kind in kinds]
+    kinds = list(CELLS) if similarity.gamma_document < 1 else list(CELLS)[:-1]
+    assert list(evaluator.per_query) == [(dim, *kind) for dim in (13, 6, 3, 1) for kind in kinds]
     for (dim, precision, rescoring), values in evaluator.per_query.items():
         arguments = (relevant, dim, precision, rescoring, similarity, top_k)
         expected = np.array(reference(q, d, *arguments))
@@ -124,10 +125,15 @@ def test_every_cell_is_the_reference(similarity, top_k):
         )
     means = {key: values.mean() for key, values in evaluator.per_query.items()}
     full = means[13, "float32", "none"]
+    assert len(metrics) == 1 + 2 * len(evaluator.cells)
     for cell in evaluator.cells:
         mean = means[cell.dim, cell.precision, cell.rescoring]
         assert (cell.ndcg, cell.retention) == pytest.approx((mean, mean / full))
-    assert metrics["full_ndcg@10"] == metrics["float32_13_ndcg@10"] == full
+        key, size = CELLS[cell.precision, cell.rescoring]
+        assert metrics[f"{key.format(cell.dim)}_ndcg@10"] == cell.ndcg
+        assert metrics[f"{key.format(cell.dim)}_retention"] == cell.retention
+        assert cell.dim < 13 or cell.bytes_per_document == size
+    assert metrics["full_ndcg@10"] == full
     assert 0.1 < full < 0.95
     assert len(set(means.values())) > 10  # the cells differ
 
@@ -177,38 +183,6 @@ def test_rescored_binary_is_semantic_search_faiss(similarity, top_k):
         gain = sum(h / math.log2(r + 2) for r, h in enumerate(hits))
         assert ours[i] == pytest.approx(gain / ideal)
     assert (ours > 0).sum() > 5
-
-
-@pytest.mark.parametrize(("similarity", "keeps"), [("dnorm", False), (HALF, True)])
-def test_keys_and_bytes(similarity, keeps):
-    q, d, relevant = crafted()
-    evaluator = CompressionEvaluator(**judged(16, 45, relevant), similarity=similarity, name="dev")
-    metrics = evaluator(lookup(q, d))
-    kinds = ["float32_{}", "int8_{}", "rabitq_{}", "binary_{}", "binary_{}_rescored"]
-    kinds += ["binary_{}_norm_rescored"] * keeps
-    cells = [kind.format(dim) for dim in (13, 6, 3, 1) for kind in kinds]
-    expected = {f"dev_{cell}_{metric}" for cell in cells for metric in ("ndcg@10", "retention")}
-    assert metrics.keys() == expected | {evaluator.primary_metric}
-    figures = [value for c in evaluator.cells for value in (c.ndcg, c.retention)]
-    assert list(metrics.values())[1:] == figures
-    sizes = [c.bytes_per_document for c in evaluator.cells if c.dim == 13]
-    assert sizes == [52, 13, 10, 2, 2, 4][: 5 + keeps]
-
-
-@pytest.mark.parametrize("exponent", [0.3, 0.9])
-def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
-    q, d, relevant = crafted()
-    model = SentenceTransformer(modules=[*lookup(q, d), ExponentNorm(1.0, exponent)], device="cpu")
-    model.similarity_fn_name = "dot"
-    task = judged(16, 45, relevant)
-    evaluator = CompressionEvaluator(**task, dims=[8, 4], precisions=["float32"])
-    evaluator(model)
-    for cell in evaluator.cells:
-        model.truncate_dim = cell.dim  # as SentenceTransformer(path, truncate_dim=dim) sets it
-        metrics = InformationRetrievalEvaluator(
-            *task.values(), truncate_dim=cell.dim, write_csv=False
-        )(model)
-        assert cell.ndcg == pytest.approx(metrics["dot_ndcg@10"], abs=1e-9)
 
 
 @pytest.mark.parametrize("number", [13, 12])

@@ -1,5 +1,6 @@
 """Evaluators in a Trainer on two processes, which share the texts, against one process."""
 
+import itertools
 import os
 import sys
 
@@ -30,22 +31,20 @@ ENDS = {
     "ExponentNorm": (lambda: ExponentNorm(0.3, 0.4, learnable=True),),
 }
 DIMS = (None, 16)
-QUERIES = {f"q{i:02}": row[0] for i, row in enumerate(ROWS)}
-CORPUS = {f"d{i:02}{column}": row[column] for i, row in enumerate(ROWS) for column in (1, 2, 3)}
-RELEVANT = {
-    query: {f"d{(i + k) % len(ROWS):02}1" for k in range(5)} for i, query in enumerate(QUERIES)
-}
+TASK = (
+    {f"q{i:02}": row[0] for i, row in enumerate(ROWS)},
+    {f"d{i:02}{column}": row[column] for i, row in enumerate(ROWS) for column in (1, 2, 3)},
+    {f"q{i:02}": {f"d{(i + k) % len(ROWS):02}1" for k in range(5)} for i in range(len(ROWS))},
+)
+BM25 = {query: {"d001": 2.0, "d021": 1.0} for query in TASK[0]}
 
 
 def evaluators(dim):
-    task = (QUERIES, CORPUS, RELEVANT)
-    passages = [row[1] for row in ROWS]
-    bm25 = {query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}
     return [
-        MagnitudeEvaluator(*task, name="search"),
-        CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
-        HybridEvaluator(*task, bm25=bm25, name="hybrid"),
-        GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
+        MagnitudeEvaluator(*TASK, name="search"),
+        CompressionEvaluator(*TASK, name="compression", dims=[dim or 8]),
+        HybridEvaluator(*TASK, bm25=BM25, name="hybrid"),
+        GeometryEvaluator([row[1] for row in ROWS], list(TASK[0].values()), name="geometry"),
     ]
 
 
@@ -53,43 +52,30 @@ def evaluate(folder, output):
     """The report of the Trainer, for models with every end, whole and cut to a prefix."""
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    options = {"use_cpu": True, "ddp_backend": "gloo", "report_to": [], "disable_tqdm": True}
     args = SentenceTransformerTrainingArguments(
-        str(output),
-        use_cpu=True,
-        per_device_eval_batch_size=4,
-        ddp_backend="gloo",
-        report_to=[],
-        disable_tqdm=True,
+        str(output), per_device_eval_batch_size=4, **options
     )
     found = {}
-    for end, modules in ENDS.items():
-        for dim in DIMS:
-            model = load_transformer(folder)
-            for module in modules:
-                model.append(module())
-            model.truncate_dim = dim
-            data = Dataset.from_dict(columns())
-            loss = stm.CosineRankingLoss(model)
-            metrics = SentenceTransformerTrainer(
-                model, args, eval_dataset=data, loss=loss, evaluator=evaluators(dim)
-            ).evaluate()
-            names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry")
-            found[end, dim] = {key: x for key, x in metrics.items() if key.startswith(names)}
+    for end, dim in itertools.product(ENDS, DIMS):
+        model = load_transformer(folder)
+        for module in ENDS[end]:
+            model.append(module())
+        model.truncate_dim = dim
+        data = Dataset.from_dict(columns())
+        loss = stm.CosineRankingLoss(model)
+        metrics = SentenceTransformerTrainer(
+            model, args, eval_dataset=data, loss=loss, evaluator=evaluators(dim)
+        ).evaluate()
+        names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry")
+        found[end, dim] = {key: x for key, x in metrics.items() if key.startswith(names)}
     return found
 
 
-@pytest.fixture(scope="module")
-def one_and_two(folder, tmp_path_factory):
-    return [
-        on_ranks(number, evaluate, folder, tmp_path_factory.mktemp("ranks")) for number in (1, 2)
-    ]
-
-
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("end", ENDS)
-def test_two_processes_measure_what_one_does(one_and_two, end, dim):
-    (alone,), both = one_and_two
-    assert len(alone[end, dim]) > 40
-    assert min(value for key, value in alone[end, dim].items() if "ndcg" in key) > 0
-    for rank in both:
-        assert rank[end, dim] == pytest.approx(alone[end, dim], rel=1e-4, abs=1e-6)
+def test_two_processes_measure_what_one_does(folder, tmp_path):
+    (alone,), both = (on_ranks(number, evaluate, folder, tmp_path) for number in (1, 2))
+    for case, expected in alone.items():
+        assert len(expected) > 40
+        assert min(value for key, value in expected.items() if "ndcg" in key) > 0
+        for rank in both:
+            assert rank[case] == pytest.approx(expected, rel=1e-4, abs=1e-6), case

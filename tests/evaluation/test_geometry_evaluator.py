@@ -108,10 +108,7 @@ def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_p
     card = (tmp_path / "saved" / "README.md").read_text()
     assert "loss:QNormRankingLoss" in card
     assert "eprint={2602.09229}" in card
-    assert re.search(r"\| Metric .*\| (\w+) .*\| (\w+) .*\|", card).groups() == ("before", "after")
-    first, last = (
-        f"{evaluator.metrics['document_norm_mean']:.4f}" for evaluator in (before, after)
-    )
+    first, last = (f"{x.metrics['document_norm_mean']:.4f}" for x in (before, after))
+    assert re.search(r"\| Metric .*\| before .*\| after .*\|", card)
     assert re.search(rf"\| document_norm_mean .*\| {first} .*\| {last} ", card)
     assert first != last
-    assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").similarity_fn_name == "dot"

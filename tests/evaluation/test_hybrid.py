@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_magnitude import DNORM, Similarity
+from st_magnitude import DNORM
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 
@@ -126,23 +126,6 @@ def test_without_bm25s(task, monkeypatch):
     with pytest.raises(ImportError, match=r"BM25 needs bm25s.*eval"):
         HybridEvaluator(**task)
     HybridEvaluator(**task, bm25={"q1": {"d01": 1.0}})
-
-
-# ---- by embeddings
-
-
-@pytest.mark.parametrize("name", ["cosine", "dot"])
-def test_dense_run_is_the_model_s_own_similarity(task, static_model, name):
-    static_model.similarity_fn_name = name
-    encoded = RetrievalData(*task.values()).encode(static_model)
-    run = dense_run(encoded, Similarity.named(name), top_k=5)
-    queries = static_model.encode_query(list(task["queries"].values()))
-    documents = static_model.encode_document(list(task["corpus"].values()))
-    scores = static_model.similarity(queries, documents).tolist()
-    for query, row in zip(task["queries"], scores, strict=True):
-        ranked = sorted(zip(task["corpus"], row, strict=True), key=lambda pair: -pair[1])[:5]
-        assert list(run[query]) == [document for document, _ in ranked]
-        assert run[query] == pytest.approx(dict(ranked), rel=1e-5)
 
 
 # ---- the evaluator
