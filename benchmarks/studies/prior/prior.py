@@ -1,13 +1,13 @@
 """What in-batch softmax forgets: how often a document is the answer, log p(d).
 
-    python benchmarks/studies/prior/prior.py [TASK ...] [--seeds 3]
+    python benchmarks/studies/prior/prior.py [NAME ...] [--seeds 3]
 
 In-batch negatives are drawn from p(d), so that the optimum of InfoNCE is pointwise mutual
 information, in which p(d) cancels. Two ways to have it back: subtract log q of each column from its
 logit in training (logQ; Yi et al., RecSys 2019; `prior=` of a ranking loss), or add weight · log
 p(d) to the logits when scoring, with the weight that is best on dev. log p is counted in the
-training pairs. Tasks are those of data/popularity.py. Each loss has the temperature of .02, .05 and
-.1 that is best on dev with seed 0, for each training and scoring.
+training pairs (data/dependencies.py). Each loss has the temperature of .02, .05 and .1 that is best
+on dev with seed 0, for each training and scoring.
 
 Measured is nDCG@10 over all documents, and without the 50 most frequent ones, which then leave the
 index and the judgments. Baselines: ranking by popularity alone, BM25, and BM25 with the prior
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.popularity import Task, task
+from benchmarks.data.dependencies import Task, dependencies
 from benchmarks.studies.cells import (
     BASES,
     Cell,
@@ -43,13 +43,10 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
-from benchmarks.studies.models import table_of, train
+from benchmarks.studies.models import train
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 
 import st_magnitude as stm
@@ -71,30 +68,9 @@ WAYS = {  # (training, scoring)
 SETTINGS = {  # Cosine in-batch at .05 with seed 0
     "dependencies": Cell("static", "dependencies", "cosine", 0, 200, 256, 0.03),
     "dependencies, longer": Cell("static", "dependencies", "cosine", 0, 800, 256, 0.03),
-    "film ids": Cell("film ids", "film ids", "cosine", 0, 400, 256, 0.01),
-    "lemmas": Cell("static", "lemmas", "cosine", 0, 200, 256, 0.03),
 }
 CELLS = Store(Path(__file__).parent / "cells")
-
-
-def film_tokens(films: Iterable[str]) -> Tokenizer:
-    """A token for each film that was liked, qNUMBER, and another one where it is searched for,
-    dNUMBER."""
-    words = ["[UNK]", *(f"{side}{film}" for film in films for side in "qd")]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return tokenizer
-
-
-def film_table() -> SentenceTransformer:
-    """A random vector for each token."""
-    tokenizer = film_tokens(sorted(task("film ids").corpus))
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(tokenizer.get_vocab_size(), 64, generator=generator) / 8
-    return table_of(tokenizer, weights)
-
-
-BASES["film ids"] = film_table
+BASELINES = CELLS.folder / "baselines-dependencies.json"
 
 
 # --- one training ---------------------------------------------------------------------------------
@@ -112,7 +88,7 @@ def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
 def measure(cell: Cell) -> Figures:
     """Trains and measures."""
     began = time.perf_counter()
-    data = task(cell.data)
+    data = dependencies()
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(BASES[cell.base]())
     loss = objective(model, cell, data)
@@ -159,15 +135,11 @@ def ranked(
     weights: Sequence[float],
     part: RetrievalData,
     ids: list[str],
-    data: Task,
 ) -> list[NDArray[np.float64]]:
     """nDCG@10 of each query by the weight of the prior: (n, m) logits in the order of the ids."""
     column = {document: i for i, document in enumerate(ids)}
     relevant = [{column[d] for d in part.relevant[query] if d in column} for query in part.queries]
     rows = [i for i, wanted in enumerate(relevant) if wanted]
-    for i, query in enumerate(part.queries):
-        if hidden := [column[d] for d in data.seen.get(query, ()) if d in column]:
-            logits[i, hidden] = -torch.inf
     found = []
     for weight in weights:
         split = logits[rows].split(256)
@@ -192,7 +164,7 @@ def scorings(encoded: Encoded, similarity: stm.Similarity, tau: float, tail: boo
         texts, ids, log_p = places(encoded.data, part, tail)
         documents = torch.stack([encoded.documents[document] for document in ids])
         logits = similarity.query(encoded.queries[part]) @ similarity.document(documents).T / tau
-        return ranked(logits, log_p, weights, texts, ids, encoded.data)
+        return ranked(logits, log_p, weights, texts, ids)
 
     how = {"plain": (0.0,), "prior": WEIGHTS}
     return {scoring: chosen(of, weights) for scoring, weights in how.items()}
@@ -208,11 +180,11 @@ def chosen(of: Any, weights: Sequence[float]) -> Figures:
 # --- baselines ------------------------------------------------------------------------------------
 
 
-def baselines(name: str) -> Figures:
+def baselines() -> Figures:
     """Popularity alone, BM25, and BM25 with the prior."""
     import bm25s
 
-    data = task(SETTINGS[name].data)
+    data = dependencies()
 
     def split(texts: Iterable[str]) -> Any:
         return bm25s.tokenize(list(texts), stopwords="en", show_progress=False, return_ids=False)
@@ -234,7 +206,7 @@ def baselines(name: str) -> Figures:
             part: str, weights: Sequence[float], factor: float = 1.0, both: Any = both
         ) -> list[NDArray[np.float64]]:
             scores, texts, ids, log_p = both[part]
-            return ranked(factor * scores, log_p, weights, texts, ids, data)
+            return ranked(factor * scores, log_p, weights, texts, ids)
 
         found["scorings"][subset] = {
             "popularity": chosen(partial(of, factor=0.0), (1.0,)),
@@ -245,11 +217,6 @@ def baselines(name: str) -> Figures:
 
 
 # --- what is stored -------------------------------------------------------------------------------
-
-
-def baselines_path(name: str) -> Path:
-    data = SETTINGS[name].data.replace(", ", "-").replace(" ", "-")
-    return CELLS.folder / f"baselines-{data}.json"
 
 
 def cell_of(name: str, loss: str, training: str, tau: float) -> Cell:
@@ -267,9 +234,9 @@ def best(name: str, loss: str, training: str, scoring: str) -> Cell | None:
 
 def run_task(name: str, seeds: int) -> None:
     """Baselines, all temperatures with seed 0, then the other seeds of the best ones."""
-    print(f"{name}: {task(SETTINGS[name].data)}", flush=True)
-    if not baselines_path(name).is_file():
-        store(baselines_path(name), baselines(name))
+    print(f"{name}: {dependencies()}", flush=True)
+    if not BASELINES.is_file():
+        store(BASELINES, baselines())
     pairs = [(loss, "in-batch") for loss in NAMES]
     pairs += [(loss, "logq") for loss in NAMES if loss != "mnrl"]
     CELLS.run(measure, [cell_of(name, *pair, tau) for pair in pairs for tau in TAUS])
@@ -304,7 +271,7 @@ def gain(
 def table(name: str) -> list[str]:
     """nDCG@10 in percent, the gain over the loss in-batch, and over Cosine alike."""
     rows: list[list[Any]] = []
-    if fixed := read(baselines_path(name)):
+    if fixed := read(BASELINES):
         for what in fixed["scorings"]["all"]:
             means = [in_points(per_query([fixed], subset, what)) for subset in SUBSETS]
             rows.append([what, *means])
