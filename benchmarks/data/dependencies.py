@@ -1,7 +1,7 @@
 """Data in which some documents answer many more queries than others: what a package depends on.
 
 The description of one of Debian's packages asks for the packages that it depends on. Read from the
-lists of apt (see texts.py). Packages of one source are in one split, and dev and test ask for one
+lists of apt. Packages of one source are in one split, and dev and test ask for one
 package of each. Nothing of the texts is part of the repository.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
-from benchmarks.data.texts import package_descriptions, package_lists
+from benchmarks.data.debian import package_descriptions, package_lists
 from benchmarks.studies.cells import SEED, fingerprint
 from datasets import Dataset
 from torch import Tensor
@@ -100,14 +99,8 @@ def stanzas() -> dict[str, dict[str, str]]:
     """The fields of each package that are used here, by its name."""
     wanted = ("Package", "Source", "Pre-Depends", "Depends", "Description", "Description-md5")
     found: dict[str, dict[str, str]] = {}
-    for path in package_lists("*_Packages*"):
-        text = subprocess.run(
-            ["/usr/lib/apt/apt-helper", "cat-file", path],
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        for block in text.stdout.split("\n\n"):
+    for text in package_lists("*_Packages*"):
+        for block in text.split("\n\n"):
             fields = dict(re.findall(rf"^({'|'.join(wanted)}): (.*)$", block, re.M))
             if "Description" in fields:
                 found.setdefault(fields["Package"], fields)

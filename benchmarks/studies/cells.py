@@ -35,8 +35,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.docstrings import DocstringTask, build_docstring_task
-from benchmarks.data.lexicons import build, default_cache
+from benchmarks.data.docstrings import docstring_task
+from benchmarks.data.lexicons import build
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
 from benchmarks.studies.models import minilm, static_model, train
@@ -55,7 +55,6 @@ from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import MagnitudeRankingLoss
 
 ROOT = Path(__file__).parents[2]
-PICTURES = ROOT / "docs" / "assets" / "evidence"
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but Learnable
 SCORINGS = ("matched", "calibrated")
@@ -200,13 +199,6 @@ def pickled(path: Path, make: Callable[[], Any]) -> Any:
 @lru_cache(maxsize=4)
 def data(name: str) -> Data:
     return DATA[name]()
-
-
-@lru_cache(maxsize=1)
-def docstring_task() -> DocstringTask:
-    """The docstrings of the installed packages."""
-    options: dict[str, Any] = {"test_queries": 300, "seed": SEED, "workers": 1, "progress": False}
-    return build_docstring_task(cache=default_cache() / "docstrings", **options)
 
 
 def docstrings() -> Data:

@@ -1,6 +1,6 @@
 """Asymmetric losses for CLIP: Table 6 of the magnitude paper on real images, for two cores.
 
-    python benchmarks/studies/clip/clip.py [--cache FOLDER] [--jobs 2] [--seeds 0,1,2] [--table]
+    python benchmarks/studies/clip/clip.py [--jobs 2] [--seeds 0,1,2] [--table]
 
 Small open_clip models from scratch learn emoji and what they are called (data/emoji.py). One
 training serves two tests: 500 emoji of the training data in a drawing style that training never
@@ -37,7 +37,7 @@ from torch import Tensor
 import st_magnitude as stm
 from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
 
-SIZE, CONTEXT, DIM = 48, 20, 128
+CONTEXT, DIM = 20, 128
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TABLE_6 = {  # preset to the paper's d image, d text; R@1 cosine I->T, T->I; dot I->T, T->I
     "norm-sym": (-0.55, -0.30, 38.4, 28.0, 32.8, 26.3),
@@ -88,7 +88,7 @@ def small_clip(vocabulary: int, seed: int) -> CLIP:
     torch.manual_seed(seed)
     return CLIP(
         DIM,
-        CLIPVisionCfg(layers=(1, 1, 1, 1), width=16, image_size=SIZE),
+        CLIPVisionCfg(layers=(1, 1, 1, 1), width=16, image_size=emoji.SIZE),
         CLIPTextCfg(context_length=CONTEXT, vocab_size=vocabulary, width=64, heads=4, layers=2),
     )
 
@@ -190,10 +190,10 @@ def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[
     return metrics
 
 
-def one_run(row: str, seed: int, cache: str | None) -> None:
+def one_run(row: str, seed: int) -> None:
     """Train, measure both tests, and keep that as JSON."""
     torch.set_num_threads(1)
-    data = emoji.build(cache, SIZE, emoji.STYLES)
+    data = emoji.build(emoji.STYLES)
     splits = data.split(seed)
     model, tokens = train(row, seed, data, splits, Settings())
     record: dict[str, Any] = {"row": row, "seed": seed, "settings": Settings()._asdict()}
@@ -307,7 +307,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cache", help="a folder for packages and images")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--rows", help=f"numbers from 1 of {', '.join(TABLE_6)}; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
@@ -318,10 +317,10 @@ def main() -> None:
         rows = [rows[int(i) - 1] for i in arguments.rows.split(",")]
     jobs = [(row, int(seed)) for seed in arguments.seeds.split(",") for row in rows]
     if not arguments.table:
-        emoji.build(arguments.cache, SIZE, emoji.STYLES)  # once, before processes race for it
+        emoji.build(emoji.STYLES)  # once, before processes race for it
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
             todo = [job for job in jobs if not path_of(*job).is_file()]
-            for result in [pool.submit(one_run, *job, arguments.cache) for job in todo]:
+            for result in [pool.submit(one_run, *job) for job in todo]:
                 result.result()
     runs = collect()
     for test in TESTS:

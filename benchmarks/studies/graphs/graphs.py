@@ -21,7 +21,8 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from benchmarks.data.lexicons import fetch, synsets
+from benchmarks.data.debian import fetch
+from benchmarks.data.lexicons import synsets
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.models import static_model
 from numpy.typing import NDArray

@@ -21,9 +21,9 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from benchmarks.data.lexicons import default_cache, fetch
+from benchmarks.data.debian import cache_folder, fetch, package_descriptions
+from benchmarks.data.docstrings import docstring_task
 from benchmarks.data.search_tasks import man_pages, shrink
-from benchmarks.data.texts import package_descriptions
 from benchmarks.studies.cells import (
     BASES,
     DATA,
@@ -36,7 +36,6 @@ from benchmarks.studies.cells import (
     asked,
     best_of,
     data,
-    docstring_task,
     encode,
     gain,
     lexicons,
@@ -119,7 +118,7 @@ DATA |= {"inheritance": finetuning, "crops": crops}
 
 
 def weights_path(recipe: Cell) -> Path:
-    return default_cache() / "evidence" / f"{recipe.name}.pt"
+    return cache_folder() / "evidence" / f"{recipe.name}.pt"
 
 
 def pretrain(recipe: Cell) -> Figures:

@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.data.debian import cache_folder, package_descriptions
 from benchmarks.data.docstrings import build_docstring_task
-from benchmarks.data.lexicons import default_cache
 from benchmarks.data.search_tasks import answers_only
-from benchmarks.data.texts import different, package_descriptions
+from benchmarks.data.texts import different
 from benchmarks.studies.cells import (
     DATA,
     DEVICE,
@@ -107,8 +107,7 @@ def pairs(task: RetrievalData) -> Dataset:
 def chunks() -> Data:
     """Docstrings, without the chunks that are never relevant."""
     sizes: dict[str, Any] = {"test_queries": 600, "dev_queries": 300, "seed": SEED}
-    sizes |= {"workers": 1, "progress": False}
-    task = build_docstring_task(cache=default_cache() / "docstrings-late", **sizes)
+    task = build_docstring_task(cache=cache_folder() / "docstrings-late", **sizes)
     return Data(pairs(task.train), answers_only(task.dev), {"docstrings": answers_only(task.test)})
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.docstrings import build_docstring_task
-from benchmarks.data.lexicons import default_cache, fetch, foldoc, wordnet
+from benchmarks.data.debian import fetch
+from benchmarks.data.docstrings import docstring_task
+from benchmarks.data.lexicons import foldoc, wordnet
 from benchmarks.data.search_tasks import shrink
 from benchmarks.studies.cells import (
     BASES,
@@ -63,10 +64,7 @@ def tasks() -> Tasks:
     sizes = {"num_test_queries": 400, "corpus_size": 1500}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
     _, words_dev, words_test = wordnet(fetch("wordnet-base"), SEED, **sizes)
-    folder = default_cache() / "docstrings"
-    calls = build_docstring_task(
-        test_queries=300, seed=SEED, workers=1, cache=folder, progress=False
-    )
+    calls = docstring_task()
     computing = foldoc(fetch("dict-foldoc"), SEED, num_queries=300, corpus_size=1000)
     tests = {"docstrings": calls.test, "wordnet": words_test, "foldoc": computing}
     dev = {"docstrings": calls.dev, "wordnet": words_dev}

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.data.debian import fetch
 from benchmarks.data.docstrings import bundled_minilm
-from benchmarks.data.lexicons import fetch
 from benchmarks.data.python_docs import read_pages, split_pages, title_task
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.models import language_model

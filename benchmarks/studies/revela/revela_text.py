@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.lexicons import fetch
+from benchmarks.data.debian import fetch
 from benchmarks.data.python_docs import read_pages, split_pages, title_task
 from benchmarks.studies.cells import (
     Figures,
