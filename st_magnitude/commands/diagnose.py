@@ -27,7 +27,7 @@ def diagnose(
 ) -> Figures:
     """Measure what would help a model on your queries.
 
-    The command measures norm, storage and centring, and says what to do. Nothing is trained.
+    The command measures norms and storage, and says what to do. Nothing is trained.
     Queries and corpus are encoded once. A recommended change has a gain whose 95 % interval
     excludes zero on queries that were not used to choose it; use some hundreds of queries.
     """

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from st_magnitude import geometry
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
     NO_MAGNITUDE,
     NOT_ENOUGH,
     Array,
-    Geometry,
     NormStatistics,
     Recommendation,
 )
-from st_magnitude.diagnosis.measure import Bench, centred, pruned
+from st_magnitude.diagnosis.measure import Bench, pruned
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.evaluation.metrics import Judgment
+from st_magnitude.geometry import norm_warning
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
@@ -29,9 +26,7 @@ VERDICTS = {"better": DO, "no better": NO_BENEFIT, "worse": NO_BENEFIT, "undecid
 DROPPED_SHARES = (0.25, 0.5, 0.75)
 
 
-def exponent(
-    bench: Bench, own_text_unjudged: float, new: Similarity, normalizes: bool
-) -> Recommendation:
+def exponent(bench: Bench, new: Similarity) -> Recommendation:
     """Whether to score by the similarity ``new``, whose exponent one half of the queries chose.
 
     A tie prefers stock scoring, as in `calibrate_exponent`: dot or cosine replaces an exponent
@@ -44,11 +39,8 @@ def exponent(
     judged = None
     if bench.has_magnitude:
         judged = bench.gain(choice.ndcg(gamma)[who], choice.ndcg(today)[who])
-    said = "One half of the queries chose this exponent, and the other half confirms it."
-    if normalizes:
-        said += " The norms before Normalize tell about relevance, and are not used today."
     reasons = {
-        DO: said,
+        DO: "One half of the queries chose this exponent, and the other half confirms it.",
         NO_BENEFIT: "The exponent that one half of the queries chose gains nothing on the other.",
     }
     similarity = "stm.Similarity({:.2g}, {:.2g})".format(*new.exponents)
@@ -64,24 +56,19 @@ def exponent(
     if found.verdict != DO and is_stock and judged.verdict != "worse":
         reason = "It is a tie, and a model that is scored so loads without st_magnitude."
         return replace(found, verdict=DO, choice=use, reason=reason)
-    reason = ""
-    if gamma != choice.calibrated:
+    if found.verdict == DO and gamma != choice.calibrated:
         reason = "The half of the queries that chooses finds no difference: judge more queries."
-    if own_text_unjudged > 0.1:
-        reason = (
-            f"{own_text_unjudged:.0%} of the queries are also documents that are not judged "
-            "relevant to them, which cosine ranks first: judge or remove these documents."
-        )
-    if found.verdict == DO and reason:
         return replace(found, verdict=NOT_ENOUGH, choice=keep, reason=reason)
     return found
 
 
-def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
+def pruning(bench: Bench, documents: NormStatistics, cohens_d: float) -> Recommendation:
     """Whether to drop the documents with the smallest norms; one half chooses how many."""
-    uses = ("", "keep all documents")
+    keep = "keep all documents"
     if not bench.has_magnitude:
-        return _recommend(bench, "pruning", "Drop part of the index by norm", None, "", uses, {})
+        return _recommend(
+            bench, "pruning", "Drop part of the index by norm", None, "", (keep, keep), {}
+        )
     chose = bench.choice.chose
     who = bench.measuring
     full = bench.full
@@ -105,28 +92,25 @@ def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
         "number of words decides instead of the norm."
     ).format(**evidence)
     reasons = {DO: start, NO_BENEFIT: start, NOT_ENOUGH: f"{start} {UNDECIDED}"}
-    relevant = bench.is_relevant
-    warning = ""
-    if min(relevant.sum(), (~relevant).sum()) > 1:
-        d = geometry.cohens_d(documents.values[relevant], documents.values[~relevant])
-        warning = geometry.norm_warning(d)
-    if warning:
-        reasons = dict.fromkeys(reasons, f"{start} {warning}")
     action = f"Drop the {share:.0%} of the documents with the smallest norms"
-    uses = (f"keep the {1 - share:.0%} with the largest norms", "keep all documents")
-    if warning:
-        uses = (uses[1], uses[1])
+    uses = (f"keep the {1 - share:.0%} with the largest norms", keep)
     judged = bench.margin(values[who], full[who])
     gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
     advice = _recommend(bench, "pruning", action, judged, gain_of, uses, reasons, evidence)
-    return replace(advice, verdict=NO_BENEFIT) if warning else advice
+    if warning := norm_warning(cohens_d):
+        reason = f"{start} {warning}"
+        return replace(advice, verdict=NO_BENEFIT, choice=keep, reason=reason)
+    return advice
 
 
 def storage(
-    bench: Bench, cells: list[CompressionCell], formats: Mapping[Any, Array]
+    bench: Bench, cells: Sequence[CompressionCell], per_query: Sequence[Array]
 ) -> Recommendation:
-    """The smallest format of `CompressionEvaluator` that keeps enough of nDCG@10."""
-    full, *others = formats.values()
+    """The smallest format of `CompressionEvaluator` that keeps enough of nDCG@10.
+
+    ``per_query`` has nDCG@10 of every query in the format of each cell; the first is the full one.
+    """
+    full, *others = per_query
     judged = [bench.margin(values, full) for values in others]
     fitting = [i for i, margin in enumerate(judged) if margin.verdict == "better"]
     if fitting:
@@ -136,8 +120,6 @@ def storage(
     cell = cells[best + 1]
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
     kept = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
-    if math.isnan(cell.retention):
-        kept = "nDCG@10 is 0 already with the full index"
     reasons = {
         DO: f"{kept}. Of {len(fitting)} formats that fit it is the smallest.",
         NO_BENEFIT: f"{kept}, which costs more than {bench.tolerance:.0%}; no format costs less.",
@@ -148,17 +130,6 @@ def storage(
     evidence = {"ndcg": cell.ndcg, "bytes_per_document": cell.bytes_per_document}
     uses = (str(cell), f"keep all {cells[0].dim} dimensions in float32")
     return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, evidence)
-
-
-def centring(bench: Bench, shape: Geometry) -> Recommendation:
-    """Whether to remove the mean direction."""
-    start = f"The mean cosine of two documents is {shape.mean_cosine:.3f}."
-    reasons = {DO: start, NO_BENEFIT: start, NOT_ENOUGH: f"{start} {UNDECIDED}"}
-    action = "Subtract the mean direction of the documents from queries and documents"
-    uses = ("subtract the mean of the unit vectors of the documents", "keep the mean direction")
-    gain_of = "nDCG@10 centred minus nDCG@10 as it is"
-    judged = bench.gain(centred(bench), bench.full)
-    return _recommend(bench, "centring", action, judged, gain_of, uses, reasons)
 
 
 def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:

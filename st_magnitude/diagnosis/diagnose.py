@@ -1,18 +1,16 @@
-"""diagnose: whether norms, smaller storage or centring help a model on given queries."""
+"""diagnose: whether norms, smaller storage or a prior help a model on given queries."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
-from st_magnitude.diagnosis.findings import DO, Diagnosis
+from st_magnitude.diagnosis.findings import DO, Diagnosis, Settings
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
@@ -36,7 +34,7 @@ def diagnose(
     num_samples: int = 10_000,
     seed: int = 0,
     title: str = "",
-    encode: Mapping[str, Any] | None = None,
+    encode: Mapping[str, object] | None = None,
 ) -> Diagnosis:
     """Encodes once, measures norms, storage and directions, and recommends what they support.
 
@@ -83,8 +81,8 @@ def diagnose(
         >>> corpus = {f"d{i}": "bee " * (2 if i < 80 else 1) for i in range(160)}
         >>> relevant = {f"q{i}": {f"d{i}"} for i in range(80)}
         >>> found = diagnose(model, RetrievalData(queries, corpus, relevant), similarity="dot")
-        >>> found.cohens_d, found["centring"].verdict
-        (inf, 'no benefit expected')
+        >>> found.cohens_d, found["exponent"].verdict
+        (inf, 'not enough data')
     """
     _check(data, min_gain, tolerance)
     today = raw_scoring_of(model, similarity)
@@ -97,21 +95,19 @@ def diagnose(
     limits = (min_gain, tolerance, num_samples, seed)
     bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), *limits)
     shape = measure.directions(task)
-    unjudged = measure.own_text_unjudged(data)
 
     new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
-    first = advice.exponent(bench, unjudged, new, normalizes_output(model))
+    first = advice.exponent(bench, new)
     bench = replace(bench, scoring=new if first.verdict == DO else today)
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
+    effects = measure.effect_sizes(answers, is_relevant)
     others = [
-        advice.pruning(bench, answers),
-        advice.storage(bench, cells, formats),
-        advice.centring(bench, shape),
+        advice.pruning(bench, answers, effects["cohens_d"]),
+        advice.storage(bench, cells, list(formats.values())),
     ]
     if log_p is not None:
         others.append(advice.prior(bench, data.query_ids, log_p))
-    arguments = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
@@ -123,13 +119,19 @@ def diagnose(
         is_relevant=is_relevant,
         queries=measure.norm_statistics(task.queries, list(data.asked.values())),
         documents=answers,
-        **measure.effect_sizes(answers, is_relevant),
+        **effects,
         exponent=choice,
         geometry=shape,
         cells=cells,
-        own_text_unjudged=unjudged,
         recommendations=[first, *others],
-        settings=arguments | {"min_gain": min_gain, "tolerance": tolerance} | _versions(),
+        settings=Settings(
+            title=title,
+            symmetric=symmetric,
+            seed=seed,
+            num_samples=num_samples,
+            min_gain=min_gain,
+            tolerance=tolerance,
+        ),
     )
 
 
@@ -145,9 +147,3 @@ def _check(data: RetrievalData, min_gain: float, tolerance: float) -> None:
             "min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got "
             f"{min_gain} and {tolerance}."
         )
-
-
-def _versions() -> dict[str, str]:
-    """The versions of the packages that compute."""
-    packages = ("st-magnitude", "sentence-transformers", "transformers", "torch", "numpy")
-    return {name: version(name) for name in packages}

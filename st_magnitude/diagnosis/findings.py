@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Geometry:
 class Recommendation:
     """One possible change, and whether the measurements support it."""
 
-    name: str  # "exponent", "pruning", "storage", "centring" or "prior"
+    name: str  # "exponent", "pruning", "storage" or "prior"
     action: str  # the change in question
     verdict: str  # "do", "no benefit expected" or "not enough data", as `diagnose` defines them
     choice: str  # the setting to use
@@ -79,18 +79,25 @@ class Recommendation:
     num_queries: int = 0  # behind the interval
     evidence: dict[str, float] = field(default_factory=dict)  # further figures, by name
 
-    @property
-    def measured(self) -> str:
-        """The gain with its interval, the queries and the scoring, in one line; may be empty."""
-        if self.gain is None:
-            return ""
-        gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
-        return f"{self.gain_of}: {gain} on {self.num_queries:,} queries. Scoring: {self.scoring}."
-
     def __str__(self) -> str:
-        lines = (self.measured, self.reason, f"-> {self.choice}")
-        head = f"[{self.verdict}] {self.action}"
-        return "\n     ".join([head, *(line for line in lines if line)])
+        lines = [f"[{self.verdict}] {self.action}"]
+        if self.gain is not None:
+            gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
+            lines.append(
+                f"{self.gain_of}: {gain} on {self.num_queries:,} queries. Scoring: {self.scoring}."
+            )
+        return "\n     ".join([*lines, self.reason, f"-> {self.choice}"])
+
+
+class Settings(TypedDict):
+    """Arguments of `diagnose`."""
+
+    title: str
+    symmetric: bool
+    seed: int
+    num_samples: int
+    min_gain: float
+    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -118,45 +125,30 @@ class Diagnosis(Result):
     exponent: ExponentChoice
     geometry: Geometry
     cells: list[CompressionCell]  # the formats of CompressionEvaluator
-    own_text_unjudged: float  # share of queries whose text is a document not judged relevant
     recommendations: list[Recommendation]
-    settings: dict[str, Any]  # arguments of `diagnose`, and versions
+    settings: Settings
 
     def __getitem__(self, name: str) -> Recommendation:
         return {r.name: r for r in self.recommendations}[name]
 
-    @property
-    def facts(self) -> str:
-        """The model, its scoring and the size of the data in one sentence."""
+    def tables(self) -> list[str]:
+        """The facts, all recommendations, those to follow first, and the meaning of verdicts."""
         is_new = self.recommended != self.similarity
         changed = f" (recommended: {self.recommended})" if is_new else ""
-        return (
+        facts = (
             f"{self.model}, scored by {self.similarity}{changed}: {len(self.query_ids):,} queries, "
             f"{len(self.document_ids):,} documents ({self.is_relevant.sum():,} relevant to at "
             f"least one query), {self.geometry.dim} dimensions."
         )
-
-    @property
-    def ordered(self) -> list[Recommendation]:
-        """The recommendations, those with the verdict ``"do"`` first."""
         verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
-        return sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
-
-    @property
-    def legend(self) -> str:
-        """The meaning of the verdicts and of the intervals."""
-        worth = self.settings["min_gain"]
-        kept = 1 - self.settings["tolerance"]
-        return (
+        ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
+        legend = (
             f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
-            f"interval lies above 0 and reaches {worth:g} nDCG@10. No benefit expected: it "
-            "excludes such a gain. Not enough data: it does neither. Smaller storage is compared "
-            f"with {kept:.0%} of the full nDCG@10."
+            f"interval lies above 0 and reaches {self.settings['min_gain']:g} nDCG@10. No benefit "
+            "expected: it excludes such a gain. Not enough data: it does neither. Smaller storage "
+            f"is compared with {1 - self.settings['tolerance']:.0%} of the full nDCG@10."
         )
-
-    def tables(self) -> list[str]:
-        """The facts, all recommendations and the legend."""
-        return [self.facts, *map(str, self.ordered), self.legend]
+        return [facts, *map(str, ordered), legend]
 
     @property
     def measurements(self) -> list[Table]:
@@ -210,12 +202,10 @@ class Diagnosis(Result):
         return Table(["measure", "value", "meaning"], rows, title)
 
     def _settings(self) -> Table:
-        unjudged = "queries whose own text is a document that is not judged relevant"
         rows = [
             ["model", self.model],
             ["scored today by", f"{self.similarity} (exponent {self.exponent.present:.2g})"],
             ["ends in Normalize", "yes" if self.normalizes else "no"],
-            [unjudged, f"{self.own_text_unjudged:.0%}"],
             *([name, str(value)] for name, value in self.settings.items()),
         ]
-        return Table(["setting", "value"], rows, "Model, arguments and versions")
+        return Table(["setting", "value"], rows, "Model and arguments")

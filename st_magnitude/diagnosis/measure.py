@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -12,7 +12,6 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from st_magnitude import geometry
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
@@ -29,7 +28,7 @@ from st_magnitude.evaluation.calibration import (
     ndcg_by_exponent,
 )
 from st_magnitude.evaluation.metrics import Judgment, are_unit, judge, word_counts
-from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
+from st_magnitude.similarity import COSINE, Similarity
 
 
 def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
@@ -110,22 +109,6 @@ def directions(task: EncodedTask) -> Geometry:
     )
 
 
-def own_text_unjudged(data: RetrievalData) -> float:
-    """Share of the queries whose lower-cased words are another document that is not judged."""
-    documents: dict[str, set[str]] = {}
-    for document, text in data.corpus.items():
-        documents.setdefault(_words(text), set()).add(document)
-    unjudged = 0
-    for query, text in data.asked.items():
-        same = documents.get(_words(text), set()) - ({query} & data.own)
-        unjudged += bool(same) and not same & data.relevant[query].keys()
-    return unjudged / len(data.asked)
-
-
-def _words(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
 @dataclass(frozen=True)
 class Bench:
     """The encoded task and the settings with which every change is measured."""
@@ -166,15 +149,3 @@ def pruned(bench: Bench, order: Array, share: float) -> tuple[Array, Mask]:
     kept = np.zeros(len(order), dtype=bool)
     kept[np.argsort(-order, kind="stable")[:number]] = True
     return bench.task.ndcg(bench.task.top(bench.scoring, among=kept)), kept
-
-
-def centred(bench: Bench) -> Array:
-    """nDCG@10 without the mean direction of the documents, and with norms as they are."""
-    task = bench.task
-    directions = COSINE.document(task.documents.double())
-    mean = directions.mean(dim=0)
-    sizes = safe_norm(task.documents) ** (1 - bench.scoring.exponents[1])
-    d = COSINE.document(directions - mean) * sizes
-    q = COSINE.query(COSINE.query(task.queries.double()) - mean)
-    changed = replace(task, queries=q.float(), documents=d.float())
-    return changed.ndcg(changed.top(DOT))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -13,9 +12,7 @@ Array = NDArray[np.float64]
 
 
 def float64(x: ArrayLike) -> Array:
-    """An array, tensor, list of tensors or nested list in float64."""
-    if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
-        x = torch.stack(list(x))
+    """An array, tensor or nested list in float64."""
     if isinstance(x, Tensor):
         return x.detach().cpu().double().numpy()
     return np.asarray(x, dtype=np.float64)

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from st_magnitude.geometry.arrays import Array, matrix_of, unit_rows
 
+MOST_ROWS = 5000  # of an intrinsic dimension
+
 
 def norms(x: ArrayLike) -> Array:
     """Euclidean norm of every row: (n, D) -> (n,).
@@ -72,20 +74,13 @@ def isoscore_ceiling(num_samples: int, dim: int) -> float:
     return 1 / (1 + dim / num_samples)
 
 
-def intrinsic_dimension(
-    x: ArrayLike, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0
-) -> int:
+def intrinsic_dimension(x: ArrayLike, variance: float = 0.95) -> int:
     """Number of principal components that explain a share of the variance: (n, D) -> at most D.
 
-    The result depends on n, so compare samples of one size only (5,000 x 1,024 Gaussian values give
-    896, 2,000 x 1,024 give 792). A warning says when n is below 4 D, where the sample rather than
-    the space sets the number. Rows without any variance give 0.
-
-    Args:
-        x: The embeddings.
-        variance: The share of the variance to explain.
-        num_samples: Number of rows to draw without replacement if there are more; None takes all.
-        seed: Seed for the draw.
+    The result depends on n, so of more than 5,000 rows so many are drawn. Compare samples of one
+    size only (5,000 x 1,024 Gaussian values give 896, 2,000 x 1,024 give 792). A warning says when
+    n is below 4 D, where the sample rather than the space sets the number. Rows without any
+    variance give 0.
 
     Example:
         >>> intrinsic_dimension([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]] * 2)
@@ -99,9 +94,9 @@ def intrinsic_dimension(
             f"variance must be a share strictly between 0 and 1, got {variance}; 0.95 is usual."
         )
     matrix = matrix_of(x, at_least=2)
-    if num_samples is not None and len(matrix) > num_samples:
-        rng = np.random.default_rng(seed)
-        matrix = matrix[rng.choice(len(matrix), num_samples, replace=False)]
+    if len(matrix) > MOST_ROWS:
+        drawn = np.random.default_rng(0).choice(len(matrix), MOST_ROWS, replace=False)
+        matrix = matrix[drawn]
     n, dim = matrix.shape
     if n < 4 * dim:
         warnings.warn(

@@ -10,6 +10,8 @@ from scipy.stats import spearmanr
 
 from st_magnitude.geometry.arrays import Array, same_length, sample_of
 
+NUM_SAMPLES = 10_000  # of a bootstrap
+
 
 def cohens_d(relevant: ArrayLike, irrelevant: ArrayLike) -> float:
     """Cohen's d, the standardised difference of two means: (n,), (m,) -> standard deviations.
@@ -20,10 +22,6 @@ def cohens_d(relevant: ArrayLike, irrelevant: ArrayLike) -> float:
     them apart: 0.2 is called small, 0.5 medium, 0.8 large. Values that agree to one part in a
     million (the norms of normalised float32 embeddings) count as equal and give 0; two different
     constants give plus or minus infinity, the limit.
-
-    Args:
-        relevant: A sample, such as ``norms(documents[is_relevant])``.
-        irrelevant: The other sample.
 
     Example:
         >>> cohens_d([4.0, 5.0, 6.0], [2.0, 3.0, 4.0])
@@ -111,24 +109,13 @@ def coefficient_of_variation(x: ArrayLike) -> float:
 
 
 def paired_bootstrap(
-    a: ArrayLike,
-    b: ArrayLike | None = None,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    a: ArrayLike, b: ArrayLike | None = None, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean of a - b over queries with its bootstrap interval: (n,), (n,) -> difference, low, high.
+    """Mean of a - b over queries with its 95 % interval: (n,), (n,) -> difference, low, high.
 
     Queries are resampled with both of their values, so a query that is hard for both systems does
     not count. An interval without 0 shows a difference that other queries of the kind should show.
-
-    Args:
-        a: A metric per query, such as nDCG@10.
-        b: The same metric of the other system on the same queries; ``None`` gives the interval of
-            the mean of a.
-        num_samples: Number of resamples.
-        confidence: Share of the resampled means inside the interval.
-        seed: Seed for the resampling.
+    Without b it is the mean of a.
 
     Example:
         >>> paired_bootstrap([0.5, 1.0, 0.75], [0.25, 0.75, 0.5])
@@ -142,10 +129,10 @@ def paired_bootstrap(
     rng = np.random.default_rng(seed)
     n = len(difference)
     batch = max(1, 2**20 // n)  # resamples at a time: a few MB
-    sizes = [min(batch, num_samples - i) for i in range(0, num_samples, batch)]
+    sizes = [min(batch, NUM_SAMPLES - i) for i in range(0, NUM_SAMPLES, batch)]
     resampled = (difference[rng.integers(n, size=(size, n))] for size in sizes)
     means = np.concatenate([sample.mean(axis=1) for sample in resampled])
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(difference.mean()), float(low), float(high)
 
 

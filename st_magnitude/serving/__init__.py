@@ -1,11 +1,11 @@
-"""Whether a server, a client or an index returns what the model computes, and how to fix it.
+"""Whether a server or a client returns what the model computes, and how to fix it.
 
 A database with the metric **inner product** stores ``similarity.document(x)`` and gets
 ``similarity.query(x)``. If a server or an index normalises, norms are lost without an error.
 """
 
 from st_magnitude.serving.check import ServingCheck, check_serving
-from st_magnitude.serving.fixes import Finding
+from st_magnitude.serving.explain import Finding
 from st_magnitude.serving.index import with_prior, with_prior_queries
 
 __all__ = ["Finding", "ServingCheck", "check_serving", "with_prior", "with_prior_queries"]

@@ -1,32 +1,25 @@
-"""check_serving compares what a server, a client or an index returns with what a model computes."""
+"""check_serving compares what a server or a client returns with what a model computes."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.geometry.arrays import Array, float64
+from st_magnitude.geometry.arrays import float64
 from st_magnitude.result import Result
 from st_magnitude.saving.export import load
-from st_magnitude.serving.explain import Side, encode, explain, span, token_limit
-from st_magnitude.serving.fixes import Finding, finding
+from st_magnitude.serving.explain import Finding, Side, encode, explain, finding, span, token_limit
 from st_magnitude.serving.server import Embed, Server, embed_all
 from st_magnitude.surgery.raw import prompt_of
 
 __all__ = ["ServingCheck", "check_serving"]
 
-Rows = Iterable[Iterable[int]]  # row numbers of documents for each query
-Search = Callable[[NDArray[np.float32], int], Rows | tuple[ArrayLike, Rows]]
-K = 10  # ranks of a search that are compared
+K = 10  # ranks that are compared
 LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
 QUERIES = (
     "How do I keep bread from going stale?",
@@ -64,13 +57,11 @@ class ServingCheck(Result):
     model: str  # hub id or folder of the model, as far as the model knows it
     findings: tuple[Finding, ...]  # the differences
     local_norms: tuple[float, float]  # smallest and largest norm of the model's own embeddings
+    served_norms: tuple[float, float]  # of what came back
     num_queries: int  # whose rankings were compared
     num_documents: int  # that they rank
     changed_rankings: int  # queries whose top 10 differs by more than ties
-    # Median relative error of a vector, after the differences that have a finding of their own;
-    # for a search, the share of the first ten documents that it misses.
-    error: float
-    served_norms: tuple[float, float] = (math.nan, math.nan)  # of what came back; nan for a search
+    error: float  # median relative error of a vector, less what findings of their own explain
 
     @property
     def same(self) -> bool:
@@ -82,29 +73,28 @@ class ServingCheck(Result):
         verdict = f"DIFFERS: {number} difference{'s' * (number > 1)}" if number else "SAME"
         parts = [f"{self.target} against {self.model or 'the model'}\n{verdict}"]
         parts += [f"[{found.name}] {found.text}\n     -> {found.fix}" for found in self.findings]
-        figures = "Norms: of the model {:.3f} to {:.3f}".format(*self.local_norms)
-        if not math.isnan(self.served_norms[0]):
-            figures += ", of the target {:.3f} to {:.3f}".format(*self.served_norms)
-        figures += (
-            f".\nRankings: {self.changed_rankings} of {self.num_queries} queries rank the "
-            f"{self.num_documents} documents differently."
+        low, high = self.local_norms
+        least, most = self.served_norms
+        figures = (
+            f"Norms: of the model {low:.3f} to {high:.3f}, of the target {least:.3f} to "
+            f"{most:.3f}.\nRankings: {self.changed_rankings} of {self.num_queries} queries rank "
+            f"the {self.num_documents} documents differently."
         )
         return [*parts, figures]
 
 
 def check_serving(
-    target: str | Embed | Search,
+    target: str | Embed,
     model: SentenceTransformer | str | os.PathLike[str],
     *,
     name: str | None = None,
     api_key: str | None = None,
     request: Mapping[str, object] | None = None,
     send_prompts: bool = False,
-    documents: Sequence[str] | None = None,
     tolerance: float = 1e-4,
     timeout: float = 60.0,
 ) -> ServingCheck:
-    """Compares what a server, a client or an index returns with what the model computes.
+    """Compares what a server or a client returns with what the model computes.
 
     About two dozen texts are encoded here and by the target: short, long, over the token limit, in
     several scripts, nearly empty, in both roles. The result says whether vectors and rankings are
@@ -112,24 +102,20 @@ def check_serving(
 
     Args:
         target: URL of a server that speaks OpenAI's ``/v1/embeddings`` (vLLM, Infinity, llama.cpp,
-            Ollama and others) or ``/embed`` of text-embeddings-inference; a callable
-            ``embed(texts, role)`` that returns one vector for each text; or, with documents, a
-            callable ``search(vectors, k)`` that returns row numbers of the documents for each
-            vector, best first, or FAISS's ``(scores, row numbers)``. A row that is too short, or
-            ends in -1, misses documents.
+            Ollama and others) or ``/embed`` of text-embeddings-inference; or a callable
+            ``embed(texts, role)`` that returns one vector for each text.
         model: The model, or its folder. It is used as saved, with its own prompts and token limit.
         name: Name of the model on the server, for one that asks for it.
         api_key: Key that is sent as a bearer token. No message contains it.
         request: Further entries of every request, such as ``{"normalize": False}``: what your
             client sends, or a remedy to try.
         send_prompts: Whether the model's prompt is put before each text that is sent.
-        documents: Texts in the order of an index, which is then the target.
         tolerance: Median relative error of a vector that counts as rounding.
         timeout: Seconds to wait for an answer.
 
     Raises:
         ValueError: If the URL, the key, the name or an answer cannot be used.
-        OSError: If the server cannot be reached, stays busy or does not answer in time.
+        OSError: If the server cannot be reached, is busy or does not answer in time.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -145,19 +131,13 @@ def check_serving(
     if not isinstance(model, SentenceTransformer):
         model = load(os.fspath(model))
     if isinstance(target, str):
-        if documents is not None:
-            raise ValueError(
-                "With documents=, the target is a callable search(vectors, k), no URL."
-            )
-        with closing(Server(target, name, api_key, request, timeout)) as server:
-            return _check_embeddings(model, server.embed, str(server), send_prompts, tolerance)
-    named = getattr(target, "__name__", type(target).__name__)
-    if documents is not None:
-        return _check_search(model, cast(Search, target), documents, named)
-    return _check_embeddings(model, cast(Embed, target), named, send_prompts, tolerance)
+        server = Server(target, name, api_key, request, timeout)
+        return _check(model, server.embed, str(server), send_prompts, tolerance)
+    called = getattr(target, "__name__", type(target).__name__)
+    return _check(model, target, called, send_prompts, tolerance)
 
 
-def _check_embeddings(
+def _check(
     model: SentenceTransformer, embed: Embed, target: str, send_prompts: bool, tolerance: float
 ) -> ServingCheck:
     """Sends all probes, encodes them here, and explains the differences."""
@@ -180,68 +160,28 @@ def _check_embeddings(
         details = {"count": len(refused), "shortest": min(refused), "limit": limit or "fewer"}
         findings.append(finding("refused", said=said, **details))
     query, document = sides
-    ranks = np.argsort(-_scores(model, query.served, document.served), axis=1, kind="stable")
-    recall = _recall(ranks[:, :K], _scores(model, query.expected, document.expected))
     return ServingCheck(
         target=target,
         model=model_name(model),
         findings=tuple(findings),
-        served_norms=span(np.concatenate([query.served, document.served])),
         local_norms=span(np.concatenate([query.expected, document.expected])),
+        served_norms=span(np.concatenate([query.served, document.served])),
         num_queries=len(query.texts),
         num_documents=len(document.texts),
-        changed_rankings=int((recall < 1).sum()),
+        changed_rankings=_changed_rankings(model, query, document),
         error=error,
     )
 
 
-def _check_search(
-    model: SentenceTransformer, search: Search, documents: Sequence[str], target: str
-) -> ServingCheck:
-    """Compares ``search(vectors, k)`` with the exact ranking by the model's similarity."""
-    queries = encode(model, QUERIES, "query")
-    rows = encode(model, documents, "document")
-    k = min(K, len(documents))
-    answer = search(queries.astype(np.float32), k)
-    ranked = answer[1] if isinstance(answer, tuple) else answer  # FAISS: (scores, row numbers)
-    try:  # a document counts once, and what a row lacks is missed
-        lists = [[*dict.fromkeys(row), *[-1] * k][:k] for row in ranked]
-    except TypeError:
-        lists = []
-    found = np.array(lists, dtype=np.object_)
-    if len(found) != len(queries) or not np.isin(found, np.arange(-1, len(documents))).all():
-        raise ValueError(
-            f"{target} must return up to {k} row numbers of the {len(documents)} documents for "
-            f"each of {len(queries)} queries, not {len(found)} rows of others: pass all documents, "
-            "in the order of the index."
-        )
-    recall = _recall(found.astype(np.int64), _scores(model, queries, rows))
-    error = float(1 - recall.mean())
-    details = {"k": k, "recall": recall.mean(), "own": model.similarity_fn_name}
-    return ServingCheck(
-        target=target,
-        model=model_name(model),
-        findings=(finding("recall", **details),) if error else (),
-        local_norms=span(rows),
-        num_queries=len(queries),
-        num_documents=len(rows),
-        changed_rankings=int((recall < 1).sum()),
-        error=error,
-    )
-
-
-def _recall(found: NDArray[np.int64], scores: Array) -> Array:
-    """Share of the first k ranks that the scores could have there; ties are right: (n,)."""
-    k = found.shape[1]
-    last = -np.sort(-scores, axis=1)[:, k - 1 : k]
-    own = np.take_along_axis(scores, np.maximum(found, 0), axis=1)
-    is_right = own >= last - 1e-5 * np.abs(scores).max(axis=1, keepdims=True)
-    return (is_right & (found >= 0)).mean(axis=1)
-
-
-def _scores(model: SentenceTransformer, queries: Array, documents: Array) -> Array:
-    """The model's similarity: (n, D), (m, D) -> (n, m)."""
-    return float64(model.similarity(queries, documents))
+def _changed_rankings(model: SentenceTransformer, query: Side, document: Side) -> int:
+    """Number of queries whose served top K holds a document that the model ranks below its own."""
+    served = float64(model.similarity(query.served, document.served))  # (n, m)
+    expected = float64(model.similarity(query.expected, document.expected))
+    found = np.argsort(-served, axis=1)[:, :K]
+    scores = np.take_along_axis(expected, found, axis=1)
+    last = -np.sort(-expected, axis=1)[:, found.shape[1] - 1]
+    ties = 1e-5 * np.abs(expected).max(axis=1)
+    return int((scores.min(axis=1) < last - ties).sum())
 
 
 def _num_tokens(model: SentenceTransformer, text: str) -> int:

@@ -1,4 +1,4 @@
-"""From served and local vectors to findings, by what is seen: no change of the model is guessed."""
+"""The findings of `check_serving`, from served and local vectors, each with its remedy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,81 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import Array, float64, unit_rows
-from st_magnitude.serving.fixes import Finding, finding
 from st_magnitude.surgery.raw import prompt_of
 
-__all__ = ["Side", "encode", "explain", "span", "token_limit"]
+__all__ = ["Finding", "Side", "encode", "explain", "finding", "span", "token_limit"]
 
 SHORT = 24  # tokens; shorter texts are cut nowhere
 NEARLY_ALL = 0.9  # share of the short texts
 UNLIKE = 0.05  # relative error beyond weights in int8 (MiniLM: 0.017 to 0.032)
 EQUAL = 2e-3  # relative error of texts that are certainly read alike
+
+# The difference with its figures, and what to do. Every switch was read in the server's source or
+# run; docs/serving.md names the versions.
+_FINDINGS = {
+    "norms": (
+        "The target's documents have norms of {served}; the model's have {expected}.",
+        "Turn off normalisation: vLLM --pooler-config '{{\"use_activation\": false}}'; "
+        'text-embeddings-inference "normalize": false to /embed (its /v1/embeddings always '
+        "normalises); llama.cpp --embd-normalize -1; Infinity and Ollama always normalise. If the "
+        "server leaves out the model's Normalize or ExponentNorm, divide in your client by "
+        "stm.Similarity(...).document(vectors).",
+    ),
+    "prompt": (
+        "Texts are read without the model's prompts, {query!r} for queries and {document!r} for "
+        "documents.",
+        "Put them before the texts in your own client (check it with send_prompts=True, "
+        "--send-prompts), and let nothing else add a prompt.",
+    ),
+    "dimensions": (
+        "Vectors have {dim} dimensions; the model's have {full}.",
+        "Ask the server for {full}, or load the model with truncate_dim={dim}.",
+    ),
+    "truncation": (
+        "Texts from {first} tokens on differ: the target has another limit than the model's "
+        "{limit} tokens.",
+        "Set the server's limit to {limit} tokens, or model.max_seq_length to its limit. vLLM "
+        'takes "truncate_prompt_tokens": {limit} with every request.',
+    ),
+    "refused": (
+        "The target refuses {count} texts, the shortest of {shortest} tokens: {said}",
+        "Cut texts at {limit} tokens before you send them, or let the server cut them: vLLM "
+        '"truncate_prompt_tokens": -1 with every request; text-embeddings-inference '
+        "--auto-truncate.",
+    ),
+    "precision": (
+        "Vectors have a relative error of {median:.1e} (at most {most:.1e}), as by numbers or "
+        "weights of fewer digits, or by a checkpoint very near this one.",
+        "Run the model in float32 (vLLM --dtype float32), or accept the error with tolerance= "
+        "(--tolerance).",
+    ),
+    "vectors": (
+        "{count} of {total} {role} texts have other vectors, such as {example!r} (relative error "
+        "{error:.3f}, median of all).",
+        "The usual causes: another pooling (vLLM --pooler-config '{{\"pooling_type\": ...}}', "
+        "text-embeddings-inference and llama.cpp --pooling), modules that do not run, a prompt or "
+        "a special token that is added or missing, rows in another order, another model or "
+        "revision.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference between what a target returns and what the model computes."""
+
+    name: str  # short and fixed, such as "norms"; docs/serving.md has the list
+    text: str  # the difference with its figures
+    fix: str  # what to change
+
+
+def finding(name: str, **details: object) -> Finding:
+    """A finding with its figures and its remedy."""
+    text, fix = _FINDINGS[name]
+    return Finding(name, text.format(**details), fix.format(**details))
 
 
 @dataclass(frozen=True)
@@ -108,26 +170,11 @@ def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Arr
     if limit and first > SHORT and first >= side.tokens[equal].max():
         findings.append(finding("truncation", first=first, limit=limit))
         return findings, errors[equal]
-    findings.append(_other_vectors(model, side, equal, float(np.median(errors))))
+    details = {"count": int((~equal).sum()), "total": len(equal), "role": side.role}
+    example = side.texts[int((~equal).argmax())][:40]
+    median = float(np.median(errors))
+    findings.append(finding("vectors", **details, example=example, error=median))
     return findings, errors
-
-
-def _other_vectors(
-    model: SentenceTransformer, side: Side, equal: NDArray[np.bool_], error: float
-) -> Finding:
-    """The finding about the texts that are not ``equal``."""
-    modules = list(model.children())
-    pooling = next((m.pooling_mode for m in modules if isinstance(m, Pooling)), "none")
-    return finding(
-        "vectors",
-        count=int((~equal).sum()),
-        total=len(equal),
-        role=side.role,
-        example=side.texts[int((~equal).argmax())][:40],
-        error=error,
-        pooling=pooling,
-        modules=", ".join(type(module).__name__ for module in modules),
-    )
 
 
 def _errors(served: Array, local: Array) -> Array:

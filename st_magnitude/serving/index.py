@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from st_magnitude.geometry.arrays import Array, float64
 
 __all__ = ["with_prior", "with_prior_queries"]
 
-Vectors = TypeVar("Vectors", NDArray[Any], Tensor)
+Vectors = TypeVar("Vectors", NDArray[np.floating], Tensor)
 
 
-def with_prior(
-    documents: Vectors, log_p: NDArray[Any] | Tensor | Sequence[float], weight: float
-) -> Vectors:
+def with_prior(documents: Vectors, log_p: ArrayLike, weight: float) -> Vectors:
     """Document vectors for an index that ranks by q · d + weight · log p(d): (N, D) -> (N, D + 1).
 
         d' = [d, weight · log p(d)],   q' = [q, 1],   q' · d' = q · d + weight · log p(d)
 
-    A loss with in-batch negatives learns the pointwise mutual information of query and document,
-    without log p(d). This puts it back, without training.
-
-    The index must use the **inner product**. For a cosine model, normalise queries and documents
-    first. The norm of a query weighs against the prior: treat queries as they were when the weight
-    was chosen.
+    A loss with in-batch negatives learns scores without log p(d); this puts it back. The index must
+    use the **inner product**. For a cosine model, normalise queries and documents first. The norm
+    of a query weighs against the prior: treat queries as they were when the weight was chosen.
 
     Args:
         documents: Vectors as they would be stored without a prior, a numpy array or a torch
@@ -49,8 +45,7 @@ def with_prior(
     Recommendations, RecSys 2019; Bachrach et al., Speeding Up the Xbox Recommender System Using a
     Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
-    values = log_p.detach().cpu() if isinstance(log_p, Tensor) else log_p
-    prior = weight * np.asarray(values, dtype=np.float64)
+    prior = weight * float64(log_p)
     if prior.shape != (len(documents),) or not np.isfinite(prior).all():
         raise ValueError(
             f"weight · log_p must be one finite number for each of {len(documents)} documents; got "
@@ -64,7 +59,7 @@ def with_prior_queries(queries: Vectors) -> Vectors:
     return _with_column(queries, np.ones(len(queries)))
 
 
-def _with_column(x: Vectors, column: NDArray[np.float64]) -> Vectors:
+def _with_column(x: Vectors, column: Array) -> Vectors:
     """One more column: (n, D), (n,) -> (n, D + 1)."""
     if isinstance(x, Tensor):
         return torch.cat([x, torch.from_numpy(column).to(x.dtype).to(x.device)[:, None]], dim=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
@@ -16,7 +14,6 @@ from st_magnitude.geometry.arrays import Array
 __all__ = ["Embed", "Server", "embed_all"]
 
 BATCH = 8  # every server that is known takes so many texts in a request
-PAUSES = (1.0, 2.0, 4.0)  # seconds before a request is sent again to a server that is busy
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 
 
@@ -63,15 +60,11 @@ class Server:
                 "export it again, without quotes and as one line."
             )
         hidden = [key, parsed.password, *(v for v in parsed.params.values() if len(v) > 7)]
-        self._secrets = {f(s) for s in hidden if s for f in (str, quote, _in_json)}
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(timeout=timeout, headers=headers)
+        self._secrets = {f(s) for s in hidden if s for f in (str, quote)}
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def __str__(self) -> str:
         return str(self._url.copy_with(userinfo=b"", query=None))
-
-    def close(self) -> None:
-        self._client.close()
 
     def embed(self, texts: list[str], role: str) -> ArrayLike:
         """The vectors of texts, whatever their role; raises `Refused` if these are not embedded."""
@@ -84,12 +77,12 @@ class Server:
         if response.status_code != 200:
             raise self._refusal(response)
         try:
-            answer = json.loads(response.text)
+            answer = response.json()
             if isinstance(answer, list):  # of /embed
                 return answer
-            rows = sorted(answer["data"], key=lambda row: row.get("index") or 0)
+            rows = sorted(answer["data"], key=lambda row: row["index"])
             return [row["embedding"] for row in rows]
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             raise ValueError(
                 f"{self} does not answer with embeddings, but with {self._plain(response.text)!r}. "
                 "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
@@ -115,25 +108,18 @@ class Server:
         return Refused(said)
 
     def _post(self, body: dict[str, object]) -> httpx.Response:
-        """The answer, asked for again after a pause while the server is busy (HTTP 429)."""
         try:
-            for pause in (*PAUSES, 0.0):
-                response = self._client.post(self._url, json=body)
-                if response.status_code != 429:
-                    break
-                time.sleep(min(pause, self._timeout))
+            return httpx.post(self._url, json=body, headers=self._headers, timeout=self._timeout)
         except httpx.TimeoutException:
             raise TimeoutError(
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
                 "timeout= (--timeout)."
             ) from None
-        except (httpx.HTTPError, UnicodeError) as error:
-            # Its message can quote a header.
+        except httpx.HTTPError as error:  # its message can quote a header
             raise OSError(
                 f"{self} cannot be reached ({type(error).__name__}); is it up, and is this its "
                 "host and port?"
             ) from None
-        return response
 
     def _plain(self, text: str) -> str:
         """One printable line without secrets."""
@@ -141,10 +127,6 @@ class Server:
             text = text.replace(secret, "***")
         text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
         return text if len(text) <= 200 else text[:200] + "..."
-
-
-def _in_json(text: str) -> str:
-    return json.dumps(text)[1:-1]
 
 
 def embed_all(
@@ -157,20 +139,15 @@ def embed_all(
         batch = list(texts[start : start + BATCH])
         try:
             rows += _vectors(embed(batch, role), len(batch), target)
-            continue
         except Refused:  # one of them is too long, or there are too many
-            pass
-        for text in batch:
-            try:
-                rows += _vectors(embed([text], role), 1, target)
-            except Refused as error:
-                refusal = refusal or str(error)
-                rows.append(None)
-    sizes = {len(row) for row in rows if row is not None}
-    if not sizes:
+            for text in batch:
+                try:
+                    rows += _vectors(embed([text], role), 1, target)
+                except Refused as error:
+                    refusal = refusal or str(error)
+                    rows.append(None)
+    if all(row is None for row in rows):
         raise ValueError(f"{target} does not embed {texts[0]!r} ({refusal}); look at its log.")
-    if len(sizes) > 1:
-        raise ValueError(f"{target} returned vectors of {min(sizes)} to {max(sizes)} numbers.")
     return rows, refusal
 
 

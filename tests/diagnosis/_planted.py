@@ -1,7 +1,7 @@
 """Models with planted embeddings, whose norms are relevance or noise."""
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -69,23 +69,8 @@ def planted(
     return model_of(table, similarity, normalize), queries, corpus, relevant
 
 
-def paraphrases(seed: int, num_pairs: int = 80) -> Task:
-    """Every text is a query and a document, and each is relevant to the other; norms are noise."""
-    rng = np.random.default_rng(seed)
-    texts, relevant, table = {}, {}, {}
-    for i in range(num_pairs):
-        centre = unit(rng.normal(size=DIM))
-        for j in range(2):
-            texts[f"{i}-{j}"] = f"sentence {i} {j}"
-            relevant[f"{i}-{j}"] = {f"{i}-{1 - j}"}
-            table[f"sentence {i} {j}"] = unit(
-                centre + 0.8 * unit(rng.normal(size=DIM))
-            ) * rng.lognormal(0, 0.2)
-    return model_of(table), texts, dict(texts), relevant
-
-
 def model_of(
-    table: dict[str, Any], similarity: str = "cosine", normalize: bool = False
+    table: Mapping[str, np.ndarray], similarity: str = "cosine", normalize: bool = False
 ) -> SentenceTransformer:
     modules = [Planted(table), *([Normalize()] if normalize else [])]
     return SentenceTransformer(modules=modules, similarity_fn_name=similarity, device="cpu")
@@ -95,7 +80,7 @@ def table_of(model: SentenceTransformer) -> dict[str, np.ndarray]:
     return {text: x.numpy() for text, x in model[0].table.items()}
 
 
-def quick(model: SentenceTransformer, *task: Any, **options: Any) -> Diagnosis:
+def quick(model: SentenceTransformer, *task: Mapping, **options: object) -> Diagnosis:
     encode = {"show_progress_bar": False, "batch_size": 1000}
     return diagnose(
         model, RetrievalData(*task), **{"num_samples": 1000, "encode": encode} | options
@@ -112,10 +97,3 @@ def found_in(
 ) -> Diagnosis:
     """The diagnosis of a planted task; each is made once."""
     return quick(*planted(seed, norms, num_queries, similarity, normalize), seed=seed)
-
-
-@cache
-def small() -> Diagnosis:
-    """A small task where norms are relevance, of a model that normalizes."""
-    model, *task = planted(0, "relevance", num_queries=60, normalize=True)
-    return quick(model, *task, title="a title")

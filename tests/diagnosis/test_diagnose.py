@@ -2,11 +2,10 @@
 
 import json
 import math
-from importlib.metadata import version
 
 import numpy as np
 import pytest
-from _planted import found_in, model_of, paraphrases, planted, quick, table_of, unit
+from _planted import found_in, model_of, planted, quick, table_of, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
@@ -57,15 +56,6 @@ def test_diagnose_and_calibrate_agree(seed):
     assert quick(model_of(flat), *task)["exponent"].choice == "keep cosine"
 
 
-@pytest.mark.parametrize("number", [25, 50])
-def test_few_queries_do_not_exclude_a_benefit(number):
-    """No query changes, which says little about others: their norms are equal, and not 1."""
-    model, *task = planted(0, "noise", num_queries=2 * number)
-    found = quick(model_of({text: 2 * unit(x) for text, x in table_of(model).items()}), *task)
-    assert found["exponent"].gain[0] == 0
-    assert found["exponent"].verdict == "not enough data"
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_planted_relevance_lets_half_the_index_go(seed):
     advice = found_in(seed, "relevance", num_queries=400, similarity="dot")["pruning"]
@@ -89,26 +79,10 @@ def test_noise_is_called_noise(seed, similarity):
         assert found.exponent.candidate >= 0.8
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_symmetric_task_gets_cosine(seed):
-    found = quick(*paraphrases(seed), seed=seed, symmetric=True)
-    assert found.own_text_unjudged == 0  # a query that is a document does not count for itself
-    assert found["exponent"].choice == "keep cosine"
-
-
 def test_a_symmetric_task_gets_one_exponent_for_both_sides():
     found = quick(*planted(0, "relevance"), symmetric=True)
     gamma = f"{found.exponent.candidate:.2g}"
     assert found["exponent"].choice == f"stm.prepare(model, stm.Similarity({gamma}, {gamma}))"
-
-
-def test_a_gain_over_cosine_that_finds_the_query_itself_is_not_trusted():
-    model, queries, corpus, relevant = planted(0, "relevance")
-    own = {f"self {key}": text for key, text in queries.items()}
-    found = quick(model, queries, corpus | own, relevant)
-    assert found.own_text_unjudged == 1
-    assert found["exponent"].gain[1] > 0
-    assert found["exponent"].verdict == "not enough data"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -149,6 +123,7 @@ def test_a_model_without_reachable_norms():
         assert found[name].verdict == "not enough data"
         assert found[name].gain is None
     assert math.isnan(found.documents.length_spearman)
+    assert "All norms are 1" in found.measurements[0].note
 
 
 def test_inner_products_of_prefixes_of_unit_vectors_are_not_called_cosine():
@@ -224,7 +199,6 @@ def test_command(bow_folders):
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 60
     assert saved["settings"].items() >= {"symmetric": True, "seed": 3, "min_gain": 0.02}.items()
-    assert saved["settings"]["torch"] == version("torch")
 
 
 @pytest.mark.parametrize(

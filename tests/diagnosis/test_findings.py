@@ -5,17 +5,18 @@ import math
 
 import numpy as np
 import pytest
-from _planted import model_of, planted, quick, small, table_of, unit
+from _planted import planted, quick
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity
+from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.metrics import judge
 
 
-def test_text_and_json():
+def test_text_json_and_tables():
     model, *task = planted(0, "relevance", normalize=True)
-    found = quick(model, *task)
+    found = quick(model, *task, title="a title")
     short = str(found)
     shown = "\n".join(map(str, [short, *found.measurements]))
     assert max(map(len, shown.splitlines())) <= 80
@@ -26,10 +27,6 @@ def test_text_and_json():
     assert back["documents"]["values"] == found.documents.values.tolist()
     assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
     assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
-
-
-def test_every_figure_is_in_a_table():
-    found = small()
     for r in found.recommendations:
         assert all(text in found.to_markdown() for text in (r.action, r.reason, r.choice))
     cells = {value for table in found.measurements for row in table.rows for value in row}
@@ -46,20 +43,15 @@ def test_exponents_are_compared_with_today(present):
     model, *task = planted(0, "relevance", num_queries=60)
     found = quick(model, *task, similarity=Similarity(1.0, present))
     choice = found.exponent
+    expected = MagnitudeEvaluator(*task, similarity=Similarity(1.0, present))(model)
+    assert choice.ndcg(present).mean() == pytest.approx(expected["matched_ndcg@10"], abs=1e-12)
+    assert choice.candidate != present
     rows = found.measurements[1].rows
     assert [row[1] for row in rows] == pytest.approx(choice.per_query.mean(axis=1))
     gain = judge(choice.per_query[0] - choice.ndcg(present), num_samples=2000).gain
     assert rows[0][2] == gain
     marked = {row[3]: row[0] for row in rows if row[3]}
     assert marked == {"today": f"{present:g}", "chosen by one half": f"{choice.candidate:.2g}"}
-
-
-def test_norms_of_1_are_named():
-    model, queries, corpus, relevant = planted(0, "relevance", num_queries=30)
-    flat = model_of({text: unit(x) for text, x in table_of(model).items()})
-    answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
-    found = quick(flat, queries, answers, relevant)
-    assert "All norms are 1" in found.measurements[0].note
 
 
 def test_tiny_and_infinite(tmp_path):

@@ -5,10 +5,10 @@ import pytest
 import torch
 from _planted import planted, quick, unit
 
-from st_magnitude import Similarity, calibrate_exponent, geometry
+from st_magnitude import calibrate_exponent, geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.measure import halves, own_text_unjudged
+from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import exponent_curve
 from st_magnitude.evaluation.metrics import judge
@@ -61,15 +61,6 @@ def test_one_half_chooses_and_the_other_measures_the_gain():
     assert diagnosis["exponent"].num_queries == 30
 
 
-def test_an_exponent_between_is_on_the_curve():
-    model, *task = planted(0, "noise", num_queries=60)
-    found = quick(model, *task, similarity=Similarity(1.0, 0.33)).exponent
-    assert 0.33 in found.exponents
-    expected = MagnitudeEvaluator(*task, similarity=Similarity(1.0, 0.33))(model)["matched_ndcg@10"]
-    assert found.ndcg(0.33).mean() == pytest.approx(expected, abs=1e-12)
-    assert found.candidate != 0.33
-
-
 def test_halves_share_no_relevant_document():
     columns = [[i // 3, 40 + i // 3] for i in range(60)]
     task = task_of(columns, 100)
@@ -81,10 +72,3 @@ def test_halves_share_no_relevant_document():
     assert (halves(task, 0) != halves(task, 1)).any()
     # where all share one document
     assert halves(task_of([[0], [0], [0], [0], [0]], 3), 0).sum() == 2
-
-
-def test_queries_that_are_documents():
-    queries = {"a": "A  1", "b": "b 1", "c": "c", "unjudged": "x"}
-    corpus = {"a": "a 1", "b": "b 1", "x": "x y z"}
-    data = RetrievalData(queries, corpus, {"a": {"b"}, "b": {"a", "b"}, "c": {"a", "x"}})
-    assert own_text_unjudged(data) == pytest.approx(1 / 3)  # a; b is judged relevant to itself

@@ -4,7 +4,6 @@ import json
 import re
 from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
 from _embedding_server import EmbeddingServer, serving
@@ -12,14 +11,11 @@ from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
-from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.serving import server as server_module
-from st_magnitude.serving.check import probe_documents
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -112,38 +108,19 @@ def test_prompts(transformer):
     assert check_at("", plain, model, send_prompts=True).same
 
 
-def end_token_missing(model):
-    """[SEP] is among the tokens of the model, and the client leaves it out."""
-    other = deepcopy(model)
-    template = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
-    other.tokenizer.backend_tokenizer.post_processor = template
-    with_end = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    model.tokenizer.backend_tokenizer.post_processor = with_end
-    return other.encode
-
-
 def every_second_text_by_another_pooling(model):
     cls = with_modules([model[0], Pooling(32, "cls")])
     return lambda texts: [(cls if len(text) % 2 else model).encode(text) for text in texts]
 
 
-CLIENTS = [
-    end_token_missing,
-    every_second_text_by_another_pooling,
-    lambda model: lambda texts: model.encode(texts)[::-1],  # rows in another order
-    lambda model: lambda texts: model.encode([text.replace("?", " e") for text in texts]),
-]
+def rows_in_another_order(model):
+    return lambda texts: model.encode(texts)[::-1]
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_other_vectors(transformer, client):
-    model = with_modules(deepcopy(transformer))
+@pytest.mark.parametrize("client", [every_second_text_by_another_pooling, rows_in_another_order])
+def test_other_vectors(model, client):
     embed = client(model)
-    check = stm.check_serving(lambda texts, role: embed(texts), model)
-    assert found(check) == ["vectors"]
-    assert "mean" in check.findings[0].fix
+    assert found(stm.check_serving(lambda texts, role: embed(texts), model)) == ["vectors"]
 
 
 @pytest.mark.parametrize(
@@ -166,23 +143,6 @@ def test_norms_do_not_count_for_cosine(transformer):
     assert check_at("/v1", EmbeddingServer(raw, "vllm", normalize=True), raw).same
 
 
-@pytest.mark.parametrize(
-    ("dim", "options", "names"),
-    [
-        (16, {}, []),
-        (16, {"normalize_embeddings": True}, ["norms"]),
-        (32, {}, ["dimensions"]),
-    ],
-)
-def test_a_model_that_cuts_after_normalize(transformer, dim, options, names):
-    """Its prefixes are no unit vectors, and a server of unit prefixes is another one."""
-    model, served = (with_modules(transformer, Normalize()) for _ in range(2))
-    model.truncate_dim = 16
-    served.truncate_dim = dim
-    check = stm.check_serving(lambda texts, role: served.encode(texts, **options), model)
-    assert found(check) == names
-
-
 @pytest.mark.parametrize(("noise", "finding"), [(0.0, "precision"), (0.02, "vectors")])
 def test_another_checkpoint_is_not_precision(model, noise, finding):
     """Weights in int8 turn directions a little; another checkpoint turns them more."""
@@ -197,52 +157,6 @@ def test_another_checkpoint_is_not_precision(model, noise, finding):
     assert found(check) == [finding]
 
 
-def unit(x):
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize(
-    ("scores", "same"),
-    [
-        (lambda q, d: q @ d.T, True),
-        (lambda q, d: unit(q) @ unit(d).T, False),
-        (lambda q, d: q @ d[::-1].T, False),
-    ],
-)
-@pytest.mark.parametrize("returns_scores", [False, True])
-def test_an_index(model, scores, same, returns_scores):
-    documents = [f"{text} {i}" for i, text in enumerate(probe_documents(64))]
-    stored = model.encode_document(documents)
-
-    def search(vectors, k):
-        order = np.argsort(-scores(vectors, stored), axis=1)[:, :k]
-        return (np.zeros(order.shape), order) if returns_scores else order
-
-    check = stm.check_serving(search, model, documents=documents)
-    assert found(check) == ([] if same else ["recall"])
-    assert (check.changed_rankings > 0) != same
-
-
-@pytest.mark.parametrize("fill", [[-1] * 3, [], [0, 0, 0]])
-def test_an_index_that_misses_documents(model, fill):
-    """FAISS fills rows up with -1, others return short rows: a missing hit is a miss."""
-    documents = [f"{text} {i}" for i, text in enumerate(probe_documents(64))]
-    stored = model.encode_document(documents)
-
-    def search(vectors, k):
-        best = (-(vectors @ stored.T)).argsort(axis=1)[:, :k].tolist()
-        return [row[:7] + fill for row in best[:5]] + best[5:]
-
-    check = stm.check_serving(search, model, documents=documents)
-    assert (found(check), check.changed_rankings) == (["recall"], 5)
-
-
-@pytest.mark.parametrize("answer", [[[0]] * 12, np.full((8, 2), 7), None, [1] * 8, [["a"]] * 8])
-def test_an_index_that_answers_nonsense(model, answer):
-    with pytest.raises(ValueError, match=r"row numbers of the 2 documents"):
-        stm.check_serving(lambda vectors, k: answer, model, documents=["a", "b"])
-
-
 @pytest.mark.parametrize(
     ("faults", "says"),
     [
@@ -254,21 +168,14 @@ def test_an_index_that_answers_nonsense(model, answer):
         ({"raw_text": '{"data": [{"index": 0, "embedding": ["x"]}]}'}, "one vector"),
         ({"refuse": 0}, "does not embed"),
         ({"sleep": 1.0, "timeout": 0.05}, "within 0.05 s"),
-        ({"busy": 100}, "HTTP 429"),
+        ({"busy": True}, "HTTP 429"),
     ],
 )
-def test_a_target_that_cannot_be_checked(model, monkeypatch, faults, says):
-    monkeypatch.setattr(server_module, "PAUSES", (0.0, 0.0))
+def test_a_target_that_cannot_be_checked(model, faults, says):
     options = {name: faults.pop(name) for name in ("timeout", "name") if name in faults}
     with pytest.raises((ValueError, OSError), match=says) as raised:
         check_at("", EmbeddingServer(model, **faults), model, **options)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("faults", [{"busy": 2}, {"index": "missing"}])
-def test_answers_that_can_be_used(model, monkeypatch, faults):
-    monkeypatch.setattr(server_module, "PAUSES", (0.0, 0.0))
-    assert check_at("/v1", EmbeddingServer(model, **faults), model).same
 
 
 @pytest.mark.parametrize(

@@ -82,18 +82,6 @@ def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, 
     assert torch.equal(with_prior_queries(torch.from_numpy(queries)), torch.from_numpy(sent))
 
 
-def test_an_index_ranks_by_the_prior(case):
-    faiss = pytest.importorskip("faiss")
-    queries, documents, _ = case
-    log_p = np.log(np.random.default_rng(0).dirichlet(np.full(300, 0.3)) + 1e-4)
-    stored = with_prior(documents, log_p, 0.3)
-    index = faiss.IndexFlatIP(17)
-    index.add(stored)
-    found = index.search(with_prior_queries(queries), K)[1]
-    expected = queries.astype(float) @ documents.astype(float).T + 0.3 * log_p
-    np.testing.assert_array_equal(found, best(expected))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_kind_and_dtype_are_kept(dtype):
     documents = torch.randn(3, 2).to(dtype)
