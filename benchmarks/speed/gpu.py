@@ -4,16 +4,15 @@ after the tests.
     python benchmarks/speed/gpu.py [--quick] [--device cpu]
 
 Forward and backward on embeddings, under autocast to bfloat16, as in a training with bf16=True.
-MNRL and CachedMNRL then multiply in bfloat16. Ours leave autocast and multiply in float32, in TF32
-where the script says so (`torch.set_float32_matmul_precision("high")`), or in bfloat16
-(`precision="bfloat16"`). A cell is ms / MiB / share. MiB is the peak beyond inputs and the
-gradients that a step begins with. The share is 6 B² D operations, three matrix products, over the
-time and over the speed of the largest product that is timed here, in bfloat16: shares of one device
-can be compared.
+MNRL and CachedMNRL then multiply in bfloat16. Ours leave autocast and multiply in float32, or in
+TF32 where the script says so (`torch.set_float32_matmul_precision("high")`). A cell is ms / MiB /
+share. MiB is the peak beyond inputs and the gradients that a step begins with. The share is 6 B² D
+operations, three matrix products, over the time and over the speed of the largest product that is
+timed here, in bfloat16: shares of one device can be compared.
 
 Expected, before measuring: one term in TF32 at most 2 x the time of MNRL from B = 4,096; in float32
-at most 2 x its own floor of three float32 products; with precision="bfloat16" at most 1.1 x the
-time of MNRL; memory of one term linear in B, and under 1/10 of MNRL's from B = 16,384.
+at most 2 x its own floor of three float32 products; memory of one term linear in B, and under 1/10
+of MNRL's from B = 16,384.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
         "MNRL": lambda: plain(columns, None),
         "CachedMNRL": lambda: cached.calculate_loss([[queries], [documents]], with_backward=True),
         "one term": lambda: infonce(queries, documents),
-        "one term, bfloat16": lambda: infonce(queries, documents, precision="bfloat16"),
         "one term, TF32": tf32,
         "nine terms": lambda: infonce(queries, documents, nine),
     }

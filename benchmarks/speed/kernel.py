@@ -10,8 +10,7 @@ shape reaches here. Memory is the peak of tensors allocated during the step, inp
 gradients' accumulators not counted.
 
 "barest" is normalise, multiply, cross_entropy. Excluded ids are each shared by two documents on
-average. Options are compared with the same loss without them. On a CPU, ``precision="bfloat16"`` is
-compared with float32, and with plain PyTorch under autocast.
+average. Options are compared with the same loss without them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torch.nn.functional import cross_entropy, normalize
 from st_magnitude import COSINE, Term, infonce
 
 TEMPERATURES = (0.03, 0.06, 0.1)
-OPTIONS = ("exclude", "positives", "hardness", "log q", "joint")
+OPTIONS = ("exclude", "positives", "log q", "joint")
 
 
 class Embedded(nn.Module):
@@ -100,9 +99,6 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
         "composition": lambda: sum(part(features(), None) for part in parts),
         "exclude": lambda: infonce(queries, documents, exclude=ids),
         "positives": lambda: infonce(queries, documents, positives=ids),
-        "hardness": lambda: infonce(
-            queries, documents, hardness_mode="all_negatives", hardness_strength=5.0
-        ),
         "log q": lambda: infonce(queries, documents, log_q=log_q),
         "joint": lambda: infonce(queries, documents, directions=("query_to_doc", "query_to_query")),
     }
@@ -142,49 +138,6 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
     return found
 
 
-def precision(size: int, dim: int, repeats: int) -> list[list[str]]:
-    """Rows: time over that of float32, and relative errors against float64."""
-    torch.manual_seed(0)
-    shared = torch.randn(size, dim)
-    sides = [(shared + torch.randn(size, dim)).requires_grad_() for _ in range(2)]
-    labels = torch.arange(size)
-
-    def in_plain_torch(x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(normalize(x) @ normalize(y).T * 20, labels)
-
-    def under_autocast() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return in_plain_torch(*sides)
-
-    losses: dict[str, Callable[[], Tensor]] = {
-        "infonce, float32": lambda: infonce(*sides),
-        "infonce, bfloat16": lambda: infonce(*sides, precision="bfloat16"),
-        "plain PyTorch under autocast": under_autocast,
-    }
-
-    def step(loss: Callable[[], Tensor]) -> list[Tensor]:
-        sides[0].grad = sides[1].grad = None
-        value = loss()
-        value.backward()
-        return [value.detach(), *(x.grad for x in sides if x.grad is not None)]
-
-    exact = [x.detach().double().requires_grad_() for x in sides]
-    value = in_plain_torch(*exact)
-    expected = [value.detach(), *torch.autograd.grad(value, exact)]
-    times = seconds(
-        {name: lambda loss=loss: step(loss) for name, loss in losses.items()}, repeats, "cpu"
-    )
-    rows = []
-    for name, loss in losses.items():
-        of_loss, of_queries, _ = (
-            ((x - y).norm() / y.norm()).item() for x, y in zip(step(loss), expected, strict=True)
-        )
-        time = times[name] / times["infonce, float32"]
-        errors = [f"{of_loss:.1e}", f"{of_queries:.1e}"]
-        rows.append([str(size), str(dim), name, f"{time:.2f}", *errors])
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -198,11 +151,7 @@ def main() -> None:
             found = compare(size, dim, repeats, arguments.device)
             digits = {name: 0 if name in ("mnrl ms", "mnrl MB") else 2 for name in found}
             rows.append([size, dim, *(f"{x:.{digits[name]}f}" for name, x in found.items())])
-    print("\n".join(markdown(["B", "D", *found], rows, "r")), flush=True)
-    if arguments.device == "cpu":
-        rows = [row for size in (512, 1024, 2048) for row in precision(size, 768, 10)]
-        head = ["B", "D", "loss", "time", "error of the loss", "error of the gradient"]
-        print("\n".join(["", *markdown(head, rows, "rrl")]))
+    print("\n".join(markdown(["B", "D", *found], rows, "r")))
 
 
 if __name__ == "__main__":
