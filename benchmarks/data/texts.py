@@ -10,6 +10,7 @@ import random
 
 from benchmarks.data.debian import package_descriptions
 from benchmarks.studies.cells import DATA, SEED, Data
+from benchmarks.studies.revela import texts as documentation
 from datasets import Dataset
 
 from st_magnitude.data.retrieval import RetrievalData
@@ -63,10 +64,8 @@ def packages() -> Data:
 def sections() -> Data:
     """The first half of a chunk asks for the next chunk; dev and test are titles of other pages'
     sections."""
-    from benchmarks.studies.revela import revela_text  # it loads a language model's package
-
-    found = revela_text.data()
-    return Data(revela_text.half_rows(found.pairs), found.dev, {"sections": found.test})
+    found = documentation.data()
+    return Data(documentation.half_rows(found.pairs), found.dev, {"sections": found.test})
 
 
 DATA |= {"packages": packages, "sections": sections}

@@ -29,7 +29,7 @@ from benchmarks.studies.cells import (
     POOL,
     Cell,
     asked,
-    best_of_all,
+    best_of,
     dev_of,
     gain,
     run,
@@ -113,8 +113,8 @@ def grid(start: str, way: str) -> list[Cell]:
 
 
 def best(start: str, way: str) -> Cell | None:
-    """The cell of the rate that is best on dev; None before all rates were tried."""
-    return best_of_all(grid(start, way), "matched")
+    """The cell of the rate that is best on dev."""
+    return best_of(grid(start, way), "matched")
 
 
 def steps_to(cell: Cell, dev: float) -> float:
