@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.abstention import calibrate_abstention
     from st_magnitude.evaluation.calibration import calibrate_exponent, calibrate_prior
     from st_magnitude.evaluation.mining import mine_negatives
-    from st_magnitude.finetune.merge import merge_with_base
     from st_magnitude.kernel.infonce import infonce
     from st_magnitude.kernel.terms import Term
     from st_magnitude.losses import (
@@ -86,7 +85,6 @@ __all__ = [
     "export",
     "infonce",
     "load",
-    "merge_with_base",
     "mine_negatives",
     "prepare",
     "strip_normalize",

@@ -68,10 +68,3 @@ def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
             f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}."
         )
     return tuple(map(int, given))
-
-
-def whole_number(name: str, value: object) -> int:
-    """The value as an int, after a check that it is a whole number from 1 up."""
-    if not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-    return int(value)

@@ -1,16 +1,7 @@
 """Settings of a command and a function: a dataclass, whose fields are the command's options.
 
-A field carries its help text and its range in its annotation::
-
-    @dataclass(frozen=True)
-    class TrainConfig:
-        batch_size: Annotated[int, Option(min=2, help="Pairs in a batch.")] = 32
-
-        def __post_init__(self) -> None:
-            check_ranges(self)
-
-`commands.core.command` turns every field into an option, and `check_ranges` applies its range to
-values from Python.
+A field carries its help text and its range in its annotation. `commands.core.command` turns it into
+an option, and `check_ranges` applies its range to values from Python.
 """
 
 from __future__ import annotations
@@ -20,11 +11,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
 
 import typer
 from typer import Option
 from typer.models import OptionInfo
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None
@@ -48,7 +42,7 @@ Bf16 = Annotated[bool | None, Option(help="Autocast to bfloat16; default: if it 
 SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
 
 
-def check_ranges(config: Any) -> None:
+def check_ranges(config: DataclassInstance) -> None:
     """Checks every field of a dataclass against the smallest and largest value of its option."""
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):

@@ -6,10 +6,9 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package that import the names under its ``if
     TYPE_CHECKING:`` on first use.
 
@@ -21,7 +20,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: node.module or "" for node in imports for alias in node.names}
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]

@@ -33,7 +33,7 @@ def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str,
     return _create_minibatch(features, begin, end)
 
 
-def batch_size_of(features: Mapping[str, Any]) -> int:
+def batch_size_of(features: Mapping[str, Tensor]) -> int:
     """The number of texts in the features of one text column; flattened inputs make this more than
     a shape."""
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
@@ -65,14 +65,13 @@ def tokenizer_of(model: BaseModel, task: str | None) -> Any:
     to ask for it."""
     first: Any = model[0]
     if isinstance(first, Router):
-        name: Any = first._resolve_route(task=task, modality="text")
-        route: Any = first.sub_modules[name]
-        first = route[0]
+        routes: Any = first.sub_modules
+        first = routes[first._resolve_route(task=task, modality="text")][0]
     return first.tokenizer
 
 
 def load_with_classes(
-    path: str, classes: Mapping[str, type], **options: Any
+    path: str, classes: Mapping[str, type], **options: object
 ) -> SentenceTransformer:
     """Loads a model whose modules.json names classes of ours, without trust_remote_code for all
     other classes."""
@@ -93,12 +92,6 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend)
 
 
-def checkpoint_options(layer: nn.Module) -> dict[str, Any]:
-    """The options that ``gradient_checkpointing_enable`` gave to a layer, ``use_reentrant`` among
-    them."""
-    return dict(getattr(layer._gradient_checkpointing_func, "keywords", {}))
-
-
 def forget_adapter(model: PreTrainedModel) -> None:
     """Makes a model whose adapters were merged an ordinary one; its public methods still expect the
     adapters."""
@@ -111,7 +104,7 @@ def forget_adapter(model: PreTrainedModel) -> None:
 # --- torch ----------------------------------------------------------------------------------------
 
 
-def forward_hooks(module: nn.Module) -> list[Any]:
+def forward_hooks(module: nn.Module) -> list[object]:
     """The forward hooks of a module; torch can add and remove hooks, but cannot list them."""
     return list(module._forward_hooks.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -83,7 +83,7 @@ class ExponentNorm(Module):
         return self.similarity.exponents[1]
 
     def forward(
-        self, features: dict[str, Any], task: str | None = None, **kwargs: Any
+        self, features: dict[str, Any], task: str | None = None, **kwargs: object
     ) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
         role = task or features.get("task")
@@ -98,7 +98,7 @@ class ExponentNorm(Module):
         return output if self.training else _CutFirst(output | {"task": role})
 
     def save(
-        self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any
+        self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object
     ) -> None:
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
@@ -108,7 +108,7 @@ class ExponentNorm(Module):
         cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
     ) -> ExponentNorm:
         hub_options = ("token", "cache_folder", "revision", "local_files_only")
-        place: dict[str, Any] = {key: kwargs[key] for key in hub_options if key in kwargs}
+        place = {key: kwargs[key] for key in hub_options if key in kwargs}
         place["subfolder"] = subfolder
         config = cls.load_config(model_name_or_path, **place)
         module = cls(**{key: config[key] for key in cls.config_keys if key in config})
@@ -126,7 +126,7 @@ class _CutFirst(dict[str, Any]):
     converts the output of a model in half precision, makes a new one of the converted items.
     """
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if name == "sentence_embedding" and _is_prefix(value, self.get(name)):
             prefix = self["raw_embedding"][..., : value.shape[-1]]
             query, document = self["exponents"][0]
@@ -140,7 +140,7 @@ def _divided(raw: Tensor, similarity: Similarity, role: str | None) -> Tensor:
     return side(raw).to(raw.dtype)
 
 
-def _is_prefix(value: object, embedding: object) -> bool:
+def _is_prefix(value: object, embedding: object) -> TypeGuard[Tensor]:
     """Whether a tensor is a view of the first dimensions of an embedding."""
     if not (isinstance(value, Tensor) and isinstance(embedding, Tensor)):
         return False
@@ -235,7 +235,7 @@ class NormPruning(BaseTokenPooling):
         kept = round(share * len(norms))
         return cls(0.0 if kept == len(norms) else norms[kept].item(), exponent=exponent)
 
-    def pool_one(self, embedding: Tensor, **kwargs: Any) -> Tensor:
+    def pool_one(self, embedding: Tensor, **kwargs: object) -> Tensor:
         """Tokens (n, D) of one document -> (m, D), 1 <= m <= n."""
         if len(embedding) == 0:
             return embedding

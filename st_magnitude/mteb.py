@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
-from st_magnitude._config import digest
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.saving.export import load
 from st_magnitude.surgery.raw import unwrapped
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTaskRetrieval
-    from mteb.models import EncoderProtocol
+    from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+    from mteb.models import EncoderProtocol, ModelMeta
     from mteb.results import ModelResult
 
 __all__ = ["evaluate", "local_model", "retrieval_task"]
+
+RECORDS = ("training.json", "revela.json")
 
 
 def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
@@ -38,22 +40,16 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
         from mteb.abstasks.task_metadata import TaskMetadata
     from datasets import Dataset
 
-    judgments = [
-        (query, document, str(grade))
-        for query in data.query_ids
-        for document, grade in data.relevant[query].items()
-    ]
-    rows = [*data.queries.items(), *data.corpus.items(), *sorted(judgments), sorted(data.own)]
-    texts = digest(text for row in rows for text in row)
+    contents = data.digest
     others = data.queries.keys() & data.corpus.keys() - data.own
     names = {query: f"{query}, the query" if query in others else query for query in data.query_ids}
 
     class LocalRetrieval(AbsTaskRetrieval):
         ignore_identical_ids = True
         metadata = TaskMetadata(
-            name=f"{data.name.replace(' ', '-').replace(',', '') or 'local'}-{texts[:8]}",
+            name=f"{data.name.replace(' ', '-').replace(',', '') or 'local'}-{contents[:8]}",
             description="Retrieval on local data.",
-            dataset={"path": "local", "revision": texts},
+            dataset={"path": "local", "revision": contents},
             type="Retrieval",
             category="t2t",
             modalities=["text"],
@@ -62,10 +58,10 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
             main_score="ndcg_at_10",
         )
 
-        def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
+        def load_data(self, num_proc: int | None = None, **kwargs: object) -> None:
             queries = [{"id": name, "text": data.queries[query]} for query, name in names.items()]
             corpus = [{"id": key, "title": "", "text": text} for key, text in data.corpus.items()]
-            split: Any = {
+            split: RetrievalSplitData = {
                 "queries": Dataset.from_list(queries),
                 "corpus": Dataset.from_list(corpus),
                 "relevant_docs": {name: dict(data.relevant[q]) for q, name in names.items()},
@@ -96,7 +92,7 @@ def evaluate(
     model: SentenceTransformer | str | Path,
     tasks: Iterable[RetrievalData | str],
     output: str | Path | None = None,
-    encode: Mapping[str, Any] | None = None,
+    encode: Mapping[str, object] | None = None,
 ) -> ModelResult:
     """Runs mteb on local data and on mteb's own tasks, and returns its results.
 
@@ -118,16 +114,21 @@ def evaluate(
     """
     with needs("st_magnitude.mteb", "eval"):
         import mteb
-    model = unwrapped(model)
+    if not isinstance(model, (str, Path)):
+        model = unwrapped(model)
     if isinstance(model, SentenceTransformer) and output is not None:
         raise ValueError(
             "mteb keeps results by the name of a model: save this one, and pass its folder."
         )
-    runs: Any = model
     try:
         chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
-        if not isinstance(model, SentenceTransformer):
-            runs = local_model(model) if Path(model).is_dir() else mteb.get_model_meta(str(model))
+        runs: SentenceTransformer | EncoderProtocol | ModelMeta
+        if isinstance(model, SentenceTransformer):
+            runs = model
+        elif Path(model).is_dir():
+            runs = local_model(model)
+        else:
+            runs = mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
         raise ValueError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
     cache = None if output is None else mteb.ResultCache(output)
@@ -141,11 +142,8 @@ def _revision(folder: Path) -> str:
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()
-        if file.suffix in (".md", ".log", ".png") or inside in ("training.json", "revela.json"):
-            continue
-        if not inside.startswith(("checkpoints/", ".")):
+        is_record = file.suffix in (".md", ".log", ".png") or inside in RECORDS
+        if not is_record and not inside.startswith(("checkpoints/", ".")):
             sha.update(f"{inside}\0{file.stat().st_size}\0".encode())
-            with file.open("rb") as stream:
-                while block := stream.read(2**20):
-                    sha.update(block)
+            sha.update(file.read_bytes())
     return sha.hexdigest()

@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import numpy as np
 
 __all__ = ["Result", "Table", "cell", "interval", "to_plain", "wrap"]
 
-_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+# Words and numbers stay whole.
+_lines_of = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
     """Nested values as plain JSON values. NaN becomes None, infinities strings.
 
     Example:
@@ -53,7 +55,7 @@ def interval(difference: tuple[float, float, float]) -> str:
     return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*difference)
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value in a table: floats with four places, three as an interval, "-" for None and NaN."""
     if isinstance(value, tuple) and len(value) == 3:
         return interval(value)
@@ -77,7 +79,7 @@ def wrap(text: str, width: int | None = None) -> str:
     width, lines = width or shutil.get_terminal_size().columns, []
     for line in text.splitlines():
         indent = {"-": 2, "[": 5}.get(line[:1], len(line) - len(line.lstrip()))
-        lines.append(textwrap.fill(line, width, subsequent_indent=" " * indent, **_WHOLE_WORDS))
+        lines += _lines_of(line, width, subsequent_indent=" " * indent) or [""]
     return "\n".join(lines)
 
 
@@ -97,7 +99,7 @@ class Table:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[object]]
     title: str = ""
     note: str = ""
 
@@ -132,7 +134,7 @@ class Table:
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """The lines of a row, with each cell broken at the width of its column."""
         sized = zip(row, widths, strict=True)
-        cells = [textwrap.wrap(text, width, **_WHOLE_WORDS) for text, width in sized]
+        cells = [_lines_of(text, width) for text, width in sized]
         for parts in zip_longest(*cells, fillvalue=""):
             aligned = zip(parts, widths, self.is_number, strict=True)
             padded = (part.rjust(n) if right else part.ljust(n) for part, n, right in aligned)

@@ -12,13 +12,17 @@ The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 __all__ = ["COSINE", "DNORM", "DOT", "QNORM", "Similarity", "safe_norm"]
+
+Embeddings: TypeAlias = "Tensor | Sequence[Tensor] | ArrayLike"
 
 
 def safe_norm(embeddings: Tensor) -> Tensor:
@@ -34,7 +38,7 @@ def safe_norm(embeddings: Tensor) -> Tensor:
     return norm.masked_fill(norm == 0, 1.0).clamp(max=torch.finfo(norm.dtype).max)
 
 
-def at_least_float32(embeddings: Any) -> Tensor:
+def at_least_float32(embeddings: Embeddings) -> Tensor:
     """Converts tensors, arrays and lists of either to float tensors. Half precision and integers
     become float32."""
     if isinstance(embeddings, (list, tuple)) and embeddings and isinstance(embeddings[0], Tensor):
@@ -132,16 +136,16 @@ class Similarity:
         """The same similarity with the roles exchanged: ``s.swapped(d, q) == s(q, d).T``."""
         return Similarity(self.gamma_document, self.gamma_query)
 
-    def query(self, embeddings: Any) -> Tensor:
+    def query(self, embeddings: Embeddings) -> Tensor:
         """Queries as they enter the inner product, x / |x|^gamma_query: (..., D) -> (..., D)."""
         return _divide_by_norm(embeddings, self.gamma_query)
 
-    def document(self, embeddings: Any) -> Tensor:
+    def document(self, embeddings: Embeddings) -> Tensor:
         """Documents as they enter the inner product, x / |x|^gamma_document: (..., D) -> (...,
         D)."""
         return _divide_by_norm(embeddings, self.gamma_document)
 
-    def document_divisor(self, embeddings: Any) -> Tensor:
+    def document_divisor(self, embeddings: Embeddings) -> Tensor:
         """What `document` divides by, |x|^gamma_document, and 1 for a zero vector: (..., D) ->
         (..., 1).
 
@@ -150,16 +154,14 @@ class Similarity:
         """
         return _norm_power(at_least_float32(embeddings), self.gamma_document)
 
-    def __call__(self, queries: Any, documents: Any) -> Tensor:
+    def __call__(self, queries: Embeddings, documents: Embeddings) -> Tensor:
         """All scores: (n, D), (m, D) -> (n, m). A single vector counts as one row."""
-        queries, documents = (
-            torch.atleast_2d(self.query(queries)),
-            torch.atleast_2d(self.document(documents)),
-        )
-        with torch.autocast(queries.device.type, enabled=False):
-            return queries @ documents.to(queries.dtype).T
+        rows = torch.atleast_2d(self.query(queries))
+        columns = torch.atleast_2d(self.document(documents))
+        with torch.autocast(rows.device.type, enabled=False):
+            return rows @ columns.to(rows.dtype).T
 
-    def pairwise(self, queries: Any, documents: Any) -> Tensor:
+    def pairwise(self, queries: Embeddings, documents: Embeddings) -> Tensor:
         """Scores of row i against row i: (n, D), (n, D) -> (n,)."""
         return (self.query(queries) * self.document(documents)).sum(dim=-1)
 
@@ -197,7 +199,7 @@ def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
     return float(gamma)
 
 
-def _divide_by_norm(embeddings: Any, gamma: float | Tensor) -> Tensor:
+def _divide_by_norm(embeddings: Embeddings, gamma: float | Tensor) -> Tensor:
     embeddings = at_least_float32(embeddings)
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return embeddings

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 import st_magnitude as stm
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude.data import task
+from st_magnitude.kernel.batch import Above
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
 from st_magnitude.surgery.raw import raw_features
@@ -81,6 +82,7 @@ OPTIONS = {
     "plain": {},
     "directions": {"directions": ALL},
     "ids": {"exclude": lambda: leaf(10, dtype=torch.int64)},
+    "margin": {"exclude": Above(lambda positives: positives + 0.1)},
     "labels": {"positives": lambda: leaf(10, dtype=torch.int64)},
     "pairs": {"targets": lambda: leaf(4, 10, dtype=torch.bool)},
     "log_q": {"log_q": lambda: leaf(10), "log_q_queries": lambda: leaf(6)},

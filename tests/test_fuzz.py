@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
     (tmp_path / "qrels").mkdir(exist_ok=True)
     for file, content in BEIR.items():
         (tmp_path / file).write_bytes(data.draw(damaged(content)) if file == name else content)
-    found = read_or_refuse(RetrievalData.from_beir, tmp_path, named=name)
+    found = read_or_refuse(partial(RetrievalData.from_beir, split="test"), tmp_path, named=name)
     if found is not None:
         for text in (*found.queries.values(), *found.corpus.values()):
             assert text.strip()

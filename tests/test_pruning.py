@@ -4,6 +4,11 @@ import pytest
 import torch
 from _tiny import ROWS, load_tokens
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.evaluation import (
+    MultiVectorInformationRetrievalEvaluator,
+)
+from sentence_transformers.sentence_transformer.modules import WordEmbeddings
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
 import st_magnitude as stm
 
@@ -69,6 +74,21 @@ def test_the_three_ways_are_one(tokens, tmp_path):
     queries = [row[0] for row in ROWS]
     for x, y in zip(loaded.encode_query(queries), tokens.encode_query(queries), strict=True):
         assert torch.equal(x, y)
+
+
+def test_the_evaluator_of_sentence_transformers_measures_it():
+    """The short vector of "so" has the direction of the query; without it, d2 is the best."""
+    vectors = torch.tensor([[2.0, 0.0], [0.5, 0.0], [0.0, 3.0], [1.0, 3.0]])
+    tokenizer = WhitespaceTokenizer(["bees", "so", "honey", "wax"], stop_words=())
+    model = MultiVectorEncoder(modules=[WordEmbeddings(tokenizer, vectors)], device="cpu")
+    corpus = {"d1": "honey so", "d2": "wax"}
+    evaluator = MultiVectorInformationRetrievalEvaluator({"q": "bees"}, corpus, {"q": {"d2"}})
+    reciprocal_ranks = []
+    for threshold in (0.0, 1.0):
+        model.append(stm.NormPruning(threshold, exponent=1.0))
+        reciprocal_ranks.append(evaluator(model)["maxsim_mrr@10"])
+        del model[-1]
+    assert reciprocal_ranks == [0.5, 1.0]
 
 
 def test_the_sample_is_fixed(tokens):

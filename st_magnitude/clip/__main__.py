@@ -10,18 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib.util import find_spec, module_from_spec
-from typing import Any
+from types import ModuleType
 
-from torch import nn
+from torch import Tensor
 
 from st_magnitude._checks import INSTALL
-from st_magnitude.clip.evaluation import validation_metrics, zero_shot_classifier
 from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
 
 
-def training_program(preset: str) -> Any:
+def training_program(preset: str) -> ModuleType:
     """A copy of ``open_clip_train.main``, whose ``main(arguments)`` trains with the preset.
 
     The program takes neither loss nor model, so ours stand in for its own in copies of its modules,
@@ -32,7 +30,6 @@ def training_program(preset: str) -> Any:
     try:
         program = _copy_of("open_clip_train.main")
         training = _copy_of("open_clip_train.train")
-        zero_shot = _copy_of("open_clip_train.zero_shot")
         create = program.create_model_and_transforms
         program.create_loss  # noqa: B018
         stock_metrics = training.get_clip_metrics
@@ -51,36 +48,38 @@ def training_program(preset: str) -> Any:
             )
         return AsymmetricClipLoss.from_preset(preset, gather_across_devices=args.distributed)
 
-    def create_model_and_transforms(*arguments: Any, **options: Any) -> tuple[Any, ...]:
+    def create_model_and_transforms(*arguments: object, **options: object) -> tuple[object, ...]:
         model, *transforms = create(*arguments, **options)
         if preset != "norm-sym":
             rescale_output(unnormalize(model))
         return (model, *transforms)
 
-    def evaluate(
-        model: nn.Module, data: dict[str, Any], epoch: int, args: argparse.Namespace, **options: Any
+    def get_clip_metrics(
+        image_features: Tensor, text_features: Tensor, logit_scale: Tensor
     ) -> dict[str, float]:
-        size = args.batch_size * args.accum_freq * args.world_size  # of a batch in training
-        training.get_clip_metrics = partial(validation_metrics, preset, loss, stock_metrics, size)
-        return training.evaluate(model, data, epoch, args, **options)
+        images = loss.similarity.query(image_features)
+        texts = loss.similarity.document(text_features)
+        value = loss(image_features, text_features, logit_scale).item()
+        return stock_metrics(images, texts, logit_scale) | {f"{preset}_val_loss": value}
 
-    zero_shot.build_zero_shot_classifier = partial(zero_shot_classifier, loss.similarity)
-    training.zero_shot_eval = zero_shot.zero_shot_eval
-    program.create_loss = create_loss
-    program.create_model_and_transforms = create_model_and_transforms
-    program.evaluate = evaluate
+    vars(training).update(get_clip_metrics=get_clip_metrics)
+    vars(program).update(
+        create_loss=create_loss,
+        create_model_and_transforms=create_model_and_transforms,
+        evaluate=training.evaluate,
+    )
     return program
 
 
-def _copy_of(name: str) -> Any:
+def _copy_of(name: str) -> ModuleType:
     spec = find_spec(name)
     module = module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
 
 
-def main(arguments: Sequence[str] | None = None) -> Any:
-    """Trains, and returns the result of open_clip's main."""
+def main(arguments: Sequence[str] | None = None) -> int | None:
+    """Trains, and returns the exit status of open_clip's main."""
     parser = argparse.ArgumentParser(
         prog="python -m st_magnitude.clip",
         usage="%(prog)s PRESET -- <arguments of open_clip_train>",
@@ -90,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     preset = parser.parse_args(given[:1]).preset
     if given[1:2] != ["--"]:
         parser.error("the arguments of open_clip_train follow after `--`, e.g. `-- --model RN50`")
-    return training_program(preset).main(given[2:])
+    status: int | None = training_program(preset).main(given[2:])
+    return status
 
 
 if __name__ == "__main__":

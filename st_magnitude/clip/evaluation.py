@@ -1,19 +1,17 @@
-"""Retrieval with image and text features, and what open_clip's program validates with."""
+"""Retrieval with image and text features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from st_magnitude.clip.loss import AsymmetricClipLoss
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.similarity import COSINE, DOT, Similarity
+from st_magnitude.similarity import COSINE, DOT
 
-__all__ = ["evaluate_retrieval", "validation_metrics", "zero_shot_classifier"]
+__all__ = ["evaluate_retrieval"]
 
 
 def evaluate_retrieval(
@@ -71,44 +69,3 @@ def evaluate_retrieval(
         metrics[f"{side}_norm_mean"] = norms.mean().item()
         metrics[f"{side}_norm_cv"] = (norms.std(correction=0) / norms.mean()).item()
     return metrics
-
-
-def validation_metrics(
-    name: str,
-    loss: AsymmetricClipLoss,
-    stock_metrics: Callable[..., dict[str, float]],
-    batch_size: int,
-    image_features: Tensor,
-    text_features: Tensor,
-    logit_scale: Tensor,
-) -> dict[str, float]:
-    """open_clip's recalls by the similarity of a loss, and the loss itself, ``<name>_val_loss``."""
-    batches = zip(image_features.split(batch_size), text_features.split(batch_size), strict=True)
-    total = sum(len(images) * loss(images, texts, logit_scale).item() for images, texts in batches)
-    images = loss.similarity.query(image_features)
-    texts = loss.similarity.document(text_features)
-    metrics = stock_metrics(images, texts, logit_scale)
-    return metrics | {f"{name}_val_loss": total / len(images)}
-
-
-@torch.no_grad()
-def zero_shot_classifier(
-    similarity: Similarity,
-    model: Any,
-    tokenizer: Callable[[list[str]], Tensor],
-    classnames: Sequence[str],
-    templates: Sequence[Callable[[str], str]],
-    device: torch.device | str = "cpu",
-    **_: Any,
-) -> Tensor:
-    """A text embedding for each class, (D, classes), to score images with by inner product.
-
-    Where open_clip's ``build_zero_shot_classifier`` divides each text and their mean over the
-    templates by |x|, this divides by |x|^gamma_document.
-    """
-    classes = []
-    for name in classnames:
-        texts = model.encode_text(tokenizer([template(name) for template in templates]).to(device))
-        mean = similarity.document(texts).mean(dim=0)  # (D,)
-        classes.append(similarity.document(mean).to(texts.dtype))
-    return torch.stack(classes, dim=1)

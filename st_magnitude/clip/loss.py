@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import one_of
 from st_magnitude.kernel.infonce import infonce
 from st_magnitude.kernel.ring import agree, num_ranks
-from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import Similarity, at_least_float32
 
@@ -36,8 +36,6 @@ DIRECTIONS: dict[str, tuple[Literal["query_to_doc", "doc_to_query"], ...]] = {
     "sym": ("query_to_doc", "doc_to_query"),
 }
 
-TEMPERATURE = 0.05  # of a Term whose logits are logit_scale · s: the default of Term
-
 
 class AsymmetricClipLoss(nn.Module):
     """CLIP's contrastive loss with any norm exponents, in one direction or both.
@@ -57,8 +55,6 @@ class AsymmetricClipLoss(nn.Module):
         image_norm: Whether images are divided by their norm. A number in [0, 1] is its exponent.
         text_norm: The same for texts.
         direction: ``"i2t"``, which trains the norms of texts, ``"t2i"`` or ``"sym"``.
-        terms: Temperatures, Matryoshka prefixes and weights of a sum. The temperature 0.05, the
-            default of Term, stands for the logits logit_scale · s.
         regularizers: Functions that return a scalar, or pairs of a function and a weight. One with
             a method ``of_columns`` gets [images, texts], (B, D) each; others get one (2B, D).
         gather_across_devices: Whether the features of all processes, B of each, are candidates.
@@ -66,9 +62,8 @@ class AsymmetricClipLoss(nn.Module):
             batch, as with open_clip's ``local_loss=True, gather_with_grad=True``.
 
     Raises:
-        ValueError: If an argument is out of range or a term has a learned temperature; at the first
-            batch, if all norms are 1 on a side whose magnitude is kept; on all processes, if their
-            batches are of unequal size.
+        ValueError: If an argument is out of range; at the first batch, if all norms are 1 on a side
+            whose magnitude is kept; on all processes, if their batches are of unequal size.
 
     Example:
         >>> images = torch.eye(3, 4)
@@ -87,30 +82,30 @@ class AsymmetricClipLoss(nn.Module):
         text_norm: bool | float = True,
         direction: Direction = "sym",
         *,
-        terms: Sequence[Term] = (Term(temperature=TEMPERATURE),),
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
         one_of("direction", direction, tuple(DIRECTIONS))
-        if any(isinstance(term.temperature, LearnedTemperature) for term in terms):
-            raise ValueError(
-                "A Term of AsymmetricClipLoss cannot learn a temperature, because the model learns "
-                "logit_scale. Give the term a number; 0.05 stands for 1 / logit_scale."
-            )
         self.similarity = Similarity(float(image_norm), float(text_norm))
         self.direction = direction
-        self.terms = tuple(terms)
         self.regularizers = Penalties(regularizers)
         self.gather_across_devices = gather_across_devices
         self._checked = False
 
     @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> AsymmetricClipLoss:
+    def from_preset(
+        cls,
+        name: str,
+        *,
+        regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
+        gather_across_devices: bool = False,
+    ) -> AsymmetricClipLoss:
         """Makes the loss of a row of Table 6, by a name in ``PRESETS``; ``"norm-sym"`` is CLIP."""
         one_of("name", name, tuple(PRESETS))
-        preset = dict(zip(("image_norm", "text_norm", "direction"), PRESETS[name], strict=True))
-        return cls(**(preset | overrides))
+        return cls(
+            *PRESETS[name], regularizers=regularizers, gather_across_devices=gather_across_devices
+        )
 
     def forward(
         self,
@@ -145,10 +140,6 @@ class AsymmetricClipLoss(nn.Module):
         self, images: Tensor, texts: Tensor, logit_scale: Tensor | float, positives: Tensor | None
     ) -> Tensor:
         logit_scale = at_least_float32(logit_scale).reshape(())
-        terms = [
-            Term(term.dim, term.temperature / TEMPERATURE / logit_scale, term.weight)
-            for term in self.terms
-        ]
         all_images, all_texts, offset = images, texts, 0
         if self.gather_across_devices and num_ranks() > 1:
             sizes = agree(images.device, lambda: self._checked_sizes(images, texts), 2)
@@ -167,7 +158,7 @@ class AsymmetricClipLoss(nn.Module):
         return infonce(
             images,
             all_texts,
-            terms,
+            [Term(temperature=1 / logit_scale)],
             self.similarity,
             DIRECTIONS[self.direction],
             offset,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,36 +40,40 @@ _PROJECTIONS = {
 }
 
 
-class _Unnormalized:
-    """The outputs of open_clip's models, with embeddings as they are."""
-
-    def forward(
-        self: Any, image: Tensor | None = None, text: Tensor | None = None
-    ) -> dict[str, Tensor | None] | tuple[Tensor | None, ...]:
-        """Features (B, D) of images and texts, logit_scale after exp(), and logit_bias if any."""
-        out = {
-            "image_features": None if image is None else self.encode_image(image, normalize=False),
-            "text_features": None if text is None else self.encode_text(text, normalize=False),
-            "logit_scale": self.logit_scale.exp(),
-        }
-        if self.logit_bias is not None:
-            out["logit_bias"] = self.logit_bias
-        return out if self.output_dict else tuple(out.values())
-
-    def get_logits(self: Any, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """logit_scale · image · text + logit_bias, (B, B), and its transpose."""
-        logits = self.logit_scale.exp() * self.encode_image(image) @ self.encode_text(text).T
-        if self.logit_bias is not None:
-            logits = logits + self.logit_bias
-        return logits, logits.T
+def _forward(
+    model: CLIP, image: Tensor | None = None, text: Tensor | None = None
+) -> dict[str, Tensor | None] | tuple[Tensor | None, ...]:
+    """Features (B, D) of images and texts, logit_scale after exp(), and logit_bias if any."""
+    out = {
+        "image_features": None if image is None else model.encode_image(image),
+        "text_features": None if text is None else model.encode_text(text),
+        "logit_scale": model.logit_scale.exp(),
+    }
+    if model.logit_bias is not None:
+        out["logit_bias"] = model.logit_bias
+    return out if model.output_dict else tuple(out.values())
 
 
-class UnnormalizedCLIP(_Unnormalized, CLIP):
+def _get_logits(model: CLIP, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+    """logit_scale · image · text + logit_bias, (B, B), and its transpose."""
+    logits = model.logit_scale.exp() * model.encode_image(image) @ model.encode_text(text).T
+    if model.logit_bias is not None:
+        logits = logits + model.logit_bias
+    return logits, logits.T
+
+
+class UnnormalizedCLIP(CLIP):
     """CLIP without the normalisation in ``forward``: see :func:`unnormalize`."""
 
+    forward = _forward
+    get_logits = _get_logits
 
-class UnnormalizedCustomTextCLIP(_Unnormalized, CustomTextCLIP):
+
+class UnnormalizedCustomTextCLIP(CustomTextCLIP):
     """CustomTextCLIP (SigLIP, towers of transformers) without the normalisation."""
+
+    forward = _forward
+    get_logits = _get_logits
 
 
 RAW = {CLIP: UnnormalizedCLIP, CustomTextCLIP: UnnormalizedCustomTextCLIP}
@@ -99,7 +103,7 @@ def unnormalize(model: Model) -> Model:
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5 and App. F.2.
     """
-    inner = unwrapped(model)
+    inner: nn.Module = unwrapped(model)
     kind = type(inner)
     if kind in RAW:
         inner.__class__ = RAW[kind]
@@ -135,7 +139,7 @@ def rescale_output(
     A tower that does not end in a projection (SigLIP's image tower of timm) stays as it is, with a
     warning. Norms are measured in the present mode of the model, training or evaluation.
     """
-    inner: Any = unwrapped(model)
+    inner = cast(CLIP, unwrapped(model))
     name = type(inner).__name__
     projections = {tower: _last_projection(inner, tower) for tower in _PROJECTIONS}
     if not any(projections.values()):
@@ -185,7 +189,7 @@ def _mean_norm(encode: Callable[..., Tensor], inputs: Tensor) -> float:
     return torch.linalg.vector_norm(embeddings.cpu().double(), dim=-1).mean().item()
 
 
-def _images(model: Any) -> Tensor:
+def _images(model: CLIP) -> Tensor:
     """Eight random images (8, 3, H, W), in the precision of the model."""
     size = model.visual.image_size
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
@@ -194,7 +198,7 @@ def _images(model: Any) -> Tensor:
     return torch.randn(8, 3, height, width, generator=generator).to(convolution)
 
 
-def _texts(model: Any) -> Tensor:
+def _texts(model: CLIP) -> Tensor:
     """Eight random sequences of tokens (8, L)."""
     text = getattr(model, "text", model)
     length = text.context_length

@@ -26,7 +26,6 @@ def calibrate(
         Floats, numbers("Document exponents to try; default: 0, 0.05, ..., 1.")
     ] = None,
     output: Annotated[Path | None, folder("New folder for the model with the exponent.")] = None,
-    seed: Annotated[int, Option(help="Seed of the intervals.")] = 0,
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
@@ -39,28 +38,25 @@ def calibrate(
     if output is not None:
         refuse_used_folder(output)
     from st_magnitude.data.beir import check_held_out
-    from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
+    from st_magnitude.evaluation.calibration import calibrate_exponent
 
     check_held_out(judged.data, judged.split, confirm)
     others = None if confirm is None else judged.read(confirm)
     encoder, data = judged.load(model)
-    check_keeps_norm(encoder)
-    curve = calibrate_exponent(encoder, data, exponents, seed=seed, encode=judged.encode)
+    curve = calibrate_exponent(encoder, data, exponents, encode=judged.encode)
     typer.echo(str(curve))
     figures = {"split": judged.split, **curve.to_dict()}
     if others is not None:
         typer.echo(f"{confirm}: {others}")
-        confirmed = calibrate_exponent(
-            encoder, others, [curve.best], seed=seed, encode=judged.encode
-        )
-        figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best, seed)}
+        confirmed = calibrate_exponent(encoder, others, [curve.best], encode=judged.encode)
+        figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best)}
     if output is not None:
         _save(model, curve.best, output)
         figures["output"] = str(output)
     return figures
 
 
-def _gains(curve: ExponentCurve, exponent: float, seed: int) -> dict[str, object]:
+def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
     from st_magnitude.evaluation.metrics import judge
     from st_magnitude.result import interval
@@ -69,7 +65,7 @@ def _gains(curve: ExponentCurve, exponent: float, seed: int) -> dict[str, object
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
     figures: dict[str, object] = {"queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
     for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
-        gain = judge(chosen - other, seed=seed).gain
+        gain = judge(chosen - other).gain
         typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
         figures[f"versus_{name}"] = gain
     return figures

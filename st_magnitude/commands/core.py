@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from json import dumps
 from pathlib import Path
@@ -69,8 +69,7 @@ def _options(
 
 
 def _read_config(context: typer.Context, file: Path | None) -> None:
-    """Makes the options that a YAML file names the defaults of the command; the command line
-    overrides them."""
+    """Makes the options that a YAML file names the defaults of the command."""
     if file is None:
         return
     import yaml
@@ -83,26 +82,20 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         raise typer.BadParameter(
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
         )
-    known = {parameter.name: parameter for parameter in context.command.params}
-    names = {str(name) for name in known} - {"config", "help"}
-    options = {str(key).replace("-", "_"): _at_home(value) for key, value in given.items()}
-    for name in options.keys() - names:
-        raise typer.BadParameter(
-            f"{file} sets {name!r}, which is not an option of {context.info_name}."
-            f"{did_you_mean(name, names)} Its options are {', '.join(sorted(names))}."
-        )
-    for name, value in options.items():
-        if isinstance(value, list) and not getattr(known[name], "multiple", False):
-            options[name] = ",".join(map(str, value))
-    defaults = {name: value for name, value in options.items() if value is not None}
-    context.default_map = {**(context.default_map or {}), **defaults}
-
-
-def _at_home(value: object) -> object:
-    """A value of a YAML file with the folder of the user in place of ``~/``."""
-    if isinstance(value, list):
-        return [_at_home(item) for item in value]
-    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
+    names = {str(parameter.name) for parameter in context.command.params} - {"config", "help"}
+    defaults = dict(context.default_map or {})
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name not in names:
+            raise typer.BadParameter(
+                f"{file} sets {name!r}, which is not an option of {context.info_name}."
+                f"{did_you_mean(name, names)} Its options are {', '.join(sorted(names))}."
+            )
+        if isinstance(value, list):
+            value = ",".join(map(str, value))
+        if value is not None:
+            defaults[name] = os.path.expanduser(value) if isinstance(value, str) else value
+    context.default_map = defaults
 
 
 # Options of several commands
@@ -171,7 +164,6 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     command.
     """
     parameters, configs = _flatten(function)
-    parameters += [_keyword("json", _Json, False), _keyword("config", _Config, None)]
 
     @wraps(function)
     def run(json: bool, config: None, **given: Any) -> None:
@@ -183,7 +175,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
                     stack.enter_context(contextlib.redirect_stdout(stdout))
                 for name, kind in configs.items():
-                    options = {field.name: given.pop(field.name) for field in fields(kind)}
+                    options = {name: given.pop(name) for name in inspect.signature(kind).parameters}
                     given[name] = kind(**options)
                 figures = function(**given)
             sys.stdout.flush()  # within reach of what follows
@@ -212,25 +204,22 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
-    """The parameters of a command, one for each field of a dataclass, and the dataclasses."""
+    """The options of a command, one for each field of a dataclass, and the dataclasses."""
     parameters: list[inspect.Parameter] = []
     configs: dict[str, type] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind = parameter.annotation
         if not (isinstance(kind, type) and is_dataclass(kind)):
-            parameters.append(_keyword(name, kind, parameter.default))
+            parameters.append(parameter)
             continue
         configs[name] = kind
         hints = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            parameters.append(_keyword(field.name, hints[field.name], default))
-    return parameters, configs
-
-
-def _keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+        for field, option in inspect.signature(kind).parameters.items():
+            parameters.append(option.replace(annotation=hints[field]))
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters.append(inspect.Parameter("json", keyword, annotation=_Json, default=False))
+    parameters.append(inspect.Parameter("config", keyword, annotation=_Config, default=None))
+    return [parameter.replace(kind=keyword) for parameter in parameters], configs
 
 
 def _leave_process_group() -> None:

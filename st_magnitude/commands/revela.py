@@ -8,19 +8,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from st_magnitude._config import did_you_mean
 from st_magnitude.commands.core import BEIR_FOLDER, Figures, command, folder
-from st_magnitude.revela.config import PRESETS, RevelaConfig
-
-
-def _use_preset(context: typer.Context, name: str) -> str:
-    """Makes a preset the defaults of the command; a YAML file and the command line override it."""
-    if name not in PRESETS:
-        raise typer.BadParameter(
-            f"there is no preset {name!r}.{did_you_mean(name, PRESETS)} Choose short or paper."
-        )
-    context.default_map = {**PRESETS[name], **(context.default_map or {})}
-    return name
+from st_magnitude.revela.config import RevelaConfig
 
 
 @command
@@ -32,9 +21,6 @@ def revela(
     output: Annotated[Path, folder("New folder for the trained retriever.")],
     data: Annotated[Path | None, Option(help=f"Measures before and after. {BEIR_FOLDER}")] = None,
     split: Annotated[str, Option(help="Split of the qrels; read test last, and once.")] = "dev",
-    preset: Annotated[
-        str, Option(callback=_use_preset, is_eager=True, help="Defaults: short, or the paper's.")
-    ] = "short",
     settings: RevelaConfig,
 ) -> Figures:
     """Learn a retriever from raw text (Revela).
@@ -46,6 +32,6 @@ def revela(
     from st_magnitude.revela.run import run
 
     judged = None if data is None else RetrievalData.from_beir(data, split)
-    figures = run(corpus, retriever, lm, output, settings, data=judged, say=typer.echo)
+    figures = run(corpus, retriever, lm, output, settings, data=judged)
     typer.echo(f"Saved to {output}.")
     return figures

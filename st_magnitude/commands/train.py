@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -21,10 +21,6 @@ def train(
     output: Annotated[Path, folder("New folder for the trained model.")],
     split: Annotated[str, Option(help="Split of the qrels to train on.")] = "train",
     dev_split: Annotated[str, Option(help="Split to compare on, if the data has it.")] = "dev",
-    keep_data: Annotated[
-        list[Path] | None,
-        Option(help="Another domain that --merge must keep, by its dev split; may be repeated."),
-    ] = None,
     skip_empty: SkipEmpty = False,
     settings: TrainConfig,
 ) -> Figures:
@@ -42,9 +38,8 @@ def train(
     has_dev = dev_split in splits_of(data) and dev_split != split
     dev = RetrievalData.from_beir(data, dev_split, skip_empty) if has_dev else None
     typer.echo(f"{split}: {loaded}")
-    keep = [RetrievalData.from_beir(folder, dev_split, skip_empty) for folder in keep_data or ()]
-    trained = run(model, loaded, output, settings, dev=dev, keep=keep)
-    figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
+    trained = run(model, loaded, output, settings, dev=dev)
+    figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
     figures |= {"geometry": trained.geometry, "prior": trained.prior, "moved": trained.moved}
@@ -53,9 +48,6 @@ def train(
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
     if trained.prior is not None:
         say(trained.prior)
-    if trained.merge is not None:
-        figures["merge"] = trained.merge.to_dict()
-        typer.echo(str(trained.merge))
     verdict, stuck = trained.verdict, trained.advice
     if verdict is None:
         say(

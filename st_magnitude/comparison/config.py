@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -142,7 +142,7 @@ class Candidate:
         from st_magnitude.losses.temperature import quarters
 
         shared = "batch_size mini_batch_size negatives max_length prompts bf16 seed"
-        options: dict[str, Any] = {name: getattr(config, name) for name in shared.split()}
+        options = {name: getattr(config, name) for name in shared.split()}
         options |= {"learning_rate": self.learning_rate, "max_steps": steps}
         if self.loss == "tempaggmrl":
             options |= {"loss": "cosine", "dims": list(quarters(model))}

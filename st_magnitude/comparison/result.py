@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from st_magnitude.comparison.config import Candidate
-from st_magnitude.result import Result, Table, interval
+from st_magnitude.result import Result, Table, interval, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
@@ -23,12 +22,6 @@ class Entry:
     curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
     exponent: float  # of documents, the best one on dev; 1 is cosine
     seconds: float
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Entry:
-        """The entry of its fields in JSON."""
-        curve = [(steps, ndcg) for steps, ndcg in row["curve"]]
-        return cls(Candidate(**row["candidate"]), curve, row["exponent"], row["seconds"])
 
     @property
     def name(self) -> str:
@@ -124,20 +117,27 @@ class CompareResult(Result):
             found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
         return " ".join(found)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for JSON."""
-        found: dict[str, Any] = {"winner": self.winner.name, "recommendation": self.recommendation}
-        found |= {"clear_difference": self.is_clear, **super().to_dict()}
-        for plain, entry in zip(found["candidates"], self.candidates, strict=True):
-            plain["name"] = entry.name
-        return found
-
-    def tables(self) -> Iterable[Table | str]:
-        """The test split, the candidates that were trained to the end, and the recommendation."""
+    @property
+    def test_table(self) -> Table:
+        """The models that were measured on the test split."""
         test = self.test
         models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
-        yield Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
+        return Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures, for JSON."""
+        return {
+            "winner": self.winner.name,
+            "recommendation": self.recommendation,
+            "clear_difference": self.is_clear,
+            **super().to_dict(),
+            "candidates": [{"name": entry.name} | to_plain(entry) for entry in self.candidates],
+        }
+
+    def tables(self) -> Iterable[Table | str]:
+        """The test split, the candidates that were trained to the end, and the recommendation."""
+        yield self.test_table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
         title = f"Dev split, {self.dev_queries:,} queries, after {self.first.steps:,} steps"

@@ -1,7 +1,7 @@
 """compare tells which loss to train with: candidates that are ranked on dev, and one look at test.
 
-A candidate that is done is one file, which is complete or absent, so a comparison that was stopped
-or killed continues after it.
+What is measured goes into one file after each candidate, so a comparison that was stopped or killed
+continues after the last one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 from sentence_transformers import SentenceTransformer
@@ -28,7 +27,6 @@ from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.finetune.run import digest_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import reading
 from st_magnitude.finetune.verdict import own_ndcg
@@ -51,21 +49,17 @@ def compare(
 ) -> CompareResult:
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
-    The candidates are Cosine, QNorm, Dot, Learnable and TempAggMRL at the same temperatures and
-    learning rates, with and without SIGReg, and Cosine with a document prior if some documents are
-    positives more often than others. All see the same batches in the same order, and each is
-    measured at the document exponent that is best on dev. After a third of the steps, a candidate
-    goes on only if it is the best of its own loss by then, so the best setting of every loss is
-    trained to the end. The best one on dev is compared with plain cosine at its own best
-    temperature, and both with the pretrained model, on the test split, which is read once. Without
-    a clear difference plain cosine is recommended.
+    Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
+    best one is compared with plain cosine at its own best temperature, and both with the pretrained
+    model, on the test split, which is read once. Without a clear difference plain cosine is
+    recommended.
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
-            ``train.yaml`` for ``st-magnitude train --config``, and what was measured on the way. An
-            unfinished comparison is continued.
+            and ``train.yaml`` for ``st-magnitude train --config``. An unfinished comparison is
+            continued.
         config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
@@ -84,7 +78,6 @@ def compare(
             result = stm.compare("all-MiniLM-L6-v2", "my-data", "runs/compare")
             print(result.recommendation)
     """
-    began = time.perf_counter()
     config = config or CompareConfig()
     output = Path(output).absolute()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -96,13 +89,13 @@ def compare(
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
-    settings["data"] = [digest_of(part) for part in (splits.train, splits.dev, splits.test)]
+    settings["data"] = [part.digest for part in (splits.train, splits.dev, splits.test)]
     base = load(model) if isinstance(model, str) else model
     with reading(base, config.max_length):
         pass  # a model without such a limit is refused
     try:
         with locked_folder(output):
-            run = _Run(Setup(base, splits, config), output, say, began)
+            run = _Run(Setup(base, splits, config), output, say)
             run.begin(json.loads(json.dumps(settings)))
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
@@ -113,70 +106,78 @@ def compare(
 class _Run:
     """A comparison in its folder."""
 
-    def __init__(
-        self, setup: Setup, output: Path, say: Callable[[str], None], began: float
-    ) -> None:
-        self.setup, self.output, self.say, self.began = setup, output, say, began
-        self.grid, self.rungs = setup.grid, setup.rungs
+    def __init__(self, setup: Setup, output: Path, say: Callable[[str], None]) -> None:
+        self.setup, self.output, self.say = setup, output, say
+        self.began = time.perf_counter()
+        self.rungs = setup.rungs
+        self.file = output / "progress.json"  # what follows, until the result is written
+        self.settings: dict[str, object] = {}
         self.pretrained = float("nan")  # nDCG@10 on dev
+        self.entries: list[Entry] = []  # the candidates that are done, the first ones of the grid
+        self.test: dict[str, list[float]] = {}  # nDCG@10 of every query of the test split
 
     def begin(self, settings: dict[str, object]) -> None:
-        """Makes the folder, or checks that its comparison has the same settings."""
-        file = self.output / "settings.json"
-        if not file.exists():
+        """Measures the pretrained model, or reads what an earlier call measured."""
+        self.settings = settings
+        if self.file.exists():
+            self._read()
+        else:
             if any(not path.name.startswith(".") for path in self.output.iterdir()):
                 raise FileExistsError(f"{self.output} is not empty; choose another folder.")
-            pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
-            _write_json(file, {"settings": settings, "pretrained": pretrained})
-        known = _read_json(file)
-        if differences := list_differences(known["settings"], settings):
+            self.pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
+            self._save()
+        (self.output / "models").mkdir(exist_ok=True)
+        self.say(f"{len(self.setup.grid)} candidates of up to {self.rungs[-1]:,} steps")
+        if self.entries:
+            self.say(f"Continuing after {len(self.entries)} training runs.")
+
+    def _read(self) -> None:
+        known = json.loads(self.file.read_text(encoding="utf-8"))
+        if differences := list_differences(known["settings"], self.settings):
             raise FileExistsError(
                 f"The comparison in {self.output} was started with other settings: {differences}. "
                 "Give the same settings to continue it, or choose another output folder."
             )
-        self.pretrained = known["pretrained"]
-        for folder in ("models", "candidates"):
-            (self.output / folder).mkdir(exist_ok=True)
-        self.say(f"{len(self.grid)} candidates of up to {self.rungs[-1]:,} steps")
-        if done := len(self.entries()):
-            self.say(f"Continuing after {done} training runs.")
+        self.pretrained, self.test = known["pretrained"], known["test"]
+        for row in known["entries"]:
+            self.entries.append(Entry(**row | {"candidate": Candidate(**row["candidate"])}))
 
-    def entries(self) -> list[Entry]:
-        """The candidates that are done, the best first, and of equals plain cosine."""
-        files = (self.output / "candidates").glob("*.json")
-        found = [Entry.of(_read_json(file)) for file in files]
-        order = {c: (not c.is_plain_cosine, i) for i, c in enumerate(self.grid)}
-        return sorted(found, key=lambda entry: (-entry.steps, -entry.score, order[entry.candidate]))
+    def _save(self) -> None:
+        """Writes the file, which gets its name when all of it is on the disk."""
+        known = {"settings": self.settings, "pretrained": self.pretrained, "test": self.test}
+        known["entries"] = [asdict(entry) for entry in self.entries]
+        temporary = self.file.with_name(f".{self.file.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(known, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.file)
 
     def finish(self, name: str) -> CompareResult:
         """Trains candidates until none is left or the time is up; then writes the result."""
-        for candidate in self.grid:
-            if not self._is_left_out(candidate):
-                self._train(candidate)
-        return self._conclude(name)
-
-    def _is_left_out(self, candidate: Candidate) -> bool:
-        """Whether a candidate is done, or begins no more."""
-        done = [entry.candidate for entry in self.entries()]
-        if candidate in done or (self.output / "test.json").exists():
-            return True
         budget = seconds_of(self.setup.config.budget)
-        return bool(done) and time.perf_counter() - self.began >= budget
+        for candidate in self.setup.grid[len(self.entries) :]:
+            is_over = self.entries and time.perf_counter() - self.began >= budget
+            if is_over or self.test:
+                break
+            self._train(candidate)
+        return self._conclude(name)
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
         entry = self.setup.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
-        _write_json(self._file(candidate), asdict(entry))
+        self.entries.append(entry)
+        self._save()
         gc.collect()  # the Trainer is part of cycles
         minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
-        done = f"[{minutes}:{seconds:02d}] {len(self.entries())}/{len(self.grid)}"
+        done = f"[{minutes}:{seconds:02d}] {len(self.entries)}/{len(self.setup.grid)}"
         self.say(f"{done} {entry.name}: {entry.shown_score} after {entry.steps:,} steps")
 
     def _goes_on(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """At the first rung, the best of its loss does; at the end, the best and the control do."""
         if math.isnan(ndcg):
             return False
-        rivals = [entry for entry in self.entries() if math.isfinite(entry.score)]
+        rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
         if steps == self.rungs[-1] and not candidate.is_plain_cosine:
             return not ahead
@@ -186,24 +187,23 @@ class _Run:
         """Where a model waits for the end."""
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
-    def _file(self, candidate: Candidate) -> Path:
-        """Where the measurements of a candidate are."""
-        return self.output / "candidates" / f"{self.folder(candidate).name}.json"
-
     def _conclude(self, name: str) -> CompareResult:
         """The result, which is written to the folder."""
-        entries, splits = self.entries(), self.setup.splits
-        whole = [entry for entry in entries if entry.steps == self.rungs[-1]]
-        whole = [entry for entry in whole if math.isfinite(entry.score)]
+        splits, grid = self.setup.splits, self.setup.grid
+        # The best first, of equals plain cosine.
+        entries = sorted(
+            self.entries, key=lambda e: (-e.steps, -e.score, not e.candidate.is_plain_cosine)
+        )
+        whole = [e for e in entries if e.steps == self.rungs[-1] and math.isfinite(e.score)]
         compared = {entry.candidate.kind for entry in whole}
-        missing = [c.kind for c in self.grid if c.kind not in compared]
+        missing = [c.kind for c in grid if c.kind not in compared]
         result = CompareResult(
             name,
             entries,
-            self._test(whole),
+            self._on_test(whole),
             self.pretrained,
             dev_queries=len(splits.dev.query_ids),
-            left_out=len(self.grid) - len(entries),
+            left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
             budget=self.setup.config.budget,
             notes=splits.notes,
@@ -211,25 +211,25 @@ class _Run:
         self._write(result)
         return result
 
-    def _test(self, whole: list[Entry]) -> OnTest:
+    def _on_test(self, whole: list[Entry]) -> OnTest:
         """Measures the pretrained model, plain cosine and the best one, once."""
-        file, test = self.output / "test.json", self.setup.splits.test
-        if not file.exists():
+        test = self.setup.splits.test
+        if not self.test:
             cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
             if cosine is None:
                 raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
             models = {"pretrained": self.setup.base}
             for entry in (cosine, whole[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
-            _write_json(file, {of: own_ndcg(model, test).tolist() for of, model in models.items()})
-        scores: dict[str, list[float]] = _read_json(file)  # of every query
-        before, control, *others = scores.values()
+            self.test = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
+            self._save()
+        before, control, *others = self.test.values()
         gain = partial(paired_bootstrap, seed=self.setup.config.seed)
         return OnTest(
             queries=len(test.query_ids),
             documents=len(test.corpus),
-            ndcg={of: sum(score) / len(score) for of, score in scores.items()},
-            over_pretrained={of: gain(scores[of], before) for of in [*scores][1:]},
+            ndcg={of: sum(score) / len(score) for of, score in self.test.items()},
+            over_pretrained={of: gain(self.test[of], before) for of in [*self.test][1:]},
             over_cosine=gain(others[0], control) if others else None,
         )
 
@@ -237,8 +237,8 @@ class _Run:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
         output, candidate = self.output, result.winner.candidate
         shutil.copytree(self.folder(candidate), output / "model", dirs_exist_ok=True)
-        test: Any = next(iter(result.tables()))
-        add_section(output / "model" / "README.md", f"### Retrieval\n\n{test.to_markdown()}")
+        table = result.test_table.to_markdown()
+        add_section(output / "model" / "README.md", f"### Retrieval\n\n{table}")
         settings = candidate.settings(self.setup.config, self.setup.base, self.rungs[-1])
         usual = vars(TrainConfig())
         changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
@@ -250,18 +250,5 @@ class _Run:
         text = "\n\n".join([result.to_markdown(), *result.notes])
         (output / "compare.md").write_text(f"{text}\n", encoding="utf-8")
         result.save(output / ".compare.json.tmp").replace(output / "compare.json")
+        self.file.unlink()
         shutil.rmtree(output / "models")
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _write_json(path: Path, value: object) -> None:
-    """Writes a file that gets its name when all of it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -16,7 +15,6 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
-from st_magnitude._files import whole_folder
 from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
 from st_magnitude.data.beir import folded, refuse_shared, splits_of
@@ -36,7 +34,6 @@ __all__ = ["Setup", "Splits", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
-T = TypeVar("T")
 GoesOn = Callable[[int, float], bool]
 
 
@@ -60,7 +57,7 @@ def make_splits(
     if isinstance(data, str | Path):
         names = splits_of(data)
         read = partial(RetrievalData.from_beir, data, skip_empty=config.skip_empty)
-        train = read(config.split if names else None)  # None: a single qrels.tsv
+        train = read(config.split)
         dev, test = (
             given or (read(name) if name in names else None)
             for given, name in ((dev, config.dev_split), (test, config.test_split))
@@ -114,12 +111,10 @@ def _sample(
 
 def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-
-    def of(part: dict[str, T]) -> dict[str, T]:
-        return {query: value for query, value in part.items() if query in chosen}
-
-    relevant, negatives = of(data.relevant), of(data.negatives)
-    return replace(data, queries=of(data.queries), relevant=relevant, negatives=negatives)
+    queries = {query: text for query, text in data.queries.items() if query in chosen}
+    relevant = {query: grades for query, grades in data.relevant.items() if query in chosen}
+    negatives = {query: ids for query, ids in data.negatives.items() if query in chosen}
+    return replace(data, queries=queries, relevant=relevant, negatives=negatives)
 
 
 @dataclass(frozen=True)
@@ -179,56 +174,47 @@ class Setup:
         model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
         settings = candidate.settings(self.config, model, rungs[-1])
         options = {"regularizers": [(SIGReg(), candidate.sigreg)]} if candidate.sigreg else {}
-        quiet = {"save_strategy": "no", "disable_tqdm": True}
         trainer = make_trainer(
-            model, self.splits.train, self.rows, settings, folder.parent, options, **quiet
+            model, self.splits.train, self.rows, settings, folder.parent, options, saves=False
         )
         trainer.remove_callback(PrinterCallback)
-        at_rungs = _AtRungs(self, rungs, goes_on)
+        at_rungs = _AtRungs(self, model, rungs, goes_on)
         trainer.add_callback(at_rungs)
         with reading(model, self.config.max_length):
             trainer.train()
         if trainer.state.global_step == rungs[-1]:
             # accelerate leaves its autocast around forward, which would still encode in bfloat16
             trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-            if at_rungs.measure(model, rungs[-1]):
+            if at_rungs.measure(rungs[-1]):
                 self._save(trainer, at_rungs, folder)
         curve = sorted(at_rungs.curve.items())
         return Entry(candidate, curve, at_rungs.exponent, time.perf_counter() - began)
 
     def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
-        model: Any = trainer.model
+        model = measured.model
         if measured.exponent != scoring_of(model).exponents[1]:
             prepare(model, Similarity(query=1.0, document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}
-        try:
-            with whole_folder(folder, overwrite=True) as new:
-                save_trained(trainer, new, figures, {})
-        except OSError as error:
-            message = f"The model cannot be written to {folder}. Make room, and run the same again."
-            raise OSError(message) from error
+        save_trained(trainer, folder, figures, {}, remedy="Make room, and run the same again.")
 
 
 class _AtRungs(TrainerCallback):
     """Measures a model at the rungs, and ends its training before the last one if it is behind."""
 
-    def __init__(self, setup: Setup, rungs: list[int], goes_on: GoesOn) -> None:
-        self.setup, self.rungs, self.goes_on = setup, rungs, goes_on
+    def __init__(
+        self, setup: Setup, model: SentenceTransformer, rungs: list[int], goes_on: GoesOn
+    ) -> None:
+        self.setup, self.model, self.rungs, self.goes_on = setup, model, rungs, goes_on
         self.curve: dict[int, float] = {}
         self.exponent = 1.0
 
-    def measure(self, model: SentenceTransformer, steps: int) -> bool:
-        self.curve[steps], self.exponent = self.setup.measure(model)
+    def measure(self, steps: int) -> bool:
+        self.curve[steps], self.exponent = self.setup.measure(self.model)
         return self.goes_on(steps, self.curve[steps])
 
     def on_step_end(
-        self,
-        args: object,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: object,
+        self, args: object, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         if state.global_step in self.rungs[:-1]:
-            control.should_training_stop = not self.measure(model, state.global_step)
+            control.should_training_stop = not self.measure(state.global_step)

@@ -8,8 +8,7 @@
 
 An empty corpus-id with score 0 says that no document answers the query. Ids are quoted as in csv
 files. TREC's four columns (query, iteration, document, score) and compressed texts
-(``corpus.jsonl.gz``) are read as well, and where no split is asked for, a single ``qrels.tsv``
-instead of the folder ``qrels``.
+(``corpus.jsonl.gz``) are read as well.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """
@@ -22,7 +21,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -64,7 +63,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def splits_of(folder: str | Path) -> list[str]:
-    """Sorted names of the splits of a folder; none if it has a single ``qrels.tsv`` instead."""
+    """Sorted names of the splits of a folder."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     names = (path.stem for path in Path(folder, "qrels").glob("*.tsv"))
@@ -75,17 +74,14 @@ def check_held_out(folder: str | Path, *splits: str | None) -> None:
     """Refuses splits of a folder that share queries with each other or with train."""
     folder, given = Path(folder), [split for split in splits if split is not None]
     for split in given:
-        qrels_of(folder, split)
-        if given.count(split) > 1:
-            raise DataError(f"The split {split!r} cannot choose and confirm; give two splits.")
+        check_layout(folder, split)
     texts = read_texts(folder / "queries.jsonl", may_be_empty=True)
-    asked = {
-        split: {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)}
-        for split in ("train", *given)
-    }
-    for other, split in combinations(("train", *given), 2):
-        if split != other:
-            refuse_shared(asked[split], asked[other], split, other)
+    asked = [
+        (split, {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)})
+        for split in (given if "train" in given else ["train", *given])
+    ]
+    for (other, others), (split, queries) in combinations(asked, 2):
+        refuse_shared(queries, others, split, other)
 
 
 def refuse_shared(
@@ -122,18 +118,13 @@ def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
             yield query, columns[-2]
 
 
-def qrels_of(folder: Path, split: str | None) -> list[str]:
-    """Names of the files with the judgments of a split, or of all; checks that all files exist."""
-    splits, has_one = splits_of(folder), (folder / "qrels.tsv").is_file()
-    if split is not None and split not in splits:
-        remedy = f"Move its qrels.tsv to qrels/{split}.tsv." if has_one and not splits else _LAYOUT
-        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {remedy}")
-    names = [f"qrels/{name}.tsv" for name in (splits if split is None else [split])]
-    names = names or ["qrels.tsv" if has_one else "qrels/<split>.tsv"]
-    for name in ("corpus.jsonl", "queries.jsonl", *names):
+def check_layout(folder: Path, split: str) -> None:
+    """Refuses a folder without texts or without the judgments of a split."""
+    if split not in (splits := splits_of(folder)):
+        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {_LAYOUT}")
+    for name in ("corpus.jsonl", "queries.jsonl"):
         if not (folder / name).is_file() and not (folder / f"{name}.gz").is_file():
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
-    return names
 
 
 def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
@@ -147,8 +138,6 @@ def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
             raise DataError(f"{where}: {key!r} has an empty text; write one, or pass --skip-empty.")
         texts[key] = text
     found = {key: text for key, text in texts.items() if text}
-    if not found:
-        raise DataError(f"{path} has no texts; write one JSON object per line.")
     if empty := len(texts) - len(found):
         logger.warning(f"{path}: {empty:,} empty texts were left out.")
     return found
@@ -156,37 +145,29 @@ def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
 
 def _id_and_text(row: object, where: str) -> tuple[str, str]:
     """Id and text of a row; title and text are joined by a space."""
-    if not isinstance(row, dict):
-        example = '{"_id": "1", "text": "..."}'
-        raise DataError(f"{where}: is a {type(row).__name__}, not an object like {example}.")
-    if missing := [key for key in ("_id", "text") if row.get(key) is None]:
-        raise DataError(f"{where}: has no {missing[0]!r}; it has {sorted(row)}. Add the key.")
-    key, title, text = str(row["_id"]), row.get("title") or "", row["text"]
-    if not isinstance(text, str) or not isinstance(title, str):
-        raise DataError(f"{where}: {key!r} has a title or text that is not a string; quote it.")
+    fields = row if isinstance(row, dict) else {}
+    key, title, text = fields.get("_id"), fields.get("title") or "", fields.get("text")
+    if key is None or not isinstance(text, str) or not isinstance(title, str):
+        example = '{"_id": "1", "title": "optional", "text": "..."}'
+        raise DataError(f"{where}: is not an object like {example}, but {str(row)[:99]}.")
     text = f"{title} {text}" if title else text
     try:
         f"{key}{text}".encode()
     except UnicodeEncodeError:
         raise DataError(f"{where}: {key!r} is not Unicode; remove half a character.") from None
-    return key, text if text.strip() else ""
+    return str(key), text if text.strip() else ""
 
 
 def read_qrels(
-    paths: Iterable[Path],
-    queries: Mapping[str, str],
-    corpus: Mapping[str, str],
-    skip_missing: bool = False,
+    path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], skip_missing: bool = False
 ) -> dict[str, dict[str, int]]:
-    """The judgments of qrels files: query id to document id to the grade.
+    """The judgments of a file: query id to document id to the grade.
 
-    The first line of a file is a header if its last column is no number and its first no query.
+    The first line is a header if its last column is no number and its first no query.
     """
     judged: dict[str, dict[str, int]] = {}
     missing = 0
-    for number, where, columns in (
-        (number, *row) for path in paths for number, row in enumerate(_rows(path))
-    ):
+    for number, (where, columns) in enumerate(_rows(path)):
         query, score = columns[0], columns[-1]
         if number == 0 and query not in queries and math.isnan(_number(score)):
             continue
@@ -194,17 +175,16 @@ def read_qrels(
             named = ", ".join(HEADER)
             raise DataError(f"{where}: has {len(columns)} columns, not 3, with tabs: {named}.")
         document, grade = columns[-2], whole_grade(score, where)
-        absent = None if query in queries else (query, "queries.jsonl")
-        if absent is None and document not in corpus and (document or grade):
-            absent = (document, "corpus.jsonl")
-        if absent is not None and not skip_missing:
+        is_known = query in queries and (document in corpus or not (document or grade))
+        if not is_known and skip_missing:
+            missing += 1
+            continue
+        if not is_known:
+            absent = (document, "corpus.jsonl") if query in queries else (query, "queries.jsonl")
             raise DataError(
                 f"{where}: {absent[0]!r} is not in {absent[1]}; add it there, remove this line, or"
                 " leave such lines out with --skip-empty."
             )
-        if absent is not None:
-            missing += 1
-            continue
         grades = judged.setdefault(query, {})
         if document and grades.setdefault(document, grade) != grade:
             raise DataError(
@@ -218,10 +198,7 @@ def read_qrels(
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The columns of every line, each with its place."""
     for where, line in _lines(path):
-        try:
-            yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
-        except csv.Error as error:
-            raise DataError(f"{where}: cannot be read ({error}); write three columns.") from None
+        yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
 
 
 def _number(text: str | float) -> float:

@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude._checks import positive
+from st_magnitude._config import digest
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.task import EncodedTask, encode_texts
@@ -83,20 +84,17 @@ class RetrievalData:
     ) -> None:
         self.queries, self.corpus, self.name = dict(queries), dict(corpus), name
         judged = self._graded("negatives", negatives or {})
-        self.negatives = {query: set(ids) for query, ids in judged.items()}
-        self.relevant = {}
-        for query, grades in self._graded("relevant", relevant).items():
-            where = f"relevant[{query!r}]"
-            grades = {document: whole_grade(grade, where) for document, grade in grades.items()}
-            if above := {document: grade for document, grade in grades.items() if grade > 0}:
-                self.relevant[query] = above
-            zeros = grades.keys() - above.keys()
-            if zeros or not above:
-                self.negatives[query] = self.negatives.get(query, set()) | zeros
-            if both := sorted(above.keys() & self.negatives.get(query, set())):
+        self.negatives = {query: set(grades) for query, grades in judged.items()}
+        self.relevant = self._graded("relevant", relevant)
+        for query, grades in self.relevant.items():
+            above = {document: grade for document, grade in grades.items() if grade > 0}
+            negative = self.negatives.setdefault(query, set())
+            negative |= grades.keys() - above.keys()
+            if both := sorted(above.keys() & negative):
                 raise DataError(
                     f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one."
                 )
+            self.relevant[query] = above
         for query in self.own:
             self.relevant.get(query, {}).pop(query, None)
             self.negatives.get(query, set()).discard(query)
@@ -109,13 +107,13 @@ class RetrievalData:
         """Query id -> document id -> grade, 1 where none is given."""
         found: dict[str, dict[str, int]] = {}
         for query, ids in judgments.items():
+            where = f"{name}[{query!r}]"
             if query not in self.queries:
                 raise DataError(f"{name} has the query {query!r}, which is not in queries; add it.")
             if isinstance(ids, str):
-                raise DataError(
-                    f"{name}[{query!r}] is {ids!r}; pass a set of document ids, or id -> grade."
-                )
-            found[query] = dict(ids) if isinstance(ids, Mapping) else dict.fromkeys(ids, 1)
+                raise DataError(f"{where} is {ids!r}; pass a set of document ids, or id -> grade.")
+            grades = ids if isinstance(ids, Mapping) else dict.fromkeys(ids, 1)
+            found[query] = {document: whole_grade(x, where) for document, x in grades.items()}
         named = {str(document) for grades in found.values() for document in grades}
         if missing := sorted(named - self.corpus.keys()):
             raise DataError(
@@ -125,14 +123,11 @@ class RetrievalData:
         return found
 
     @classmethod
-    def from_beir(
-        cls, folder: str | Path, split: str | None = None, skip_empty: bool = False
-    ) -> RetrievalData:
-        """Reads and checks a folder in BEIR's layout (see `st_magnitude.data.beir`).
+    def from_beir(cls, folder: str | Path, split: str, skip_empty: bool = False) -> RetrievalData:
+        """Reads and checks a split of a folder in BEIR's layout (see `st_magnitude.data.beir`).
 
-        With a split, only the queries that are judged in it are kept, those without a relevant
-        document too, which `calibrate_abstention` takes for unanswerable. Without one, all queries
-        and the judgments of all splits are.
+        Only the queries that are judged in the split are kept, those without a relevant document
+        too, which `calibrate_abstention` takes for unanswerable.
 
         Empty texts and judgments of absent texts are an error; ``skip_empty`` leaves them out, with
         the judgments of empty texts, and logs their number.
@@ -142,17 +137,15 @@ class RetrievalData:
                 text is empty, or no document is relevant. The message names the file and the line.
         """
         folder = Path(folder)
-        names = beir.qrels_of(folder, split)
+        beir.check_layout(folder, split)
+        path = folder / "qrels" / f"{split}.tsv"
         corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
         queries = beir.read_texts(folder / "queries.jsonl", skip_empty)
-        judged = beir.read_qrels([folder / name for name in names], queries, corpus, skip_empty)
-        if split is not None:
-            queries = {query: text for query, text in queries.items() if query in judged}
-        name = folder.resolve().name + ("" if split is None else f", {split} split")
-        data = cls(queries, corpus, judged, name=name)
+        judged = beir.read_qrels(path, queries, corpus, skip_empty)
+        queries = {query: text for query, text in queries.items() if query in judged}
+        data = cls(queries, corpus, judged, name=f"{folder.resolve().name}, {split} split")
         if not data.relevant:
-            files = ", ".join(names)
-            raise DataError(f"{files} in {folder}: no document is relevant, by a score above 0.")
+            raise DataError(f"{path}: no document is relevant, by a score above 0.")
         return data
 
     @classmethod
@@ -181,15 +174,14 @@ class RetrievalData:
             )
         queries: dict[str, str] = {}  # text -> id
         corpus: dict[str, str] = {}
-        relevant: dict[str, dict[str, int]] = {}
+        relevant: dict[str, set[str]] = {}
         negatives: dict[str, set[str]] = {}
         for row in rows:
             query, *texts = (row[column] for column in columns)
             key = queries.setdefault(query, f"q{len(queries)}")
             positive, *others = (corpus.setdefault(text, f"d{len(corpus)}") for text in texts)
-            relevant.setdefault(key, {})[positive] = 1
-            if others:
-                negatives.setdefault(key, set()).update(others)
+            relevant.setdefault(key, set()).add(positive)
+            negatives.setdefault(key, set()).update(others)
         asked, documents = ({key: text for text, key in of.items()} for of in (queries, corpus))
         return cls(asked, documents, relevant, negatives, name)
 
@@ -252,6 +244,15 @@ class RetrievalData:
     def asked(self) -> dict[str, str]:
         """Query id -> text of the queries of ``query_ids``."""
         return {query: self.queries[query] for query in self.query_ids}
+
+    @property
+    def digest(self) -> str:
+        """A digest of texts and judgments, by which a run that continues knows its data."""
+        rows: list[tuple[str, ...]] = [*self.queries.items(), *self.corpus.items()]
+        for query, grades in self.relevant.items():
+            rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
+        rows += [(query, *sorted(ids)) for query, ids in self.negatives.items()]
+        return digest(text for row in rows for text in row)
 
     @cached_property
     def document_ids(self) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,24 +80,23 @@ class EncodedTask:
         return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
 
     def top(
-        self, similarity: Similarity, k: int = 10, among: NDArray[np.generic] | Tensor | None = None
+        self, similarity: Similarity, k: int = 10, among: NDArray[np.bool_] | Tensor | None = None
     ) -> Tensor:
         """Columns of the best k documents of every query, best first: (n, <= k), on the CPU.
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are
         summed in float64 and scores rounded to float32, so equal documents have equal scores
         wherever in the matrix they stand. ``among`` is a mask of the documents that the index
-        holds, (m,) booleans, or their columns in rising order.
+        holds, (m,).
         """
         if among is None:
             return self.tops([similarity], k)[0]
-        kept = torch.as_tensor(among)
-        kept = kept.nonzero()[:, 0] if kept.dtype == torch.bool else kept
+        kept = torch.as_tensor(among).cpu().nonzero()[:, 0]
         places = torch.full((len(self.documents) + 1,), -1)  # the last one is that of column -1
-        places[kept.cpu()] = torch.arange(len(kept))
+        places[kept] = torch.arange(len(kept))
         documents = self.documents[kept.to(self.documents.device)]
         task = EncodedTask(self.queries, documents, own=places[self.own])
-        return kept.cpu()[task.top(similarity, k)]
+        return kept[task.top(similarity, k)]
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""
@@ -228,7 +226,7 @@ def encode_texts(
     query_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
-    **encode: Any,
+    **encode: object,
 ) -> EncodedTask:
     """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``.
 

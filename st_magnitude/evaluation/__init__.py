@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         dense_run,
         reciprocal_rank_fusion,
     )
-    from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 
 __all__ = [
@@ -23,9 +22,7 @@ __all__ = [
     "CompressionEvaluator",
     "GeometryEvaluator",
     "HybridEvaluator",
-    "LateInteractionEvaluator",
     "MagnitudeEvaluator",
-    "TokenCell",
     "bm25_run",
     "dense_run",
     "reciprocal_rank_fusion",

@@ -41,8 +41,7 @@ class Abstention(Result):
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
         threshold: Smallest signal that is answered; infinity if none gives the guarantee.
         document_exponent: Document exponent of the scores.
-        max_risk, delta: More than a share ``max_risk`` of wrong answers has the probability
-            ``delta``.
+        max_risk, delta: A share of wrong answers above ``max_risk`` has the probability ``delta``.
         unanswerable: Share of the queries that have no relevant document in the guarantee.
         queries, answered, wrong: Numbers of tested queries, of those answered, of wrong answers.
     """
@@ -82,7 +81,7 @@ class Abstention(Result):
         self,
         model: SentenceTransformer,
         data: RetrievalData,
-        encode: Mapping[str, Any] | None = None,
+        encode: Mapping[str, object] | None = None,
     ) -> Abstention:
         """The rule with what it does on other data."""
         return self.tested(*first_documents(model, data, self.similarity, encode))
@@ -117,8 +116,7 @@ def calibrate_abstention(
     risk: float = 0.1,
     delta: float = 0.05,
     similarity: Similarity | str | None = None,
-    seed: int = 0,
-    encode: Mapping[str, Any] | None = None,
+    encode: Mapping[str, object] | None = None,
 ) -> Abstention:
     """Finds when to answer: at most a share ``risk`` of the answers is wrong.
 
@@ -132,16 +130,15 @@ def calibrate_abstention(
     The guarantee is for new queries from the same source, with the same share of unanswerable ones.
 
     Args:
-        model: Any SentenceTransformer.
+        model: A SentenceTransformer.
         data: Validation queries, with those that no document answers, the corpus and judgments.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
         similarity: The similarity that ranks; by default the model's own, cosine if it normalises.
-        seed: Seed for the two parts.
         encode: Options of `st_magnitude.data.task.encode_texts`, such as ``{"batch_size": 64}``.
 
     Raises:
-        ValueError: If an argument is out of its range, or the corpus has no second document.
+        ValueError: If an argument is out of its range.
 
     Source: Angelopoulos et al., Learn then Test, arXiv 2110.01052, fixed-sequence testing, with the
     exact binomial tail in place of a bound for any loss.
@@ -158,7 +155,7 @@ def calibrate_abstention(
         )
     exponent = raw_scoring_of(model, similarity).exponents[1]
     rule = Abstention("auto", math.inf, exponent, risk, delta, unanswerable)
-    return calibrated(rule, *first_documents(model, data, rule.similarity, encode), seed)
+    return calibrated(rule, *first_documents(model, data, rule.similarity, encode))
 
 
 def calibrated(
@@ -166,16 +163,16 @@ def calibrated(
 ) -> Abstention:
     """A rule with the signal and the threshold that the result of `first_documents` gives."""
     chooses = np.random.default_rng(seed).permutation(len(scores)) < CHOOSING * len(scores)
-    tests = ~chooses
     right = ~is_wrong[chooses]
     names = [*SIGNALS] if rule.signal == "auto" else [rule.signal]
     signal = min(names, key=lambda name: risk_coverage(SIGNALS[name](scores[chooses]), right)[2])
     values = SIGNALS[signal](scores)
     _, coverage, tails = _tests(values[chooses], ~right, rule.max_risk)
     start = coverage[tails.argmin()]
-    limits = (start, rule.max_risk, rule.delta)
-    threshold = controlled_threshold(values[tests], is_wrong[tests], *limits)
-    return replace(rule, signal=signal, threshold=threshold).tested(scores[tests], is_wrong[tests])
+    others = (values[~chooses], is_wrong[~chooses])
+    threshold = controlled_threshold(*others, start, rule.max_risk, rule.delta)
+    found = replace(rule, signal=signal, threshold=threshold)
+    return found.tested(scores[~chooses], is_wrong[~chooses])
 
 
 def controlled_threshold(
@@ -208,13 +205,11 @@ def first_documents(
     encode: Mapping[str, Any] | None = None,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    needed = 2 + bool(data.own)
-    if len(data.corpus) < needed:
-        raise ValueError(f"The corpus needs {needed} documents and has {len(data.corpus)}.")
-    judged = (data.relevant.get(query, {}) for query in data.queries)
-    columns = [{data.position[document]: 1 for document in grades} for grades in judged]
     options = dict(encode or {}) | {"before_normalize": True}
     encoded = encode_texts(model, data.queries, data.corpus, **options)
-    encoded = replace(encoded, columns=columns, own=data.own_columns(data.queries))
+    encoded = replace(encoded, own=data.own_columns(data.queries))
     top = encoded.top(similarity, 2)
-    return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]
+    first = [data.document_ids[column] for column in top[:, 0].tolist()]
+    pairs = zip(data.queries, first, strict=True)
+    is_wrong = np.array([found not in data.relevant.get(query, {}) for query, found in pairs])
+    return encoded.scores(similarity, top).double().numpy(), is_wrong

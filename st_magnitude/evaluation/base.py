@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -23,13 +23,13 @@ from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CsvEvaluator", "SearchEvaluator", "SearchOptions"]
+__all__ = ["CsvEvaluator", "CsvOptions", "SearchEvaluator", "SearchOptions"]
 
 logger = logging.getLogger(__name__)
 
 
 class CsvEvaluator(SentenceEvaluator):
-    """An evaluator with a name, whose calls may append rows to a CSV file.
+    """An evaluator with a name, whose calls may append a row to a CSV file.
 
     A call warns as `st_magnitude.geometry.norm_warning` does, if the metrics have ``cohens_d``; the
     first call stands for the model before training. A subclass sets ``kind``, ``primary``, the
@@ -64,9 +64,9 @@ class CsvEvaluator(SentenceEvaluator):
         """The metrics of a model, without the name of the evaluator."""
         raise NotImplementedError
 
-    def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
-        """The text for the log and the rows for the CSV file."""
-        return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items()), [metrics]
+    def report(self, metrics: dict[str, float]) -> str:
+        """The text for the log."""
+        return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""
@@ -80,16 +80,14 @@ class CsvEvaluator(SentenceEvaluator):
         epoch: int = -1,
         steps: int = -1,
     ) -> dict[str, float]:
-        """Measures, logs, writes the CSV rows, and returns all metrics by key."""
+        """Measures, logs, writes the row of the CSV file, and returns all metrics by key."""
         model = unwrapped(model)
         metrics = self.measure(model)
-        text, rows = self.report(metrics)
-        logger.info(
-            f"{self.kind} evaluation of the model on the {self.name or 'given'} data:\n{text}"
-        )
+        of = f"{self.kind} evaluation of the model on the {self.name or 'given'} data"
+        logger.info(f"{of}:\n{self.report(metrics)}")
         if output_path is not None and self.write_csv:
             place = {"epoch": epoch, "steps": steps}
-            _append(Path(output_path) / self.csv_file, [place | dict(row) for row in rows])
+            _append(Path(output_path) / self.csv_file, place | metrics)
         d = metrics.get("cohens_d", math.nan)
         if self.warns and (warning := norm_warning(d, self.first_d)):
             logger.warning(warning)
@@ -99,25 +97,30 @@ class CsvEvaluator(SentenceEvaluator):
         return metrics
 
 
-def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Appends rows to a CSV file. A new file gets the keys of the first as its header."""
+def _append(path: Path, row: Mapping[str, float]) -> None:
+    """Appends a row to a CSV file. A new file gets its keys as header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.is_file()
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
         if is_new:
             writer.writeheader()
-        writer.writerows(rows)
+        writer.writerow(row)
 
 
-class SearchOptions(TypedDict, total=False):
-    """The keyword arguments of every `SearchEvaluator`, which documents them."""
+class CsvOptions(TypedDict, total=False):
+    """The keyword arguments of every `CsvEvaluator`."""
 
-    similarity: Similarity | str | None
     name: str
     batch_size: int
     show_progress_bar: bool
     write_csv: bool
+
+
+class SearchOptions(CsvOptions, total=False):
+    """The keyword arguments of every `SearchEvaluator`, which documents them."""
+
+    similarity: Similarity | str | None
     query_prompt: str | None
     query_prompt_name: str | None
     corpus_prompt: str | None
@@ -142,7 +145,7 @@ class SearchEvaluator(CsvEvaluator):
         name: Prefix of the metrics and part of the name of the CSV file.
         batch_size: Number of texts that are encoded at a time.
         show_progress_bar: Whether to show a progress bar.
-        write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
+        write_csv: Whether a call with an ``output_path`` appends a row to the CSV file.
         query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
             in ``model.prompts``.
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.

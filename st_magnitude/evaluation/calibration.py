@@ -24,6 +24,8 @@ __all__ = ["ExponentCurve", "PriorCurve", "calibrate_exponent", "calibrate_prior
 
 logger = logging.getLogger(__name__)
 
+Array = NDArray[np.float64]
+
 FEW_QUERIES = 50
 EXPONENTS = np.linspace(0.0, 1.0, 21)  # of documents
 FOLDS = 5  # of the queries, to choose the weight of a prior
@@ -40,20 +42,18 @@ UNIT_NORMS = (
 class _Curve(Result):
     """nDCG@10 of every query over a sweep, (S, n): the common part of both curves."""
 
-    per_query: NDArray[np.float64]
+    per_query: Array
     queries: list[str]
 
     @property
-    def ndcg(self) -> NDArray[np.float64]:
+    def ndcg(self) -> Array:
         """Mean nDCG@10 at every value of the sweep, (S,)."""
         return self.per_query.mean(axis=1)
 
-    def _by(self, values: NDArray[np.float64]) -> dict[str, float]:
+    def _by(self, values: Array) -> dict[str, float]:
         return {f"{x:g}": float(y) for x, y in zip(values, self.ndcg, strict=True)}
 
-    def _table(
-        self, name: str, values: NDArray[np.float64], marks: dict[float, str], title: str
-    ) -> Table:
+    def _table(self, name: str, values: Array, marks: dict[float, str], title: str) -> Table:
         pairs = zip(values, self.ndcg, strict=True)
         rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
         return Table([name, "nDCG@10", ""], rows, title)
@@ -75,8 +75,8 @@ class ExponentCurve(_Curve):
         versus_dot: The same against exponent 0.
     """
 
-    exponents: NDArray[np.float64]
-    per_query: NDArray[np.float64]
+    exponents: Array
+    per_query: Array
     queries: list[str]
     best: float
     versus_cosine: tuple[float, float, float]
@@ -118,19 +118,12 @@ class ExponentCurve(_Curve):
         }
 
 
-def check_keeps_norm(model: SentenceTransformer) -> None:
-    """Refuses a model that ends in Normalize, without encoding anything."""
-    if normalizes_output(model):
-        raise ValueError(UNIT_NORMS)
-
-
 def calibrate_exponent(
     model: SentenceTransformer,
     data: RetrievalData,
     exponents: ArrayLike | None = None,
-    num_samples: int = 10_000,
     seed: int = 0,
-    encode: Mapping[str, Any] | None = None,
+    encode: Mapping[str, object] | None = None,
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
@@ -145,8 +138,7 @@ def calibrate_exponent(
             document do not count.
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are
             always added.
-        num_samples: Number of draws of `judge`.
-        seed: Seed of the draws.
+        seed: Seed of the draws of `judge`.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
@@ -162,7 +154,8 @@ def calibrate_exponent(
         >>> curve.ndcg.round(4), curve.highest, curve.best  # one query is a tie with cosine
         (array([1.    , 1.    , 0.6309]), 0.5, 1.0)
     """
-    check_keeps_norm(model)
+    if normalizes_output(model):
+        raise ValueError(UNIT_NORMS)
     gammas = EXPONENTS if exponents is None else np.unique(np.append(exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(
@@ -174,12 +167,12 @@ def calibrate_exponent(
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
         raise ValueError(UNIT_NORMS)
     per_query = ndcg_by_exponent(encoded, gammas)
-    return exponent_curve(gammas, per_query, data.query_ids, num_samples, seed)
+    return exponent_curve(gammas, per_query, data.query_ids, seed=seed)
 
 
 def exponent_curve(
-    exponents: NDArray[np.float64],
-    per_query: NDArray[np.float64],
+    exponents: Array,
+    per_query: Array,
     queries: list[str],
     num_samples: int = 10_000,
     seed: int = 0,
@@ -196,13 +189,13 @@ def exponent_curve(
     return ExponentCurve(exponents, per_query, queries, best, versus_cosine, versus_dot)
 
 
-def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> NDArray[np.float64]:
+def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:
     """nDCG@10 of every query at each document exponent, (E, n)."""
     tops = encoded.tops([Similarity(1.0, float(exponent)) for exponent in exponents])
     return np.stack([encoded.ndcg(top) for top in tops])
 
 
-def highest_rows(per_query: NDArray[np.float64]) -> NDArray[np.int64]:
+def highest_rows(per_query: Array) -> NDArray[np.int64]:
     """The rows with the highest mean, or another by rounding only."""
     means = per_query.mean(axis=1)
     return np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))
@@ -233,20 +226,20 @@ class PriorCurve(_Curve):
         held_out: nDCG@10 of every query at the weight that is best on the others, (n,).
     """
 
-    weights: NDArray[np.float64]
-    per_query: NDArray[np.float64]
+    weights: Array
+    per_query: Array
     queries: list[str]
     weight: float
     gain: tuple[float, float, float]
     similarity: Similarity
-    held_out: NDArray[np.float64]
+    held_out: Array
 
     @property
     def highest(self) -> float:
         """The weight with the highest mean nDCG@10; of several, the smallest."""
         return float(self.weights[highest_rows(self.per_query)[0]])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
         return {
             "weight": self.weight,
@@ -260,33 +253,31 @@ class PriorCurve(_Curve):
     def tables(self) -> list[Table | str]:
         """nDCG@10 by weight, and the gain."""
         marks = {self.highest: "highest"} | {self.weight: "best"}
-        title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
         sentence = (
             "With the prior, on queries that did not choose its weight: "
             f"{interval(self.gain)} nDCG@10."
         )
         if self.highest and not self.weight:
             sentence += " This is not clearly a gain, so the recommended weight is 0."
+        title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
         return [self._table("weight", self.weights, marks, title), sentence]
 
 
 def calibrate_prior(
     model: SentenceTransformer,
     data: RetrievalData,
-    log_p: Mapping[str, float] | Sequence[float] | NDArray[np.float64],
+    log_p: Mapping[str, float] | Sequence[float] | Array,
     similarity: Similarity | str | None = None,
-    num_samples: int = 10_000,
     seed: int = 0,
-    encode: Mapping[str, Any] | None = None,
+    encode: Mapping[str, object] | None = None,
 ) -> PriorCurve:
     """Encodes once and ranks by s(q, d) + weight · log p(d) for a sweep of weights from 0.
 
-    A softmax over the documents of a batch divides by how often each is drawn, so a model trained
-    with it does not score documents by how often they are asked for. Adding log p(d) at scoring
-    restores that, without training.
+    A softmax over the documents of a batch divides by how often each is drawn. Adding log p(d) at
+    scoring restores how often they are asked for, without training.
 
     Args:
-        model: Any SentenceTransformer, trained with or without a prior.
+        model: A SentenceTransformer, trained with or without a prior.
         data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
             document do not count.
         log_p: Document id -> log p(d), for every document of the corpus, or an array in the order
@@ -295,8 +286,7 @@ def calibrate_prior(
         similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
             the query counts, if the similarity keeps it: "qnorm" gives every query the same weight
             of the prior, "dot" does not.
-        num_samples: Number of draws of `judge`.
-        seed: Seed of the folds and the draws.
+        seed: Seed of the folds and of the draws of `judge`.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
@@ -325,13 +315,13 @@ def calibrate_prior(
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
     encoded = data.encode(model, **(encode or {}))
-    return prior_curve(encoded, data.query_ids, prior, similarity, num_samples, seed)
+    return prior_curve(encoded, data.query_ids, prior, similarity, seed=seed)
 
 
 def prior_curve(
     encoded: EncodedTask,
     query_ids: list[str],
-    prior: NDArray[np.float64],
+    prior: Array,
     similarity: Similarity,
     num_samples: int = 10_000,
     seed: int = 0,
@@ -346,7 +336,7 @@ def prior_curve(
     per_query = np.stack([_with_prior(encoded, q, d, weight * prior) for weight in weights])
 
     fold = np.random.default_rng(seed).permutation(per_query.shape[1]) % FOLDS
-    held_out = np.empty(per_query.shape[1])
+    held_out = np.empty(len(fold))
     for part in range(FOLDS):
         row = highest_rows(per_query[:, fold != part])[0]
         held_out[fold == part] = per_query[row, fold == part]
@@ -356,8 +346,8 @@ def prior_curve(
 
 
 def aligned_prior(
-    data: RetrievalData, log_p: Mapping[str, float] | Sequence[float] | NDArray[np.float64]
-) -> NDArray[np.float64]:
+    data: RetrievalData, log_p: Mapping[str, float] | Sequence[float] | Array
+) -> Array:
     """log p(d) in the order of ``data.document_ids``, (m,)."""
     if not isinstance(log_p, Mapping):
         log_p = dict(zip(data.corpus, log_p, strict=True))
@@ -377,9 +367,7 @@ def aligned_prior(
     return values
 
 
-def _with_prior(
-    encoded: EncodedTask, q: torch.Tensor, d: torch.Tensor, bias: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _with_prior(encoded: EncodedTask, q: torch.Tensor, d: torch.Tensor, bias: Array) -> Array:
     """nDCG@10 of every query by q · d + bias, one more dimension: (n, D), (m, D), (m,) -> (n,)."""
     queries = torch.cat([q, torch.ones_like(q[:, :1])], dim=1)
     documents = torch.cat([d, torch.as_tensor(bias[:, None]).to(d)], dim=1)

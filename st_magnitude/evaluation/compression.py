@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
-from st_magnitude._checks import one_of, whole_number
+from st_magnitude._checks import at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -61,8 +61,8 @@ class CompressionCell:
         return f"{self.dim} {axes} in {self.precision}{rescored[self.rescoring]}"
 
     @property
-    def row(self) -> dict[str, Any]:
-        """A row of the CSV files."""
+    def row(self) -> dict[str, object]:
+        """A row of a CSV file."""
         return {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(self).items()}
 
 
@@ -84,10 +84,9 @@ class CompressionEvaluator(SearchEvaluator):
       Rescored: the best ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d.
       Where the similarity keeps document magnitude (gamma_document < 1), ``"norm"`` multiplies this
       by |x[:k]|^(1 - gamma_document), stored next to the bits as a float16, relative to the largest
-      of the corpus. Documents outside the best ``top_k`` are not found.
+      of the corpus.
 
-    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``.
-    The keys are
+    Equal scores rank by document id, the lower first, also at the cut to ``top_k``. The keys are
 
     - ``full_ndcg@10``: all dimensions in float32, the primary metric;
     - ``{precision}_{dim}_{ndcg@10,retention}``, for binary codes also ``binary_{dim}_rescored_...``
@@ -98,13 +97,11 @@ class CompressionEvaluator(SearchEvaluator):
         dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D
             in float32 is always measured, because retention refers to it.
         precisions: Some of ``"float32"``, ``"int8"``, ``"rabitq"``, ``"binary"``.
-        top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or
-            more passes on all.
+        top_k: Number of documents that the bits pass on to rescoring.
         pca: Whether float32 and int8 are measured on the principal axes of the corpus, too, which
             `st_magnitude.surgery.projection.project` puts into a model.
 
-    `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row
-    for every cell.
+    `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`.
@@ -116,8 +113,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> vocabulary = ["bees", "honey", "wax", "hive"]
-        >>> words = BoW(vocabulary)
+        >>> words = BoW(["bees", "honey", "wax", "hive"])
         >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
         >>> corpus = {"d1": "honey", "d2": "honey honey honey", "d3": "wax"}
         >>> evaluator = CompressionEvaluator(
@@ -152,10 +148,9 @@ class CompressionEvaluator(SearchEvaluator):
         self.precisions = tuple(precisions)
         for precision in self.precisions:
             one_of("precisions", precision, PRECISIONS)
-        self.dims: list[int] | None = None
-        if dims is not None:
-            self.dims = sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
-        self.top_k = whole_number("top_k", top_k)
+        self.dims = None if dims is None else sorted(prefix_dims(dims), reverse=True)
+        at_least("top_k", top_k, 1)
+        self.top_k = top_k
         self.pca = pca
         self.cells: list[CompressionCell] = []
         self.per_query: dict[Format, NDArray[np.float64]] = {}
@@ -180,9 +175,9 @@ class CompressionEvaluator(SearchEvaluator):
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
 
-    def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
-        """The table of the cells for the log, and a row for each."""
-        return str(table(self.cells)), [cell.row for cell in self.cells]
+    def report(self, metrics: dict[str, float]) -> str:
+        """The table of the cells."""
+        return str(table(self.cells))
 
 
 def measure_formats(
@@ -210,9 +205,7 @@ def measure_formats(
         for kind in kinds:
             searched = search_compressed(q, d, kind, top_k, similarity, task.own)
             for rescoring, best in searched.items():
-                key: Format = (dim, kind, rescoring)
-                if axes:
-                    key = (dim, kind, rescoring, axes)
+                key: Format = (dim, kind, rescoring, axes) if axes else (dim, kind, rescoring)
                 found[key] = encoded.ndcg(best)
 
     for dim in sorted({full, *sizes}, reverse=True):
@@ -265,22 +258,17 @@ def table(cells: Sequence[CompressionCell]) -> Table:
     rows = []
     for cell in cells:
         size = cell.bytes_per_document
-        star = "" if any(_beats(other, cell) for other in cells) else "*"
+        # what each of the others saves in bytes and gains in nDCG@10
+        others = [(size - x.bytes_per_document, x.ndcg - cell.ndcg) for x in cells]
+        is_beaten = any(min(other) >= 0 and max(other) > 0 for other in others)
         dim = f"{cell.dim} PCA" if cell.axes == "pca" else cell.dim
         ratio = f"{full.bytes_per_document / size:.1f}x"
         figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
-        rows.append([star, dim, cell.precision, cell.rescoring, *figures])
+        rows.append(["" if is_beaten else "*", dim, cell.precision, cell.rescoring, *figures])
     near = [cell for cell in cells if cell.ndcg >= full.ndcg - 0.01]
     small = min(near, key=lambda cell: cell.bytes_per_document)
     what = f"{small}, {small.bytes_per_document:,} bytes a document"
     return Table([*columns, "100M docs"], rows, note=f"Within one point of all dimensions: {what}.")
-
-
-def _beats(cell: CompressionCell, other: CompressionCell) -> bool:
-    """Whether a cell loses neither in bytes nor in nDCG@10 and wins in one of them."""
-    saved = other.bytes_per_document - cell.bytes_per_document
-    gain = cell.ndcg - other.ndcg
-    return min(saved, gain) >= 0 and max(saved, gain) > 0
 
 
 def search_compressed(
@@ -296,14 +284,13 @@ def search_compressed(
     Queries are (n, k), documents (m, k) and columns (n, <= 10). ``own`` is that of `EncodedTask`,
     whose documents are left out.
     """
-    task = EncodedTask(queries, documents)
+    if precision == "rabitq":
+        task = rabitq(queries, documents)
+    else:
+        stored = _through_int8(documents) if precision == "int8" else documents
+        task = EncodedTask(queries, stored)
     if own is not None:
         task = replace(task, own=own)
-    if precision == "rabitq":
-        estimates = rabitq(queries, documents)
-        return {"none": replace(estimates, own=task.own).top(DOT)}
-    if precision == "int8":
-        task = replace(task, documents=_through_int8(documents))
     if precision != "binary":
         return {"none": task.top(DOT)}
     bits = _signs(documents)

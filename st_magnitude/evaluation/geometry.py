@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,11 @@ from torch import Tensor
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import check_finite
-from st_magnitude.evaluation.base import CsvEvaluator
+from st_magnitude.evaluation.base import CsvEvaluator, CsvOptions
 from st_magnitude.surgery.raw import encode_raw
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["GeometryEvaluator", "card_evaluators", "norm_figures"]
 
@@ -64,7 +67,7 @@ class GeometryEvaluator(CsvEvaluator):
         documents: Sequence[str],
         queries: Sequence[str] = (),
         is_relevant: Sequence[bool] | None = None,
-        **options: Any,
+        **options: Unpack[CsvOptions],
     ) -> None:
         super().__init__(**options)
         if len(documents) < 2:

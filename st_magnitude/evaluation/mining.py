@@ -172,14 +172,14 @@ class _Scorer:
         columns = [position.get(self._own.get(query, ""), -1) for query in queries]
         return torch.tensor(columns, dtype=torch.long)
 
-    def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+    def encode_query(self, texts: list[str], **_: object) -> NDArray[np.float32]:
         # `similarity` gets their embeddings in this order, some at a time
         self._asked = iter(texts)
         row = _positions(self._task.query_ids)
         queries = self._similarity.query(self._task.queries)
         return queries[[row[text] for text in texts]].cpu().numpy()
 
-    def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+    def encode_document(self, texts: list[str], **_: object) -> NDArray[np.float32]:
         self._position = _positions(texts)
         row = _positions(self._task.document_ids)
         documents = self._similarity.document(self._task.documents)

@@ -8,31 +8,29 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
-from st_magnitude._config import digest
 from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
-from st_magnitude.finetune.merge import Merge, merge_with_base, parameters_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading, training_rows
 from st_magnitude.finetune.verdict import Verdict, judge_model, own_ndcg
 from st_magnitude.geometry import norm_warning
+from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.result import to_plain
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load, write_model
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
+from st_magnitude.surgery.raw import encode_raw, prompt_of
 from st_magnitude.training.run_folder import check_output, check_same_run, record_run, train_or_stop
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
@@ -40,7 +38,7 @@ __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
 logger = logging.getLogger(__name__)
 
 # Settings that may change when a run is resumed
-FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps", "merge", "max_loss"}
+FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
 FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 LITTLE = 0.01  # of the norm: embeddings that moved by less are hardly trained
 
@@ -57,7 +55,6 @@ class TrainedModel:
     output: Path | None
     # with ``config.prior``: what it was counted from, or why it was left out
     prior: str | None = None
-    merge: Merge | None = None  # with ``config.merge``: nDCG@10 by the weight of the trained model
     # mean distance of embeddings from where they were, as a share of their norm
     moved: float = float("nan")
 
@@ -75,7 +72,8 @@ class TrainedModel:
     @property
     def norm_warning(self) -> str:
         """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
-        return _about_norms(self.geometry)
+        d = {key: figures.get("cohens_d", math.nan) for key, figures in self.geometry.items()}
+        return norm_warning(d.get("after", math.nan), d.get("before", math.nan))
 
 
 def train(
@@ -85,8 +83,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     dev: RetrievalData | None = None,
-    keep: Sequence[RetrievalData] = (),
-    loss_options: dict[str, Any] | None = None,
+    loss_options: Mapping[str, object] | None = None,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
@@ -104,7 +101,6 @@ def train(
         output: Folder for the model.
         config: Settings of the run.
         dev: Held-out data to compare on.
-        keep: Data of other domains, on which the merged model may lose ``config.max_loss`` at most.
         loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
 
     Raises:
@@ -118,20 +114,12 @@ def train(
             checkpoint.
     """
     config, output = config or TrainConfig(), Path(output)
-    if config.merge and dev is None:
-        raise ValueError(
-            "merge (--merge) chooses the weight on dev data: pass dev, or add a dev split."
-        )
-    if keep and not config.merge:
-        raise ValueError(
-            "Data to keep (--keep-data) are for merge=True (--merge); pass both or neither."
-        )
     is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
     with locked_folder(output):
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
         checkpoint = check_output(output, config.resume)
-        settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
+        settings = {"model": model if isinstance(model, str) else None, "data": data.digest}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
         if checkpoint is not None:
             check_same_run(output, settings)
@@ -150,7 +138,7 @@ def train(
             train_or_stop(trainer, checkpoint)
         if start is None:
             return TrainedModel(trainer, {}, None, output)
-        trained = start.compare(trainer, rows, output, keep)
+        trained = start.compare(trainer, rows, output)
         return _save_unless_worse(trained, output, config, "" if dev is None else dev.name)
 
 
@@ -167,8 +155,6 @@ class _Pretrained:
         self.model, self.dev, self.config = model, dev, config
         self.before, self.after = card_evaluators(data, seed=config.seed)
         self.ndcg = None if dev is None else own_ndcg(model, dev)
-        # the trainer needs the device's memory
-        self.base = deepcopy(model).cpu() if config.merge else None
 
     def measure_norms(self) -> None:
         """Measures the model as it is prepared for the loss."""
@@ -176,34 +162,21 @@ class _Pretrained:
         self.queries = encode_raw(self.model, self.before.texts["query"], "query")  # (n, D)
 
     def compare(
-        self,
-        trainer: SentenceTransformerTrainer,
-        rows: Dataset,
-        output: Path,
-        keep: Sequence[RetrievalData],
+        self, trainer: SentenceTransformerTrainer, rows: Dataset, output: Path
     ) -> TrainedModel:
-        """Measures the model, which is trained now; merges it and sets its scoring."""
+        """Measures the model, which is trained now, and sets its scoring."""
         model, dev, config, state = self.model, self.dev, self.config, trainer.state
         distances = encode_raw(model, self.before.texts["query"], "query") - self.queries
         moved = float(distances.norm(dim=1).mean() / self.queries.norm(dim=1).mean())
-        verdict = merge = None
-        if self.base is not None and dev is not None:
-            calibrate = not (config.keep_scoring or normalizes_output(model))
-            base = self.base.to(model.device)
-            merge = merge_with_base(
-                model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate
-            )
-            # its scoring is chosen by `judge_model`
-            model.load_state_dict(parameters_of(merge.model), strict=False)
+        verdict = None
         self.after(model, epoch=round(state.epoch or 0), steps=state.global_step)
         if dev is not None and self.ndcg is not None:
-            weight = None if merge is None else merge.weight
-            verdict = judge_model(model, dev, self.ndcg, config.keep_scoring, config.seed, weight)
+            verdict = judge_model(model, dev, self.ndcg, config.keep_scoring, config.seed)
             if verdict.saved != verdict.as_trained:
                 prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
         geometry = {"before": self.before.metrics, "after": self.after.metrics}
         prior = _about_prior(rows) if config.prior else None
-        return TrainedModel(trainer, geometry, verdict, output, prior, merge, moved)
+        return TrainedModel(trainer, geometry, verdict, output, prior, moved)
 
 
 def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> None:
@@ -217,11 +190,6 @@ def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> No
             "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
             "loss='cosine'."
         )
-
-
-def _about_norms(geometry: dict[str, dict[str, float]]) -> str:
-    before, after = (geometry.get(key, {}).get("cohens_d", math.nan) for key in ("before", "after"))
-    return norm_warning(after, before)
 
 
 def _about_prior(rows: Dataset) -> str:
@@ -242,23 +210,18 @@ def _save_unless_worse(
     trained: TrainedModel, output: Path, config: TrainConfig, name: str
 ) -> TrainedModel:
     """Saves the model with its figures, but not one that is clearly worse."""
-    verdict, merge = trained.verdict, trained.merge
+    verdict = trained.verdict
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
             f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
             " keep_anyway=True (--resume --keep-anyway) save its model."
         )
         return replace(trained, output=None)
-    figures = {
-        "geometry": trained.geometry,
-        "merge": merge and merge.to_dict(),
-        "dev": verdict,
-        "moved": trained.moved,
-    }
+    figures = {"geometry": trained.geometry, "dev": verdict, "moved": trained.moved}
     sections = {
         f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
-        "Merged with the base": merge.to_markdown() if merge else None,
         "Document prior": trained.prior,
+        "Norms": trained.norm_warning,
     }
     save_trained(trained.trainer, output, figures, sections)
     if not config.keep_checkpoints:
@@ -269,27 +232,24 @@ def _save_unless_worse(
 def save_trained(
     trainer: SentenceTransformerTrainer,
     output: Path,
-    figures: dict[str, Any],
-    sections: dict[str, str | None],
+    figures: Mapping[str, object],
+    sections: Mapping[str, str | None],
+    remedy: str = "Make room, and run again with resume=True (--resume).",
 ) -> None:
     """Writes the model, its card with further sections, and ``training.json``."""
-    card: Any = trainer.model.model_card_data
-    # which the card describes again, with the temperatures and exponents that it learned
-    loss: Any = trainer.loss
-    card.train_datasets = card.extract_dataset_metadata(
-        trainer.train_dataset, card.train_datasets, loss, "train"
-    )
+    loss = cast(MagnitudeRankingLoss, trainer.loss)
+    rows = cast(Dataset, trainer.train_dataset)
+    # the card describes the loss again, with the temperatures and exponents that it learned
+    card = trainer.model.model_card_data
+    card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    remedy = "Make room, and run again with resume=True (--resume)."
     with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(trainer.model, folder)
         (folder / "training.json").write_text(
             json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8"
         )
-        norms = _about_norms(figures.get("geometry", {}))
-        about = {"Norms": norms, "Prompts": _about_prompts(trainer)}
-        for title, text in (sections | about).items():
+        for title, text in {**sections, "Prompts": _about_prompts(trainer)}.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
 
@@ -305,12 +265,3 @@ def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
         f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text:"
         f" {named}."
     )
-
-
-def digest_of(data: RetrievalData) -> str:
-    """A digest of texts and judgments, by which a run that resumes knows its data."""
-    rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
-    for query, grades in data.relevant.items():
-        rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
-    rows += [(query, *sorted(ids)) for query, ids in data.negatives.items()]
-    return digest(text for row in rows for text in row)

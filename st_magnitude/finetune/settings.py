@@ -71,10 +71,6 @@ class TrainConfig:
     prior: Annotated[bool, Option(help="Correct for how often a document is positive (logQ).")] = (
         False
     )
-    merge: Annotated[
-        bool, Option(help="Merge with the pretrained model, by a weight chosen on dev.")
-    ] = False
-    max_loss: Annotated[float, Option(min=0, help="Loss of nDCG@10 allowed on --keep-data.")] = 0.01
     max_length: TrainLength = None
     prompts: Prompts = True
     bf16: Bf16 = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -87,17 +87,18 @@ def make_trainer(
     rows: Dataset,
     config: TrainConfig,
     output: Path,
-    loss_options: dict[str, Any] | None = None,
-    **arguments: Any,
+    loss_options: Mapping[str, object] | None = None,
+    saves: bool = True,
 ) -> SentenceTransformerTrainer:
     """The Trainer of a run, with a model fit for the loss.
 
-    ``loss_options`` and ``arguments`` override what the settings say.
+    ``loss_options`` override what the settings say. A trainer that saves no checkpoints shows no
+    progress either.
     """
-    card: Any = model.model_card_data
+    card = model.model_card_data
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
-    args = _arguments(config, rows, output, model, arguments)
+    args = _arguments(config, rows, output, model, saves)
     prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))
     options: dict[str, Any] = {
         "gather_across_devices": args.world_size > 1,
@@ -108,13 +109,13 @@ def make_trainer(
     kind = LOSSES[config.loss]
     if config.loss == "tempagg" and config.dims is not None:
         kind = TempAggMRLLoss
-    loss = kind(model, **(options | (loss_options or {}) | _terms(config)))
+    loss = kind(model, **{**options, **(loss_options or {}), **_terms(config)})
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
 
-def _terms(config: TrainConfig) -> dict[str, Any]:
+def _terms(config: TrainConfig) -> dict[str, object]:
     """The options of a loss that set its prefixes and temperatures."""
-    terms: dict[str, Any] = {"temperature": config.temperature}
+    terms: dict[str, object] = {"temperature": config.temperature}
     if config.loss == "tempagg":
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
         return {name: value for name, value in terms.items() if value is not None}
@@ -148,36 +149,37 @@ def _arguments(
     rows: Dataset,
     output: Path,
     model: SentenceTransformer,
-    more: dict[str, Any],
+    saves: bool,
 ) -> SentenceTransformerTrainingArguments:
-    """Arguments of the Trainer for these settings; ``more`` overrides any of them."""
+    """Arguments of the Trainer for these settings."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     if config.temperature == "learned":
         own_rates |= LearnedTemperature.learning_rate_mapping()
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}
     rate = config.learning_rate
-    settings: dict[str, Any] = {
-        "prompts": {name: prompt for name, prompt in prompts.items() if prompt} or None,
-        "router_mapping": roles if any(isinstance(module, Router) for module in model) else {},
-        "output_dir": str(output / "checkpoints"),
-        "num_train_epochs": config.epochs,
-        "max_steps": config.max_steps,
-        "per_device_train_batch_size": config.batch_size,
-        "learning_rate": _default_rate(model) if rate is None else rate,
-        "learning_rate_mapping": own_rates,
-        "warmup_steps": 0.1,  # a share
-        "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
-        "use_cpu": model.device.type == "cpu",
-        "batch_sampler": _sampler(config, rows),
-        "dataloader_drop_last": True,
-        "logging_steps": 10,
-        "save_steps": config.save_steps,
-        "save_total_limit": 1,
-        "seed": config.seed,
-        "report_to": [],
-    }
-    arguments = _Arguments(**(settings | more))
+    arguments = _Arguments(
+        prompts={name: prompt for name, prompt in prompts.items() if prompt} or None,
+        router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
+        output_dir=str(output / "checkpoints"),
+        num_train_epochs=config.epochs,
+        max_steps=config.max_steps,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=_default_rate(model) if rate is None else rate,
+        learning_rate_mapping=own_rates,
+        warmup_steps=0.1,  # a share
+        bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
+        use_cpu=model.device.type == "cpu",
+        batch_sampler=_sampler(config, rows),
+        dataloader_drop_last=True,
+        logging_steps=10,
+        save_steps=config.save_steps,
+        save_total_limit=1,
+        seed=config.seed,
+        report_to=[],
+        save_strategy="steps" if saves else "no",
+        disable_tqdm=None if saves else True,
+    )
     _fit_batch(arguments, len(rows))
     return arguments
 

@@ -14,10 +14,10 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import judge, scoring_of
 from st_magnitude.result import Result, Table, interval
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Scored", "Verdict", "judge_model", "own_ndcg", "own_similarity"]
+__all__ = ["Scored", "Verdict", "judge_model", "own_ndcg"]
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 
@@ -48,7 +48,6 @@ class Verdict(Result):
     best: Scored | None
     saved: Scored  # the one of the two that the saved model is scored with
     curve: dict[str, float] | None  # nDCG@10 by document exponent
-    weight: float | None = None  # of the trained model in a merged one, chosen by these queries
 
     @property
     def is_better(self) -> bool:
@@ -63,20 +62,17 @@ class Verdict(Result):
     @property
     def caveat(self) -> str:
         """A sentence on what these queries have chosen, or nothing."""
-        chosen = {"weight": self.weight is not None, "exponent": self.saved != self.as_trained}
-        names = " and ".join(name for name, is_chosen in chosen.items() if is_chosen)
-        if not names:
+        if self.saved == self.as_trained:
             return ""
-        return f"These queries have chosen the {names}, so the difference is optimistic."
+        return "These queries have chosen the exponent, so the difference is optimistic."
 
     def tables(self) -> Iterable[Table]:
         """One table, for the terminal and for the model card."""
         rows: list[list[object]] = [["pretrained", self.pretrained, ""]]
-        name = "trained" if self.weight is None else f"merged at {self.weight:g}"
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             kind = "as trained" if scored == self.as_trained else "best"
             saved = ", saved" if scored == self.saved else ""
-            rows.append([f"{name}, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
+            rows.append([f"trained, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
         title = (
             f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 %"
             " interval"
@@ -106,17 +102,11 @@ class Verdict(Result):
         return " ".join(part for part in parts if part)
 
 
-def own_similarity(model: SentenceTransformer) -> Similarity:
-    """The model's own similarity; cosine if that is a distance."""
-    return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
-
-
-def own_ndcg(
-    model: SentenceTransformer, data: RetrievalData, similarity: Similarity | None = None
-) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the model's own similarity, or under another one."""
+def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
+    """nDCG@10 of every query under the model's own similarity; cosine if it is a distance."""
+    own = scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
     encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(similarity or own_similarity(model)))
+    return encoded.ndcg(encoded.top(own))
 
 
 def judge_model(
@@ -125,7 +115,6 @@ def judge_model(
     pretrained: NDArray[np.float64],
     keep_scoring: bool,
     seed: int,
-    weight: float | None = None,
 ) -> Verdict:
     """Measures a trained model next to the pretrained one and chooses how it is scored.
 
@@ -142,7 +131,7 @@ def judge_model(
     if normalizes_output(model):
         warn_if_few(data.query_ids, "a model")
         trained = scored(exponent, own_ndcg(model, data))
-        return Verdict(number, before, trained, None, trained, None, weight)
+        return Verdict(number, before, trained, None, trained, None)
     curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()])
@@ -151,4 +140,4 @@ def judge_model(
     loads_anywhere = trained.exponent in (0.0, 1.0)
     keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)
     saved = trained if keep else best
-    return Verdict(number, before, trained, best, saved, curve.to_dict()["ndcg@10"], weight)
+    return Verdict(number, before, trained, best, saved, curve.to_dict()["ndcg@10"])

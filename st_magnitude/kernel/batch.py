@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from st_magnitude._checks import at_least, one_of
-
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
-HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
-# (rows, their scores (n, M)) -> (n, M), booleans or 0 and 1: True for columns that are no negatives
-Judge = Callable[[slice, Tensor], Tensor]
 # Numbers or booleans (B, M), or a function of a slice of the rows that returns theirs, (n, M)
 Targets = Tensor | Callable[[slice], Tensor]
 
@@ -35,8 +30,8 @@ class Above:
     guide: tuple[Tensor, Tensor] | None = None
 
 
-# Integer ids (M,), a function of rows and their scores, an Above, or several of them
-Exclude = Tensor | Judge | Above | Sequence[Tensor | Judge | Above]
+# Integer ids (M,), an Above, or several of them
+Exclude = Tensor | Above | Sequence[Tensor | Above]
 
 
 @dataclass(frozen=True)
@@ -52,8 +47,6 @@ class Batch:
     offset: int = 0
     all_queries: Tensor | None = None  # (Q, D)
     num_queries: int | None = None
-    hardness_mode: HardnessMode | None = None
-    hardness_strength: float = 0.0
     exclude: Exclude | None = None
     positives: Tensor | None = None  # (M,) integers
     targets: Targets | None = None
@@ -78,23 +71,15 @@ class Batch:
         return self.num_queries or len(self.column_queries)
 
     @property
-    def weighs_hard_negatives(self) -> bool:
-        return self.hardness_mode is not None and self.hardness_strength > 0
-
-    @property
-    def excluded(self) -> Sequence[Tensor | Judge | Above]:
+    def excluded(self) -> Sequence[Tensor | Above]:
         """``exclude`` as a sequence."""
         if self.exclude is None:
             return ()
-        return self.exclude if isinstance(self.exclude, (list, tuple)) else (self.exclude,)
+        return (self.exclude,) if isinstance(self.exclude, Tensor | Above) else self.exclude
 
     @property
     def excluded_ids(self) -> list[Tensor]:
         return [x for x in self.excluded if isinstance(x, Tensor)]
-
-    @property
-    def excluding_functions(self) -> list[Judge]:
-        return [x for x in self.excluded if not isinstance(x, Tensor | Above)]
 
     @property
     def above(self) -> Above | None:
@@ -102,25 +87,22 @@ class Batch:
 
     def check(self, directions: Sequence[Direction]) -> None:
         """Raises a ValueError if shapes, types and directions do not fit together."""
-        one_of("hardness_mode", self.hardness_mode, (None, *get_args(HardnessMode)))
-        at_least("hardness_strength", self.hardness_strength, 0)
         self._check_embeddings()
         size = len(self.documents)
         for ids in self.excluded_ids:
             _check_ids("exclude", ids, size)
         if self.positives is not None:
             _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
-        needs_owners = self.hardness_mode in ("in_batch_negatives", "hard_negatives")
-        if (needs_owners or "doc_to_doc" in directions) and self.own.stop > self.num_pairs:
+        if "doc_to_doc" in directions and self.own.stop > self.num_pairs:
             raise ValueError(
                 "num_queries, the number of positives among the documents of all devices, is"
-                f" needed for doc_to_doc and for hardness_mode={self.hardness_mode!r} with offset"
-                f" {self.offset}; got {self.num_queries}."
+                f" needed for doc_to_doc with offset {self.offset}; got {self.num_queries}."
             )
         log_q = "logarithms of probabilities"
         _check_numbers("log_q", log_q, self.log_q, size)
         _check_numbers("log_q_queries", log_q, self.log_q_queries, len(self.column_queries))
         _check_numbers("weights", "weights of rows", self.weights, len(self.queries))
+        self._check_targets(directions)
 
     def _check_embeddings(self) -> None:
         queries, documents, all_queries = self.queries, self.documents, self.all_queries
@@ -145,10 +127,7 @@ class Batch:
                 f" {tuple(all_queries.shape)}."
             )
 
-    def check_targets(
-        self, directions: Sequence[Direction], num_documents: int, num_queries: int
-    ) -> None:
-        """Raises a ValueError if targets do not name all columns, in a ring those of all ranks."""
+    def _check_targets(self, directions: Sequence[Direction]) -> None:
         targets, of_queries = self.targets, self.targets_queries
         if self.positives is not None and targets is not None:
             raise ValueError("positives are one kind of targets: give one of the two.")
@@ -157,9 +136,9 @@ class Batch:
                 "targets take neither 'query_to_query' nor 'doc_to_doc'; give integer ids (M,) of"
                 " the documents as positives."
             )
-        rows = len(self.queries)
+        rows, num_queries = len(self.queries), len(self.column_queries)
         for name, given, columns in (
-            ("targets", targets, num_documents),
+            ("targets", targets, len(self.documents)),
             ("targets_queries", of_queries, num_queries),
         ):
             if isinstance(given, Tensor) and given.shape != (rows, columns):

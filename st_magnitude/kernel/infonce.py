@@ -8,21 +8,13 @@ and in less memory (docs/kernel.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from st_magnitude._checks import one_of
-from st_magnitude.kernel.batch import (
-    Batch,
-    Direction,
-    Exclude,
-    HardnessMode,
-    PartitionMode,
-    Targets,
-)
+from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
 from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import LearnedTemperature, Term
@@ -33,7 +25,6 @@ __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
 Backend = Literal["auto", "plain", "tiled"]
 PLAIN_SCORES = 2**16  # the most scores of all terms that backend="auto" holds at a time
-Precision = Literal["float32", "bfloat16"]
 
 
 def infonce(
@@ -48,8 +39,6 @@ def infonce(
     partition_mode: PartitionMode = "joint",
     all_queries: Tensor | None = None,
     num_queries: int | None = None,
-    hardness_mode: HardnessMode | None = None,
-    hardness_strength: float = 0.0,
     exclude: Exclude | None = None,
     positives: Tensor | None = None,
     targets: Targets | None = None,
@@ -58,7 +47,6 @@ def infonce(
     log_q: Tensor | None = None,
     log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
-    precision: Precision = "float32",
 ) -> Tensor:
     """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
 
@@ -87,20 +75,12 @@ def infonce(
         all_queries: Gathered embeddings (Q, D) that the softmax of a document runs over. Row
             ``offset + i`` is query i.
         num_queries: Number N of queries that the documents belong to: document j belongs to query j
-            modulo N, positives first. It counts for ``"doc_to_doc"`` and for two modes of hardness.
-            None: that of the queries, or of all_queries.
-        hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are:
-            ``"in_batch_negatives"``, those of other queries; ``"hard_negatives"``, the other
-            documents of the query; ``"all_negatives"``, both.
-        hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a
-            constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5).
-        exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a
-            sequence of both. Texts of one id are not negatives of each other, and a query has the
-            id of its positive. A function ``exclude(rows, scores)`` is about the softmax of a
-            query. It is called once for a tile, a slice of the queries, and returns booleans
-            (n, M), True for documents to leave out. ``scores`` (n, M) are those of the longest
-            prefix before the temperature; they may be read during the call only. A positive always
-            stays.
+            modulo N, positives first. It counts for ``"doc_to_doc"``. None: that of the queries, or
+            of all_queries.
+        exclude: Documents that are not negatives of a query: integer ids (M,), an
+            :class:`~st_magnitude.kernel.batch.Above`, which compares scores with that of the
+            positive, or a sequence of ids and one of these. Texts of one id are not negatives of
+            each other, and a query has the id of its positive. A positive always stays.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for
             documents of the same content. The loss of a query is then the mean of -log softmax over
             its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362,
@@ -124,9 +104,6 @@ def infonce(
             which would multiply the gradients in half precision, is off.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
             CPU it is 2^20 / M, but at least 256.
-        precision: ``"bfloat16"``: matrix products take bfloat16 factors, at twice the speed or more
-            on hardware made for it; scores have an error of up to 2^-8 of themselves. Norms,
-            softmax and sums stay in float32.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
@@ -155,8 +132,6 @@ def infonce(
         offset=offset,
         all_queries=None if all_queries is None else at_least_float32(all_queries),
         num_queries=num_queries,
-        hardness_mode=hardness_mode,
-        hardness_strength=hardness_strength,
         exclude=exclude,
         positives=positives,
         targets=targets,
@@ -166,27 +141,16 @@ def infonce(
         log_q_queries=log_q_queries,
     )
     batch.check(directions)
-    batch.check_targets(directions, len(documents), len(batch.column_queries))
     check_terms(terms, queries.shape[1])
-    dtype = product_dtype(precision)
     if backend == "auto":
         num_scores = len(queries) * len(documents) * len(directions) * len(terms)
         is_small = num_scores <= PLAIN_SCORES and tile_rows is None
         is_exact = not torch.is_autocast_enabled(queries.device.type)
         backend = "plain" if is_small and is_exact else "tiled"
     if backend == "plain":
-        return plain_infonce(batch, terms, similarity, softmaxes, dtype)
-    plan = Plan.of(terms, batch, similarity, len(queries) * len(softmaxes), tile_rows, dtype)
+        return plain_infonce(batch, terms, similarity, softmaxes)
+    plan = Plan.of(terms, batch, similarity, len(queries) * len(softmaxes), tile_rows)
     return tiled_infonce(batch, similarity, softmaxes, plan)
-
-
-infonce_reference = partial(infonce, backend="plain")  # for tests of the tiled engine
-
-
-def product_dtype(precision: Precision) -> torch.dtype | None:
-    """The type of the factors of matrix products, or None for that of the vectors."""
-    one_of("precision", precision, get_args(Precision))
-    return torch.bfloat16 if precision == "bfloat16" else None
 
 
 def softmaxes_of(

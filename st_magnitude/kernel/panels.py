@@ -3,22 +3,22 @@
 * A **side** is n texts: their vectors divided by norms, the gradients of these, and what rules
   need to know of the texts.
 * A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and rules.
-
-A rule is a function of a slice of rows and their scores (n, M), which returns numbers (n, M) in
-memory of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Above, Batch, Direction, Judge
+from st_magnitude.kernel.batch import Above, Batch, Direction
 from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.softmax import Plan
+
+# (a slice of the rows, their scores (n, M)) -> numbers (n, M) in memory of its own
+Rule = Callable[[slice, Tensor], Tensor]
 
 
 @dataclass
@@ -26,7 +26,6 @@ class Side:
     """Vectors divided by their norms, what is known of their texts, and gradients."""
 
     x: Tensor  # (n, D), D the longest prefix
-    operand: Tensor  # (n, D), x as matrix products take it
     scale: Tensor | None = None  # (K - 1, n), factors of the shorter prefixes; None: 1
     grad: Tensor | None = None  # (n, D); None: not needed
     grad_scale: Tensor | None = None  # (K - 1, n)
@@ -79,7 +78,6 @@ def side_of(
         pairs = torch.arange(first, first + number, device=x.device) % batch.num_pairs
         return Side(
             x=x,
-            operand=x.to(plan.product_dtype),
             scale=scale,
             grad=_zeros(x),
             grad_scale=_zeros(scale),
@@ -108,9 +106,8 @@ class Panel:
     rows: Side  # (B, D)
     columns: Side  # (M, D)
     own: int | None  # the column of the positive of row 0, if any; that of row i is i later
-    excluded: tuple[Judge, ...]  # columns left out of the softmax, unless they are positives
-    targets: Judge | None = None  # what share each column has; None: the own column has all
-    hard: Judge | None = None  # columns that weigh more, unless they are positives
+    excluded: tuple[Rule, ...]  # columns left out of the softmax, unless they are positives
+    targets: Rule | None = None  # what share each column has; None: the own column has all
 
 
 def panel_of(
@@ -120,21 +117,18 @@ def panel_of(
     columns: Side,
     own: int | None,
     of_own: Tensor | None = None,
-    place: tuple[int | None, slice] | None = None,
 ) -> Panel:
     """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
 
     Args:
         own: The column that belongs to row 0, if it is in the block.
         of_own: The scores (B,) of the positives, where the block may lack them.
-        place: The own column of row 0, and the block, among all columns that targets name. None:
-            the block is all of them.
     """
-    excluded: list[Judge] = []
+    excluded: list[Rule] = []
     if rows.ids is not None and columns.ids is not None:
         pairs = zip(rows.ids.unbind(dim=1), columns.ids.unbind(dim=1), strict=True)
         excluded += [same_id(row, column, rows.x.dtype) for row, column in pairs]
-    same_label: Judge | None = None
+    same_label: Rule | None = None
     if rows.label is not None and columns.label is not None:
         same_label = same_id(rows.label, columns.label, rows.x.dtype)
     if direction in ("query_to_query", "doc_to_doc"):
@@ -142,19 +136,16 @@ def panel_of(
         excluded.append(_same_pair(rows, columns))
         excluded += [] if same_label is None else [same_label]
         return Panel(rows, columns, None, tuple(excluded))
-    if direction == "query_to_doc":
-        excluded += [_fresh(function) for function in batch.excluding_functions]
     if batch.above is not None:
         excluded.append(_too_close(batch.above, rows, columns, own, of_own))
-    targets = same_label or _named(batch, direction, *(place or (own, slice(None))))
-    hard = _hard(batch, rows, columns) if direction == "query_to_doc" else None
-    return Panel(rows, columns, own, tuple(excluded), targets, hard)
+    targets = same_label or _named(batch, direction, own)
+    return Panel(rows, columns, own, tuple(excluded), targets)
 
 
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def same_id(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Judge:
+def same_id(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Rule:
     """The columns (M,) with the id of the row (B,), compared as small floats, which takes a quarter
     of the time of comparing integers into booleans."""
     ordered, order = torch.cat([rows, columns]).sort()
@@ -163,25 +154,20 @@ def same_id(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Judge:
     return _equal(numbers[: len(rows)], numbers[len(rows) :])
 
 
-def _equal(rows: Tensor, columns: Tensor) -> Judge:
+def _equal(rows: Tensor, columns: Tensor) -> Rule:
     """The columns (M,) with the number of the row (B,), both floats."""
     return lambda tile, scores: torch.eq(columns, rows[tile, None], out=torch.empty_like(scores))
 
 
-def _same_pair(rows: Side, columns: Side) -> Judge:
+def _same_pair(rows: Side, columns: Side) -> Rule:
     assert rows.owner is not None
     assert columns.owner is not None
     return _equal(rows.owner, columns.owner)
 
 
-def _fresh(function: Judge) -> Judge:
-    """What a function of the caller says, in memory that the engine may write to."""
-    return lambda tile, scores: function(tile, scores).to(scores.dtype, copy=True)
-
-
 def _too_close(
     above: Above, rows: Side, columns: Side, own: int | None, of_own: Tensor | None
-) -> Judge:
+) -> Rule:
     """The columns that score above the threshold."""
 
     def rule(tile: slice, scores: Tensor) -> Tensor:
@@ -197,8 +183,8 @@ def _too_close(
     return rule
 
 
-def _named(batch: Batch, direction: Direction, own: int | None, block: slice) -> Judge | None:
-    """The columns of a block that targets name; a row that names none has its own column."""
+def _named(batch: Batch, direction: Direction, own: int | None) -> Rule | None:
+    """The columns that targets name; a row that names none has its own column."""
     given = batch.targets_queries if direction == "doc_to_query" else batch.targets
     if given is None and isinstance(batch.targets, Tensor):
         given = batch.targets[:, batch.own].T
@@ -207,22 +193,8 @@ def _named(batch: Batch, direction: Direction, own: int | None, block: slice) ->
     of_rows = given.__getitem__ if isinstance(given, Tensor) else given
 
     def rule(tile: slice, scores: Tensor) -> Tensor:
-        targets = of_rows(tile).to(scores.dtype, copy=True)  # (n, all columns)
+        targets = of_rows(tile).to(scores.dtype, copy=True)
         targets.diagonal(own + tile.start).add_(targets.sum(dim=1) == 0)
-        return targets[:, block]
+        return targets
 
     return rule
-
-
-def _hard(batch: Batch, rows: Side, columns: Side) -> Judge | None:
-    """The negatives that weigh more. In a ring those of other ranks belong to other queries."""
-    if not batch.weighs_hard_negatives:
-        return None
-    in_batch = batch.hardness_mode == "in_batch_negatives"
-    is_other_rank = columns.owner is None
-    if batch.hardness_mode == "all_negatives" or (in_batch and is_other_rank):
-        return lambda tile, scores: torch.ones_like(scores)
-    if is_other_rank:
-        return None
-    same = _same_pair(rows, columns)
-    return (lambda tile, scores: 1 - same(tile, scores)) if in_batch else same

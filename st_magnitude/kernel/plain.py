@@ -12,7 +12,6 @@ it shares no mask with the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,6 @@ def plain_infonce(
     terms: Sequence[Term],
     similarity: Similarity,
     softmaxes: Sequence[tuple[Direction, ...]],
-    product_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The mean loss of softmaxes, whose first direction has the positives."""
     losses = []
@@ -36,8 +34,7 @@ def plain_infonce(
     longest = max(term.dim or batch.queries.shape[1] for term in terms)
     with torch.autocast(batch.queries.device.type, enabled=False):
         for directions in softmaxes:
-            compare = partial(Comparison, batch, similarity, longest, product_dtype)
-            parts = [compare(direction) for direction in directions]
+            parts = [Comparison(batch, similarity, longest, direction) for direction in directions]
             first, *others = [part.targets for part in parts]
             targets = torch.cat([first, *map(torch.zeros_like, others)], dim=1)
             for term in terms:
@@ -52,14 +49,9 @@ class Comparison:
     positive, and who is no negative. Query i and its positive have the number ``offset + i``."""
 
     def __init__(
-        self,
-        batch: Batch,
-        similarity: Similarity,
-        longest: int,
-        dtype: torch.dtype | None,
-        direction: Direction,
+        self, batch: Batch, similarity: Similarity, longest: int, direction: Direction
     ) -> None:
-        self.batch, self.dtype = batch, dtype
+        self.batch = batch
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
         self.rows = batch.queries if self.from_query else batch.documents[batch.own]  # (B, D)
         self.columns = batch.column_queries if self.to_query else batch.documents  # (M, D)
@@ -81,29 +73,15 @@ class Comparison:
         else:
             self.targets = self._targets(scores.dtype)  # (B, M), rows sum to 1
             self.left_out = self._false_negatives(scores) & ~self.own & (self.targets == 0)
-        self.hardness: Tensor | None = None  # (B, M)
-        if batch.hardness_mode is not None and direction == "query_to_doc":
-            is_hard = {
-                "in_batch_negatives": ~self.same_pair,
-                "hard_negatives": self.same_pair,
-                "all_negatives": torch.ones_like(self.own),
-            }[batch.hardness_mode]
-            is_hard = is_hard & ~self.own & (self.targets == 0)
-            self.hardness = batch.hardness_strength * is_hard.to(scores)
 
     def scores(self, dim: int | None) -> Tensor:
         """s(row, column) of a prefix, (B, M)."""
         rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
-        if self.dtype is not None:
-            return (rows.to(self.dtype) @ columns.to(self.dtype).T).to(rows.dtype)
         return rows @ columns.T
 
     def logits(self, term: Term) -> Tensor:
-        """The logits of the softmax, (B, M). A hard negative counts exp(strength · s) times."""
-        scores = self.scores(term.dim)
-        logits = scores / term.temperature
-        if self.hardness is not None:
-            logits = logits + self.hardness * scores.detach()
+        """The logits of the softmax, (B, M)."""
+        logits = self.scores(term.dim) / term.temperature
         if self.log_q is not None:
             logits = logits - self.log_q.detach()
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
@@ -122,10 +100,8 @@ class Comparison:
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
         """The pairs that ``exclude`` leaves out, by scores of the longest prefix, (B, M)."""
-        batch, rows = self.batch, slice(0, len(scores))
+        batch = self.batch
         said = [self._same(ids) for ids in batch.excluded_ids]
-        if self.from_query:
-            said += [function(rows, scores).bool() for function in batch.excluding_functions]
         if batch.above is not None:
             if batch.above.guide is not None:
                 queries, documents = batch.above.guide

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
-from st_magnitude.kernel.infonce import Precision, check_terms, product_dtype, softmaxes_of
+from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode
+from st_magnitude.kernel.infonce import check_terms, softmaxes_of
 from st_magnitude.kernel.panels import Panel, Side, panel_of
 from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import Term
@@ -45,16 +43,14 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def agree(
-    device: torch.device, check: Callable[[], Sequence[int] | None], size: int
-) -> list[list[int]]:
+def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
     """The ``size`` whole numbers that the check returns on each rank.
 
     Where it raises on one rank, all raise, because one alone would leave the others waiting.
     """
     problem, numbers = None, [0] * (size + 1)
     try:
-        numbers = [1, *(check() or ())]
+        numbers = [1, *check()]
     except Exception as error:
         problem = error
     mine = torch.tensor(numbers, device=device)
@@ -78,9 +74,12 @@ def ring_infonce(
     directions: Sequence[Direction] = ("query_to_doc",),
     *,
     partition_mode: PartitionMode = "joint",
+    exclude: Exclude | None = None,
+    positives: Tensor | None = None,
+    weights: Tensor | None = None,
+    log_q: Tensor | None = None,
+    log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
-    precision: Precision = "float32",
-    **others: Any,
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch, which is the mean over ranks.
 
@@ -89,11 +88,9 @@ def ring_infonce(
         documents: Embeddings (M, D) of this rank, the positives first.
         directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with
             ``partition_mode="per_direction"``, because a softmax has one direction.
-        **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank:
-            ``hardness_mode``, ``hardness_strength``, ``log_q``, ``log_q_queries``, ``weights``,
-            ``positives``, and for ``exclude`` integer ids, as many on all ranks, and an `Above`.
-            Ids are those of the documents of all ranks. ``targets`` and ``targets_queries`` have a
-            column for each document, or query, of all ranks, rank after rank.
+
+    The other arguments are those of :func:`~st_magnitude.infonce`, for the queries and documents of
+    this rank. Ids are equal for equal texts of all ranks, and ``exclude`` has as many on each.
 
     The value is that of infonce with gathered documents and batches of one size. The mean of the
     gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
@@ -103,7 +100,15 @@ def ring_infonce(
         ValueError: As infonce does, but on all ranks together.
     """
     terms = tuple(terms)
-    batch = Batch(at_least_float32(queries), at_least_float32(documents), **others)
+    batch = Batch(
+        at_least_float32(queries),
+        at_least_float32(documents),
+        exclude=exclude,
+        positives=positives,
+        weights=weights,
+        log_q=log_q,
+        log_q_queries=log_q_queries,
+    )
 
     def own_sizes() -> tuple[int, int]:
         batch.check(directions)
@@ -112,11 +117,8 @@ def ring_infonce(
 
     softmaxes = softmaxes_of(directions, partition_mode)
     num_queries, num_documents = zip(*agree(queries.device, own_sizes, 2), strict=True)  # per rank
-    fits = partial(batch.check_targets, directions, sum(num_documents), sum(num_queries))
-    agree(queries.device, fits, 0)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
-    dtype = product_dtype(precision)
-    plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows, dtype)
+    plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows)
     counts: dict[Direction, tuple[int, ...]] = {
         "query_to_doc": num_documents,
         "doc_to_query": num_queries,
@@ -137,9 +139,8 @@ def one_round(
 
     With gradients, those of the columns travel one hop behind their block, and are home at the end.
     """
-    rank, sizes, dtype = dist.get_rank(), counts[direction], rows.operand.dtype
+    rank, sizes = dist.get_rank(), counts[direction]
     ranks = len(sizes)
-    edges = [0, *accumulate(sizes)]
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
     block = {name: x.detach() for name, x in block.items() if x is not None}
     if columns.scale is not None:
@@ -158,13 +159,9 @@ def one_round(
             if columns.grad_scale is not None:
                 gradient["scale"] = columns.grad_scale.T.contiguous()
             columns.grad = columns.grad_scale = None
-        owner = (rank - hop) % ranks
-        place = edges[rank], slice(edges[owner], edges[owner + 1])
-        own, pairs = (0, columns.owner) if hop == 0 else (None, None)
+        own = 0 if hop == 0 else None
         # No name holds the side, which the next block would find in memory otherwise.
-        yield panel_of(
-            batch, direction, rows, _side(block, gradient, dtype, pairs), own, of_own, place
-        )
+        yield panel_of(batch, direction, rows, _side(block, gradient), own, of_own)
         if with_gradients:
             if returned is not None:
                 _add(gradient, returned())
@@ -173,7 +170,7 @@ def one_round(
         if successor is not None:
             block, successor = successor(), None
     if returned is not None:  # after W hops
-        home = _side(returned(), {}, dtype)
+        home = _side(returned(), {})
         columns.grad, columns.grad_scale = home.x, home.scale
 
 
@@ -190,16 +187,14 @@ def _scores_of_positives(rows: Side, columns: Side) -> Tensor:
     return torch.linalg.vecdot(left, right[: len(left)])
 
 
-def _side(block: Block, gradient: Block, dtype: torch.dtype, owner: Tensor | None = None) -> Side:
+def _side(block: Block, gradient: Block) -> Side:
     """A block, whose factors are (K - 1, M) in a side, with memory for its gradients."""
     marks = {name: x for name, x in block.items() if name not in FLOWS}
     return Side(
         x=block["x"],
-        operand=block["x"].to(dtype),
         scale=block["scale"].T.contiguous() if "scale" in block else None,
         grad=gradient.get("x"),
         grad_scale=gradient["scale"].T if "scale" in gradient else None,
-        owner=owner,
         **marks,
     )
 

@@ -30,8 +30,6 @@ class Plan:
     num_losses: float  # losses of rows whose mean is the loss of the batch
     tile_rows: int | None  # None: rows_of_a_tile
     bounded: bool  # whether no logit is too large or too small for the exponential of a float32
-    hardness: float  # strength of the weight of hard negatives
-    product_dtype: torch.dtype  # of the factors of matrix products
 
     @classmethod
     def of(
@@ -41,7 +39,6 @@ class Plan:
         similarity: Similarity,
         num_losses: float,
         tile_rows: int | None,
-        product_dtype: torch.dtype | None,
     ) -> Plan:
         """The plan of terms for the embeddings of a batch."""
         width = batch.queries.shape[1]
@@ -52,10 +49,7 @@ class Plan:
         powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
         for first in edges[:-1]:
             powers[first] = 0
-        if batch.weighs_hard_negatives:  # whose exponentials have other factors in each term
-            powers = [0] * len(powers)
-        biases = batch.log_q, batch.log_q_queries
-        adds = batch.weighs_hard_negatives or any(x is not None for x in biases)
+        has_biases = batch.log_q is not None or batch.log_q_queries is not None
         is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
         return cls(
             dims=dims,
@@ -64,9 +58,7 @@ class Plan:
             powers=tuple(powers),
             num_losses=num_losses,
             tile_rows=tile_rows,
-            bounded=similarity == COSINE and is_small and not adds,
-            hardness=batch.hardness_strength,
-            product_dtype=product_dtype or batch.queries.dtype,
+            bounded=similarity == COSINE and is_small and not has_biases,
         )
 
     @property

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from st_magnitude._checks import at_least, positive
+from st_magnitude._checks import at_least
 
 __all__ = ["LearnedTemperature", "Term"]
 
@@ -28,8 +27,6 @@ class LearnedTemperature(float):
         >>> from st_magnitude.kernel.terms import LearnedTemperature, Term
         >>> Term(temperature=LearnedTemperature(0.07))
         Term(dim=None, temperature=LearnedTemperature(0.07), weight=1.0)
-        >>> Term(temperature="learned").temperature
-        LearnedTemperature(0.05)
 
     Source: Radford et al. 2021, Learning Transferable Visual Models From Natural Language
         Supervision, section 2.5.
@@ -61,31 +58,19 @@ class Term:
     Args:
         dim: Number of leading coordinates to compare; None for all of them.
         temperature: Divisor of the scores: a positive number, or a :class:`LearnedTemperature`,
-            which a ranking loss learns. ``"learned"`` is one that starts at 0.05. The function
-            ``infonce`` takes numbers and 0-d tensors, which receive gradients.
+            which a ranking loss learns. The function ``infonce`` takes numbers and 0-d tensors,
+            which receive gradients.
         weight: Factor of the term in the sum.
 
     Raises:
-        ValueError: If dim is below 1, or the temperature not positive or another word.
+        ValueError: If dim is below 1, or the temperature not positive.
     """
 
     dim: int | None = None
     temperature: float | Tensor = 0.05
     weight: float = 1.0
 
-    if TYPE_CHECKING:  # the word becomes a number below
-
-        def __init__(
-            self,
-            dim: int | None = None,
-            temperature: float | Tensor | Literal["learned"] = 0.05,
-            weight: float = 1.0,
-        ) -> None: ...
-
     def __post_init__(self) -> None:
-        if isinstance(self.temperature, str):
-            positive("Term.temperature", self.temperature, ["learned"])
-            object.__setattr__(self, "temperature", LearnedTemperature())
         if self.dim is not None and self.dim < 1:
             raise ValueError(
                 f"Term.dim must be at least 1, or None for all dimensions; got {self.dim}."

@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Judge
 from st_magnitude.kernel.panels import Panel, Side
 from st_magnitude.kernel.softmax import LOG2_E, Plan, Softmax
 
@@ -69,7 +68,7 @@ def _visit_tile(
     # The scores of all prefixes. Those of columns that rules leave out become very low.
     for block in blocks:
         _multiply(plan, block, scores)
-    targets, hard = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
+    targets = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
     if finds_sums:
         _attract(softmax, first, tile, [x[:, parts[0]] for x in scores], targets)
     factor, top = _factor([panel.columns for panel in panels])
@@ -79,12 +78,11 @@ def _visit_tile(
     for k in range(longest, -1, -1):
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
-        penalty = None if hard is None else scores[k][:, parts[0]] * hard
         best = _relative(plan, scores[k])  # (n,)
 
         # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
         for t in plan.members[k]:
-            anchor = _exponentials(softmax, t, scores[k], best, penalty, powers) + top  # (n,)
+            anchor = _exponentials(softmax, t, scores[k], best, powers) + top  # (n,)
             total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)
@@ -124,10 +122,11 @@ def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
     """Writes the scores of all prefixes, (K) x (n, M), at the cost of one matrix product: a longer
     prefix only adds the coordinates that the shorter one lacks."""
     rows, columns, part = block
-    shorter: Tensor | None = None
-    for x, span in zip(scores, plan.spans, strict=True):
-        _product(rows.operand[:, span], columns.operand[:, span].T, shorter, x[:, part])
-        shorter = x[:, part]
+    shorter = scores[0][:, part]  # which the first product does not read
+    for k, span in enumerate(plan.spans):
+        longer = scores[k][:, part]
+        torch.addmm(shorter, rows.x[:, span], columns.x[:, span].T, beta=min(k, 1), out=longer)
+        shorter = longer
     for k, x in enumerate(scores[:-1]):
         _multiply_factors(block, k, x)
 
@@ -143,19 +142,18 @@ def _multiply_factors(block: Block, k: int, x: Tensor) -> None:
 
 def _apply_rules(
     panels: Sequence[Panel], parts: Sequence[slice], tile: slice, scores: Sequence[Tensor]
-) -> tuple[Tensor | None, Tensor | None]:
+) -> Tensor | None:
     """Makes the scores of excluded columns very low.
 
-    Returns the targets of the first panel, not yet divided by their sums, and its hard negatives,
-    (n, M) each. None: the own column alone, and no negatives.
+    Returns the targets (n, M) of the first panel, not yet divided by their sums; None: the own
+    column alone.
     """
     found = []
     for panel, part in zip(panels, parts, strict=True):
         longest = scores[-1][:, part]
         targets = None if panel.targets is None else panel.targets(tile, longest)
-        hard = None if panel.hard is None else _spared(panel, [panel.hard], tile, longest, targets)
-        found.append((targets, hard))
-        excluded = _spared(panel, panel.excluded, tile, longest, targets)
+        found.append(targets)
+        excluded = _excluded(panel, tile, longest, targets)
         if excluded is not None:
             low = torch.finfo(excluded.dtype).min * 2.0**-40  # 0 times infinity would not be 0
             for x in scores:
@@ -163,12 +161,10 @@ def _apply_rules(
     return found[0]
 
 
-def _spared(
-    panel: Panel, rules: Sequence[Judge], tile: slice, scores: Tensor, targets: Tensor | None
-) -> Tensor | None:
-    """What rules say about the columns (n, M), and 0 for positives; None without rules."""
+def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None) -> Tensor | None:
+    """How many rules leave out a column, (n, M), and 0 for positives; None without rules."""
     mask: Tensor | None = None
-    for rule in rules:
+    for rule in panel.excluded:
         said = rule(tile, scores)
         mask = said if mask is None else mask.add_(said)
     if mask is None:
@@ -224,23 +220,15 @@ def _relative(plan: Plan, scores: Tensor) -> Tensor:
     return best
 
 
-def _exponentials(
-    softmax: Softmax, t: int, scores: Tensor, best: Tensor, penalty: Tensor | None, powers: Tensor
-) -> Tensor:
+def _exponentials(softmax: Softmax, t: int, scores: Tensor, best: Tensor, powers: Tensor) -> Tensor:
     """Writes 2 ** (logit - anchor) of a term for all columns into powers; returns anchors (n,)."""
     rate = softmax.inverse[t] * LOG2_E
-    anchor = best * rate
     if softmax.plan.powers[t]:  # of the exponentials of the term before
         powers.pow_(softmax.plan.powers[t])
-        return anchor
-    torch.mul(scores, rate, out=powers)
-    if penalty is not None:
-        powers[:, : penalty.shape[1]].add_(penalty, alpha=softmax.plan.hardness * LOG2_E)
-        largest = powers.amax(dim=1)
-        powers.sub_(largest[:, None])
-        anchor = anchor + largest
-    powers.exp2_()
-    return anchor
+    else:
+        torch.mul(scores, rate, out=powers)
+        powers.exp2_()
+    return best * rate
 
 
 def _subtract_targets(
@@ -283,23 +271,9 @@ def _add_gradients(
     for k in range(longest, -1, -1):
         if k < longest:
             slopes.add_(scores[k + 1])
-        pulls, span = slopes.to(plan.product_dtype), plan.spans[k]
+        span = plan.spans[k]
         for rows, columns, part in blocks:
-            left, right = rows.operand[:, span], columns.operand[:, span]
             if rows.grad is not None:
-                grad = rows.grad[:, span]
-                _product(pulls[:, part], right, grad, grad)
+                rows.grad[:, span].addmm_(slopes[:, part], columns.x[:, span])
             if columns.grad is not None:
-                grad = columns.grad[:, span]
-                _product(pulls[:, part].T, left, grad, grad)
-
-
-def _product(left: Tensor, right: Tensor, base: Tensor | None, out: Tensor) -> None:
-    """out = base + left @ right. Operands of fewer digits are multiplied in their own type."""
-    if left.dtype == out.dtype:
-        start = out if base is None else base
-        torch.addmm(start, left, right, beta=float(base is not None), out=out)
-    elif base is None:
-        out.copy_(left @ right)
-    else:
-        torch.add(base, left @ right, out=out)
+                columns.grad[:, span].addmm_(slopes[:, part].T, rows.x[:, span])

@@ -9,7 +9,6 @@ from st_magnitude.losses.late_interaction import LateInteractionLoss
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regression import SimilarityMSELoss
 from st_magnitude.losses.sigreg import SIGRegInfoNCE
-from st_magnitude.losses.sparse import with_texts
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
@@ -35,5 +34,4 @@ __all__ = [
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",
-    "with_texts",
 ]

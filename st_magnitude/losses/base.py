@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
@@ -26,8 +26,6 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
-
-__all__ = ["CITATION", "EmbeddingLoss", "PreparesModel", "exponent_norm", "mean_norm"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +78,6 @@ class EmbeddingLoss(PreparesModel):
     """
 
     citation = CITATION
-    takes_sparse = False  # whether the loss trains a SparseEncoder too
     model: SentenceTransformer
 
     def __init__(
@@ -92,7 +89,7 @@ class EmbeddingLoss(PreparesModel):
     ) -> None:
         super().__init__()
         self.name = type(self).__name__
-        refuse_other_models(model, self.name, self.takes_sparse)
+        refuse_other_models(model, self.name)
         positive("scale", scale, ["auto"])
         self.model = model
         self._similarity = Similarity.named(similarity)
@@ -104,12 +101,12 @@ class EmbeddingLoss(PreparesModel):
     def prepare_model(self) -> None:
         self.check_model()
         self._has_begun = False
-        if isinstance(unwrapped(self.model), (SentenceTransformer, SparseEncoder)):
+        if isinstance(unwrapped(self.model), SentenceTransformer):
             set_similarity_function(self.model, self.similarity)
 
     def check_model(self) -> None:
         """Refuses a model that the loss cannot train, before anything of it is changed."""
-        refuse_other_models(self.model, self.name, self.takes_sparse)
+        refuse_other_models(self.model, self.name)
         if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
@@ -144,7 +141,7 @@ class EmbeddingLoss(PreparesModel):
         similarity function. The stock functions have no fractional exponent.
         """
         model = unwrapped(self.model)
-        if not isinstance(model, (SentenceTransformer, SparseEncoder)):
+        if not isinstance(model, SentenceTransformer):
             return
         norm = exponent_norm(model)
         query, document = self.similarity.exponents

@@ -14,8 +14,6 @@ from st_magnitude.losses.regularizers import Penalties
 from st_magnitude.losses.texts import Texts
 from st_magnitude.surgery.raw import raw_features
 
-__all__ = ["CachesGradients"]
-
 
 class CachesGradients(CachedLossMixin):
     """The part of a loss that embeds mini-batch by mini-batch."""

@@ -18,14 +18,6 @@ from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
 from st_magnitude.training.engines import refuse_engine
 
-__all__ = [
-    "CosineRankingLoss",
-    "DNormRankingLoss",
-    "DotRankingLoss",
-    "LearnableNormLoss",
-    "QNormRankingLoss",
-]
-
 
 class CosineRankingLoss(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers'
@@ -101,8 +93,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     Build an optimizer of your own after the loss. Load the saved model with
     :func:`st_magnitude.load`.
     """
-
-    takes_sparse = False
 
     @with_options_of(MagnitudeRankingLoss, without=["similarity"])
     def __init__(

@@ -31,8 +31,6 @@ from st_magnitude.similarity import QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import normalized_roles
 
-__all__ = ["LateInteractionLoss"]
-
 
 class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRankingLoss):
     """InfoNCE by MaxSim for a MultiVectorEncoder, whose token vectors may keep their norm.

@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.training.attach import Remembering
-
-__all__ = ["Temperatures", "with_temperature"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +25,7 @@ def with_temperature(
     terms: Iterable[Term], temperature: float | Literal["learned"] | None
 ) -> tuple[Term, ...]:
     """The terms of a loss with its argument ``temperature``."""
+    positive("temperature", temperature, ["learned", None])
     terms = tuple(terms)
     if not terms:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -29,8 +29,6 @@ from st_magnitude.losses.texts import (
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import prompt_of, unwrapped
 from st_magnitude.training.attach import Logging
-
-__all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText"]
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +236,8 @@ class Guide:
         may_differ = bool(prompt or prompt_of(model, role) or "prompt_length" in features)
         texts: list[str] | None = None
         if self.retokenizes or (may_differ and tokens_of(features) is not None):
-            _, texts = split_prompt(features, unwrapped(model))
+            reader: Any = unwrapped(model)
+            _, texts = split_prompt(features, reader)
         embeddings = []
         for start in range(0, number, size):
             if texts is not None:

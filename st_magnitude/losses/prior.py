@@ -16,8 +16,6 @@ from st_magnitude._checks import positive
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, text_keys, tokens_of
 
-__all__ = ["DocumentPrior"]
-
 logger = logging.getLogger(__name__)
 
 

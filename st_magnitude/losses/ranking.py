@@ -15,8 +15,8 @@ from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._upstream import batch_size_of
-from st_magnitude.kernel.batch import Direction, HardnessMode, PartitionMode
-from st_magnitude.kernel.infonce import Precision, infonce, softmaxes_of
+from st_magnitude.kernel.batch import Direction, PartitionMode
+from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
@@ -26,7 +26,6 @@ from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameTe
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
-from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.losses.teacher import Teacher
 from st_magnitude.losses.texts import (
     Labels,
@@ -39,8 +38,6 @@ from st_magnitude.losses.texts import (
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.training.engines import engine_of, refuse_engine
-
-__all__ = ["MagnitudeRankingLoss"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +86,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             ``"doc_to_query"`` alone.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
-        hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``:
-            documents that count exp(strength · s) times, as in :func:`~st_magnitude.infonce`.
-        hardness_strength: The strength of their weight.
         same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of
             another query with the tokens of this one, do not count as negatives. ``"keep"``: they
             do, as in sentence-transformers. Inputs without token ids always count.
@@ -116,12 +110,9 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             all columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
             all documents.
-        precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which is faster on hardware
-            made for it. ``bf16=True`` of the training arguments concerns the model only.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder, or a SparseEncoder and
-            the loss has prefixes or a fractional document exponent.
+        TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or
             sentence-transformers' ``MatryoshkaLoss``, which normalises every prefix, is wrapped
             around the loss; if caching is on and the model embeds by table lookup; if the data have
@@ -140,7 +131,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2 and 7, section 3.1 (scale).
     """
 
-    takes_sparse = True
     own_similarity: Similarity | None = None  # of a class that has one
 
     def __init__(
@@ -156,8 +146,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         gather_across_devices: bool | Literal["ring"] = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint",
-        hardness_mode: HardnessMode | None = None,
-        hardness_strength: float = 0.0,
         same_text: SameText = "exclude",
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
@@ -167,7 +155,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         teacher_weight: float = 1.0,
         labels: Labels | None = None,
         prior: DocumentPrior | None = None,
-        precision: Precision = "float32",
     ) -> None:
         own = self.own_similarity
         if own is not None and similarity is not None and Similarity.named(similarity) != own:
@@ -185,13 +172,10 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
-        self.hardness_mode = hardness_mode
-        self.hardness_strength = hardness_strength
         self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
         self.teacher = Teacher.of(teacher, teacher_temperature, teacher_weight, labels)
         self.labels = labels
         self.prior = prior
-        self.precision = precision
         self._check_arguments()
         self.prepare_model()
 
@@ -237,9 +221,13 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         else:
             check_labels(self.name, self.labels, labels, sizes)
             teacher = self.teacher and self.teacher.model
-            needs_texts = self.prior or self.false_negatives.guide or teacher
-            warns = not self._has_begun and self.false_negatives.same_text == "exclude"
-            check_without_texts(self, needs_texts, warns)
+            if needs_texts := self.prior or self.false_negatives.guide or teacher:
+                raise ValueError(
+                    f"{self.name} has a {type(needs_texts).__name__}, which needs the texts of a"
+                    " batch, and compute_loss_from_embeddings gets embeddings alone. Call the loss"
+                    " with the features of the batch. A loss of sentence-transformers around it"
+                    " does not: give its other terms to this one as regularizers=."
+                )
             texts = read_labels(Texts(), self.labels, labels)
         losses = self.losses(embeddings, self._learned(), texts)
         return losses if self.regularizers else losses["infonce"]
@@ -270,27 +258,30 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         elif self.teacher is not None:
             targets, targets_queries = self.teacher.targets(texts, batch)
 
-        loss = (ring_infonce if batch.is_ring else infonce)(
+        of_batch = partial(
+            ring_infonce if batch.is_ring else infonce,
             queries,
             torch.cat([batch.join(column) for column in documents]),
             terms,
             similarity,
             self.directions,
             partition_mode=self.partition_mode,
-            offset=batch.offset,
-            all_queries=batch.all_queries,
-            num_queries=batch.num_queries,
-            hardness_mode=self.hardness_mode,
-            hardness_strength=self.hardness_strength,
             exclude=self.false_negatives.exclude(texts, batch),
             positives=positives,
-            targets=targets,
-            targets_queries=targets_queries,
             weights=texts.weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
-            precision=self.precision,
         )
+        if not batch.is_ring:
+            of_batch = partial(
+                of_batch,
+                offset=batch.offset,
+                all_queries=batch.all_queries,
+                num_queries=batch.num_queries,
+                targets=targets,
+                targets_queries=targets_queries,
+            )
+        loss = of_batch()
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     # --- what the loss learns besides the weights of the model ------------------------------------
@@ -311,7 +302,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
         if self.mini_batch_size is not None:
             at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
         one_of("gather_across_devices", self.gather_across_devices, (False, True, "ring"))
-        one_of("precision", self.precision, get_args(Precision))
         one_of("labels", self.labels, (None, *get_args(Labels)))
         softmaxes = softmaxes_of(self.directions, self.partition_mode)
         if self.gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
@@ -342,8 +332,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
                 " Leave mini_batch_size out."
             )
-        dims = {term.dim for term in self.terms if term.dim is not None}
-        refuse_for_sparse(self, dims, self.similarity.exponents[1])
 
     def _check_dims(self) -> None:
         """Refuses prefixes that are too long, and warns if no term compares all dimensions."""
@@ -412,9 +400,6 @@ class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
             "gather_across_devices": self.gather_across_devices,
             "directions": self.directions,
             "partition_mode": self.partition_mode,
-            "hardness_mode": self.hardness_mode,
-            "hardness_strength": self.hardness_strength,
-            "precision": self.precision,
             "labels": self.labels,
             "teacher": None if self.teacher is None else self.teacher.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),

@@ -11,8 +11,6 @@ from torch import Tensor
 from st_magnitude.kernel.batch import Direction
 from st_magnitude.kernel.ring import agree, num_ranks
 
-__all__ = ["Gathered", "check_on_all_ranks"]
-
 
 class Gathered:
     """The rows of all W ranks, or those of this rank alone if a loss does not gather.

@@ -13,8 +13,6 @@ from torch.nn.functional import mse_loss
 from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.similarity import DOT, Similarity
 
-__all__ = ["SimilarityMSELoss"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,14 +14,14 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from st_magnitude._checks import at_least, one_of, positive, prefix_dims, whole_number
+from st_magnitude._checks import at_least, one_of, prefix_dims
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.similarity import at_least_float32, safe_norm
 
-__all__ = ["Penalties", "Regularizer", "SIGReg"]
-
 # The most angles, each of a row, a direction and a knot, that are held at a time
 CHUNK = {"cpu": 2**20, "cuda": 2**24}
+NUM_KNOTS = 17  # and the largest: LeJEPA's
+LARGEST_KNOT = 3.0
 
 CITATION = """
 @misc{balestriero2025lejepa,
@@ -99,15 +99,13 @@ class SIGReg(nn.Module):
         SIGReg(x) = mean_a N · sum_k w_k |mean_i exp(i t_k a · x_i) - exp(-t_k²/2)|²
 
     over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of
-    the trapezoid rule for the integral over t from -t_max to t_max with the density exp(-t²/2).
-    Rows are first normalised and multiplied by sqrt(D), which gives the projections of evenly
-    spread rows variance 1. The best value is not 0: N rows drawn from the target have the
-    expectation 1.0525 for any N (see `null_expectation`).
+    the trapezoid rule, with 17 knots in [0, 3], for the integral over t from -3 to 3 with the
+    density exp(-t²/2). Rows are first normalised and multiplied by sqrt(D), which gives the
+    projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from the
+    target have the expectation sum_k w_k (1 - exp(-t_k²)) = 1.0525 for any N.
 
     Args:
         num_directions: Number of directions that a step draws; about D or more see all the space.
-        num_knots: Number of knots t_k, evenly spaced on [0, t_max].
-        t_max: Largest knot.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``).
             None takes the embeddings as they are, with their norms.
         dims: Prefixes, each cut, normalised and scaled by itself, whose mean is the loss.
@@ -128,8 +126,6 @@ class SIGReg(nn.Module):
         >>> sigreg, x = SIGReg(), torch.randn(256, 32)
         >>> sigreg(x) < 2 < sigreg(x + 3)  # spread out, and in a cone
         tensor(True)
-        >>> round(sigreg.null_expectation, 4)
-        1.0525
 
     Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function,
         Biometrika 1983; Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4, which has
@@ -139,21 +135,15 @@ class SIGReg(nn.Module):
     def __init__(
         self,
         num_directions: int = 1024,
-        num_knots: int = 17,
-        t_max: float = 3.0,
         scale: Literal["sqrt_d"] | None = "sqrt_d",
         *,
         dims: Iterable[int] | None = None,
         gather: bool = True,
     ) -> None:
         super().__init__()
-        whole_number("num_directions", num_directions)
-        at_least("num_knots", num_knots, 2)
-        positive("t_max", t_max)
+        at_least("num_directions", num_directions, 1)
         one_of("scale", scale, ("sqrt_d", None))
         self.num_directions = num_directions
-        self.num_knots = num_knots
-        self.t_max = t_max
         self.scale = scale
         self.gather = gather
         self.dims = None if dims is None else prefix_dims(dims)
@@ -173,19 +163,13 @@ class SIGReg(nn.Module):
             directions = self._draw(x) if directions is None else directions.detach().to(x)
             return torch.stack([self._of_prefix(x[:, :dim], directions) for dim in dims]).mean()
 
-    @property
-    def null_expectation(self) -> float:
-        """The mean value of rows that have exactly the target: sum_k w_k (1 - phi(t_k)²)."""
-        _, weights, target = self._knots(torch.empty(0, dtype=torch.float64))
-        return (weights * (1 - target.square())).sum().item()
-
     def _of_prefix(self, x: Tensor, directions: Tensor) -> Tensor:
         dim = x.shape[1]
         if self.scale is not None:
             x = x / safe_norm(x) * dim**0.5  # (n, D)
         if dim < len(directions):
             directions = directions[:dim] / safe_norm(directions[:dim].T).T
-        knots, weights, target = self._knots(x)
+        knots, weights, target = knots_like(x)
 
         # A few directions at a time, whose angles (n, C, T) the backward pass computes again
         size = max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // (len(x) * len(knots)))
@@ -205,15 +189,6 @@ class SIGReg(nn.Module):
         error = (real - target).square() + imaginary.square()  # (K, T)
         return number * (error @ weights).mean()
 
-    def _knots(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The knots t_k > 0, their weights and the targets exp(-t_k²/2), (T,) each."""
-        step = self.t_max / (self.num_knots - 1)
-        knots = step * torch.arange(1, self.num_knots, dtype=like.dtype, device=like.device)
-        target = (-knots.square() / 2).exp()
-        weights = 2 * step * target
-        weights[-1] /= 2
-        return knots, weights, target
-
     def _draw(self, x: Tensor) -> Tensor:
         """The directions of this call, (D, K)."""
         generator = None if torch.is_grad_enabled() else torch.Generator(x.device).manual_seed(0)
@@ -222,6 +197,16 @@ class SIGReg(nn.Module):
         if self.gather and num_ranks() > 1:
             dist.broadcast(directions, src=0)
         return directions / torch.linalg.vector_norm(directions, dim=0)
+
+
+def knots_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The knots t_k > 0, their weights and the targets exp(-t_k²/2), (T,) each."""
+    step = LARGEST_KNOT / (NUM_KNOTS - 1)
+    knots = step * torch.arange(1, NUM_KNOTS, dtype=x.dtype, device=x.device)
+    target = (-knots.square() / 2).exp()
+    weights = 2 * step * target
+    weights[-1] /= 2
+    return knots, weights, target
 
 
 def characteristic_sums(x: Tensor, directions: Tensor, knots: Tensor) -> Tensor:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar, get_type_hints
-
-__all__ = ["with_options_of"]
+from typing import TypeVar
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -24,23 +22,19 @@ def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init
         >>> list(inspect.signature(Loss).parameters)
         ['model', 'weight', 'scale']
     """
-    base_init: Any = base.__init__  # type: ignore[misc]
-    hints = get_type_hints(base_init)
 
     def decorate(init: Init) -> Init:
         own = dict(inspect.signature(init).parameters)
-        own.pop("options")
-        options = [
-            parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
-            for name, parameter in inspect.signature(base_init).parameters.items()
+        del own["options"]
+        inherited = inspect.signature(base, eval_str=True).parameters
+        options = {
+            name: parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for name, parameter in inherited.items()
             if name not in own and name not in without
-        ]
-        decorated: Any = init
-        decorated.__signature__ = inspect.signature(init).replace(
-            parameters=[*own.values(), *options]
-        )
-        decorated.__annotations__.pop("options", None)
-        decorated.__annotations__.update({option.name: option.annotation for option in options})
+        }
+        vars(init)["__signature__"] = inspect.Signature([*own.values(), *options.values()])
+        init.__annotations__.pop("options", None)
+        init.__annotations__.update({name: x.annotation for name, x in options.items()})
         return init
 
     return decorate

@@ -13,8 +13,6 @@ from st_magnitude.losses.regularizers import CITATION, Regularizer, SIGReg
 from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["SIGRegInfoNCE"]
-
 
 class SIGRegInfoNCE(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on all embeddings.
@@ -46,8 +44,6 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     """
 
     citation = CITATION
-    # the entries of its embeddings are not negative, so they cannot be isotropic
-    takes_sparse = False
 
     @with_options_of(MagnitudeRankingLoss)
     def __init__(

@@ -14,8 +14,6 @@ from st_magnitude.losses.negatives import Guide
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, Labels, Texts
 
-__all__ = ["Teacher"]
-
 Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 
 

@@ -1,11 +1,4 @@
-"""Temperature losses: ranking losses with several temperatures, several prefixes, or a temperature
-for every prefix.
-
-With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temperature tau:
-
-    TempAgg      sum_t                InfoNCE(D, tau_t)      Eq. 6
-    TempAggMRL   sum_i lambda_i sum_t InfoNCE(d_i, tau_t)    Eq. 7
-    TempSpecMRL  sum_i                InfoNCE(d_i, tau_i)    Eq. 8
+"""Ranking losses with several temperatures, several prefixes, or a temperature for every prefix.
 
 A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or
 binarised. All terms together cost about as much as one. Any other loss takes them as ``terms=``,
@@ -13,8 +6,7 @@ such as ``LearnableNormLoss(model, terms=temp_agg())``, and ``Term(dim, temperat
 a term any weight.
 
 Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
-    Contrastive Training,
-ICLR 2025, section 5.
+    Contrastive Training, ICLR 2025, section 5.
 """
 
 from __future__ import annotations
@@ -31,16 +23,6 @@ from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width, refuse_other_models
 
-__all__ = [
-    "TempAggLoss",
-    "TempAggMRLLoss",
-    "TempSpecMRLLoss",
-    "quarters",
-    "temp_agg",
-    "temp_agg_mrl",
-    "temp_spec_mrl",
-]
-
 TEMPERATURES = (0.03, 0.06, 0.1)  # the paper's, section 5
 
 CITATION = """
@@ -56,8 +38,7 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
-    """The terms of Eq. 6: one term for each temperature, all at the full dimension. See
-    :class:`TempAggLoss`.
+    """The terms of :class:`TempAggLoss`: one for each temperature.
 
     Example:
         >>> temp_agg([0.03, 0.1])
@@ -67,31 +48,20 @@ def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
 
 
 def temp_agg_mrl(
-    dims: Iterable[int],
-    temperatures: Iterable[float] = TEMPERATURES,
-    dim_weights: Iterable[float] | None = None,
+    dims: Iterable[int], temperatures: Iterable[float] = TEMPERATURES
 ) -> tuple[Term, ...]:
-    """The terms of Eq. 7: every prefix at every temperature. See :class:`TempAggMRLLoss`.
+    """The terms of :class:`TempAggMRLLoss`: every prefix at every temperature.
 
     Example:
         >>> temp_agg_mrl([256, 128], [0.05])
         (Term(dim=128, temperature=0.05, weight=1.0), Term(dim=256, temperature=0.05, weight=1.0))
     """
-    dims, temperatures = prefix_dims(dims), tuple(temperatures)
-    weights = [1.0] * len(dims) if dim_weights is None else list(dim_weights)
-    if len(weights) != len(dims):
-        raise ValueError(
-            f"There are {len(dims)} dims but {len(weights)} weights. Give one weight for each."
-        )
-    prefixes = sorted(zip(dims, weights, strict=True))
-    return tuple(
-        Term(dim, temperature, weight) for dim, weight in prefixes for temperature in temperatures
-    )
+    temperatures = tuple(temperatures)
+    return tuple(Term(dim, tau) for dim in sorted(prefix_dims(dims)) for tau in temperatures)
 
 
 def temp_spec_mrl(temperatures: Mapping[int, float]) -> tuple[Term, ...]:
-    """The terms of Eq. 8, TempSpecMRL: every prefix d_i at its own temperature tau_i, from a
-    mapping.
+    """The terms of :class:`TempSpecMRLLoss`: every prefix at its own temperature.
 
     The low temperature goes to the small prefix. The high one acts on the coordinates of all
     prefixes.
@@ -135,12 +105,12 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` summed over several prefixes, and over several temperatures at
     each.
 
-        L = sum_i lambda_i sum_t InfoNCE(x[:d_i], tau_t)
+        L = sum_i sum_t InfoNCE(x[:d_i], tau_t)
 
     With a single temperature and cosine it is sentence-transformers' ``MatryoshkaLoss`` around
-    MultipleNegativesRankingLoss. MatryoshkaLoss does not work for any other similarity. Here a
-    prefix is cut first and then divided by its norm as the similarity says, so the norm stays where
-    the similarity keeps it.
+    MultipleNegativesRankingLoss. Here a prefix is cut first and then divided by its norm as the
+    similarity says, so the norm stays where the similarity keeps it. For other weights than 1, give
+    any loss ``terms=``.
 
     Args:
         model: The SentenceTransformer to train.
@@ -148,12 +118,10 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
             paper.
         temperatures: Temperatures tau_t, by default as in the paper.
         similarity: A Similarity or its name.
-        dim_weights: Weights lambda_i, in the order of dims; None: 1 for each.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     Raises:
-        ValueError: If dims are not distinct whole numbers from 1 up, or there are not as many
-            weights.
+        ValueError: If dims are not distinct whole numbers from 1 up.
 
     Example:
         ::
@@ -174,19 +142,14 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         dims: Iterable[int] | None = None,
         temperatures: Iterable[float] = TEMPERATURES,
         similarity: Similarity | str = COSINE,
-        *,
-        dim_weights: Iterable[float] | None = None,
         **options: Any,
     ) -> None:
         dims = quarters(model) if dims is None else dims
-        super().__init__(
-            model, similarity, temp_agg_mrl(dims, temperatures, dim_weights), **options
-        )
+        super().__init__(model, similarity, temp_agg_mrl(dims, temperatures), **options)
 
 
 class TempSpecMRLLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature:
-    `temp_spec_mrl`.
+    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature.
 
         L = sum_i InfoNCE(x[:d_i], tau_i)
 

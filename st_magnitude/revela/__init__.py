@@ -13,18 +13,16 @@ from st_magnitude._lazy import lazy_names
 if TYPE_CHECKING:
     from st_magnitude.revela.config import RevelaConfig
     from st_magnitude.revela.documents import chunk, read_documents
-    from st_magnitude.revela.groups import GroupCollator, build_groups
+    from st_magnitude.revela.groups import build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
     from st_magnitude.revela.run import load_lm, load_retriever
-    from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config
+    from st_magnitude.revela.trainer import RevelaTrainer, lora_config
     from st_magnitude.surgery.adapters import merge_lora
 
 __all__ = [
-    "GroupCollator",
     "RevelaConfig",
     "RevelaLoss",
     "RevelaTrainer",
-    "add_lora",
     "build_groups",
     "chunk",
     "group_similarity",

@@ -17,9 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from st_magnitude._upstream import checkpoint_options, supports_attention_interface
+from st_magnitude._upstream import supports_attention_interface
 
 __all__ = ["Neighbours", "attach", "in_batch_attention", "next_token_loss", "two_streams"]
 
@@ -39,46 +38,32 @@ class Neighbours:
     similarity: Tensor  # (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups
     # The pairs (i, j) by ranges of i: (first, last + 1, i - first, j), the last two (P,).
     chunks: list[tuple[int, int, Tensor, Tensor]]
-    key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding, if there is any
+    key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding
     v_norm: bool = True  # whether to divide by the value norms, Eq. 6
     calls: int = 0  # number of layers that have used this object
 
     @classmethod
     def of(
-        cls,
-        similarity: Tensor,
-        attention_mask: Tensor | None = None,
-        groups: Tensor | None = None,
-        *,
-        v_norm: bool = True,
+        cls, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
     ) -> Neighbours:
-        """Chooses the pairs for similarity (B, B), attention_mask (B, L) and groups (B,), or one.
+        """Chooses the pairs for similarity (B, B) and attention_mask (B, L).
 
-        They are those of a group with a similarity above 1e-7, and only they get a gradient. The
-        CPU chooses, once in a pass: layers do not wait for the GPU.
+        They are those of a similarity above 1e-7, and only they get a gradient. The CPU chooses,
+        once in a pass: layers do not wait for the GPU.
         """
-        count = len(similarity)
-        allowed = (similarity.detach() > SPARSE_BELOW).cpu() & ~torch.eye(count, dtype=torch.bool)
-        if groups is not None:
-            groups = groups.cpu()
-            allowed &= groups[:, None] == groups[None]
+        allowed = (similarity.detach() > SPARSE_BELOW).cpu()
         device = similarity.device
         queries, sources = (index.to(device) for index in allowed.nonzero(as_tuple=True))
         # pairs[i] is where the pairs of document i begin
         pairs = [0, *allowed.sum(1).cumsum(0).tolist()]
         chunks = []
         first = 0
-        for last in range(1, count + 1):
-            if last == count or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
+        for last in range(1, len(allowed) + 1):
+            if last == len(allowed) or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
                 part = slice(pairs[first], pairs[last])
                 chunks.append((first, last, queries[part] - first, sources[part]))
                 first = last
-        key_mask = None
-        if attention_mask is not None:
-            tokens = attention_mask.cpu().bool()
-            if empty := (~tokens.any(1)).nonzero().flatten().tolist():
-                raise ValueError(f"Documents {empty} of the batch have no tokens; remove them.")
-            key_mask = None if bool(tokens.all()) else tokens.to(device)
+        key_mask = None if attention_mask is None else attention_mask.bool()
         return cls(similarity, chunks, key_mask, v_norm)
 
 
@@ -127,7 +112,7 @@ def in_batch_attention(
         value = (value / sizes[..., None]).to(value.dtype)
         bias = sizes.log()
     if neighbours.key_mask is not None:
-        bias = bias.masked_fill(~neighbours.key_mask[:, None].to(bias.device), MASKED)
+        bias = bias.masked_fill(~neighbours.key_mask[:, None], MASKED)
     key = torch.cat([key, (bias[..., None] / scaling).to(key.dtype)], -1)  # (B, H_kv, L, d + 1)
     # fused kernels need a multiple of 8 dimensions d', the same for all three
     width = -(-max(dim + 1, value_dim) // 8) * 8
@@ -234,34 +219,21 @@ def attach(lm: nn.Module) -> None:
     base.set_attn_implementation(NAME)
 
 
-def two_streams(
-    lm: nn.Module, input_ids: Tensor, attention_mask: Tensor, neighbours: Neighbours
-) -> tuple[Tensor, Tensor]:
+def two_streams(lm: nn.Module, input_ids: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
     """The last hidden states (B, L, D) of the plain model, e, and of h, which reads others too.
 
-    Documents (B, L) may be padded on either side; values at padding are meaningless. The model must
-    have been through :func:`attach`, and may not use reentrant gradient checkpointing.
+    Documents (B, L) are padded on the right; values at padding are meaningless. The model must have
+    been through :func:`attach`. Gradient checkpointing may not be reentrant, which would leave
+    ``neighbours.similarity`` without a gradient.
 
     Source: Revela, Eq. 3-8, section 3.4.
     """
     base = base_model(lm)
     decoder = base.get_decoder()
-    layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
-    recomputed = [layer for layer in layers if layer.gradient_checkpointing and layer.training]
-    if any(checkpoint_options(layer).get("use_reentrant", True) for layer in recomputed):
-        raise ValueError(
-            f"Reentrant gradient checkpointing of {type(base).__name__} leaves the retriever "
-            "without a gradient; call lm.gradient_checkpointing_enable({'use_reentrant': False})."
-        )
-    mask = attention_mask.to(torch.bool)
-    inputs: dict[str, Any] = {}
-    if not bool((mask[:, 1:] <= mask[:, :-1]).all()):  # padding before tokens
-        inputs["attention_mask"] = mask.repeat(2, 1).to(attention_mask.dtype)
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0).repeat(2, 1)
-    # with padding on the right, causal attention needs no mask: no token sees what comes after it
     neighbours.calls = 0
-    inputs |= {"input_ids": input_ids.repeat(2, 1), "use_cache": False, "in_batch": neighbours}
-    e, h = decoder(**inputs).last_hidden_state.chunk(2)
+    # causal attention needs no mask: no token sees the padding after it
+    output = decoder(input_ids=input_ids.repeat(2, 1), use_cache=False, in_batch=neighbours)
+    e, h = output.last_hidden_state.chunk(2)
     if neighbours.calls != decoder.config.num_hidden_layers:
         raise ValueError(
             f"In-batch attention reached {neighbours.calls} of {decoder.config.num_hidden_layers} "

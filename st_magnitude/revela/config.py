@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
-from st_magnitude._checks import one_of
 from st_magnitude._config import Bf16, check_ranges
 
-__all__ = ["PRESETS", "RevelaConfig"]
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "short": {},
-    "paper": {
-        "temperature": 1e-4,
-        "read_weight": 1.0,
-        "v_norm": True,
-        "group_size": 16,
-        "max_words": 120,
-        "max_length": 160,
-        "warmup_steps": 100,
-        "learning_rate": 1e-4,
-        "lm_learning_rate": 1e-4,
-        "lora_rank": 256,
-    },
-}
+__all__ = ["RevelaConfig"]
 
 
 @dataclass(frozen=True)
 class RevelaConfig:
     """Settings of a Revela run: every field is an option of ``st-magnitude revela``.
 
-    The defaults suit a short run of some hundred steps (docs/revela.md).
-    ``RevelaConfig.preset("paper")`` has the paper's values; the number of steps and of groups in a
-    step (10,000 and 32 there) stay for you to set.
+    The defaults suit a short run of some hundred steps; docs/revela.md has the paper's values.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -69,9 +50,3 @@ class RevelaConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-
-    @classmethod
-    def preset(cls, name: str, **overrides: Any) -> RevelaConfig:
-        """The settings of a preset, ``"short"`` (the defaults) or ``"paper"``, with overrides."""
-        one_of("name", name, tuple(PRESETS))
-        return cls(**(PRESETS[name] | overrides))

@@ -80,11 +80,7 @@ def _read_file(path: Path) -> Iterator[Document]:
         rows = (as_document(row, where) for where, row in json_lines(path))
         yield from (row for row in rows if row["text"].strip())
         return
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
-    except UnicodeDecodeError as error:
-        error.reason += f", in {path}"
-        raise
+    text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
     if text.strip():
         yield {"text": text, "code": suffix in _CODE}
 
@@ -167,7 +163,7 @@ def sentences(text: str, whole: Span) -> Iterator[Span]:
     """Spans of the sentences, without the whitespace after them."""
     with needs("Cutting text into sentences", "revela"):
         from sentencex import get_sentence_boundaries  # type: ignore[attr-defined]
-    for paragraph, end in _cut(_PARAGRAPH_END, False, text, whole):
+    for paragraph, end in _cut(_PARAGRAPH_END, text, whole):
         begin = paragraph
         # sentencex fails at some of the rarer whitespace
         spaced = re.sub(r"\s", " ", text[paragraph:end])
@@ -181,12 +177,10 @@ def sentences(text: str, whole: Span) -> Iterator[Span]:
             begin = stop
 
 
-def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) -> Iterator[Span]:
-    """Spans between the matches of a pattern, ``at_margin`` without those before whitespace."""
+def _cut(separator: re.Pattern[str], text: str, whole: Span) -> Iterator[Span]:
+    """Spans between the matches of a pattern."""
     begin, end = whole
     for gap in separator.finditer(text, begin, end):
-        if at_margin and text[gap.end() : gap.end() + 1].isspace():
-            continue
         if gap.start() > begin:
             yield begin, gap.start()
         begin = gap.end()
@@ -222,9 +216,9 @@ def fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
-_BLOCKS = partial(_cut, _BLANK_LINES, True)
-_PARAGRAPHS = partial(_cut, _BLANK_LINES, False)
-_LINES = partial(_cut, re.compile(r"\n"), False)
+_BLANK_LINES = r"\n(?:[^\S\n]*\n)+"
+_BLOCKS = partial(_cut, re.compile(_BLANK_LINES + r"(?!\s)"))  # which begin at the margin
+_PARAGRAPHS = partial(_cut, re.compile(_BLANK_LINES))
+_LINES = partial(_cut, re.compile(r"\n"))
 _PROSE_LEVELS = (sentences, _LINES, split_words)
 _CODE_LEVELS = (_BLOCKS, _PARAGRAPHS, _LINES, split_words)

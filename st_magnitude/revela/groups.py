@@ -7,19 +7,20 @@ which is the paper's "random" ablation: an nDCG@10 of 3.9 instead of 33.6 (Table
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from datasets import Dataset, Features, Value
 from datasets import Sequence as ListOf
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude._checks import at_least, one_of
+from st_magnitude._checks import at_least
 from st_magnitude.revela.documents import (
     Documents,
     as_document,
@@ -30,9 +31,16 @@ from st_magnitude.revela.documents import (
     read_documents,
 )
 
-__all__ = ["GroupCollator", "build_groups", "split_batch"]
+__all__ = ["Group", "GroupCollator", "build_groups"]
 
 Chunk = tuple[str, bool]  # the text, and whether its document is code
+
+
+class Group(TypedDict, total=False):
+    """A row of the dataset: texts, and which of them are code."""
+
+    chunks: Sequence[str]
+    code: Sequence[bool]
 
 
 def build_groups(
@@ -141,76 +149,60 @@ class GroupCollator:
     - ``lm_input_ids``, ``lm_attention_mask`` (N, L): chunks without prefix, padded at the end.
     - ``lm_group`` (N,): the number of each chunk's group in this batch.
 
-    Args:
-        preprocess: ``SentenceTransformer.preprocess`` of the retriever.
-        lm_tokenizer: Tokenizer of the language model, which needs no padding token.
-        prefixes: Prefixes of queries and of passages.
-        query_part: ``"half"`` takes the first half of the words of prose; ``"full"`` all words.
-        max_length: Largest number of tokens of a text, including the prefix.
+    ``preprocess`` is the retriever's. The tokenizer of the language model needs no padding token.
+    A text has at most ``max_length`` tokens, including the prefix.
 
     Raises:
-        ValueError: If ``query_part`` is neither; at a batch, if a row is not a group.
+        ValueError: At a batch, if a row is not a group.
     """
 
     def __init__(
         self,
-        preprocess: Callable[..., Mapping[str, Any]],
+        preprocess: Callable[..., dict[str, Tensor]],
         lm_tokenizer: PreTrainedTokenizerBase,
         *,
         prefixes: tuple[str, str] = ("Query: ", "Passage: "),
-        query_part: str = "half",
         max_length: int = 160,
     ) -> None:
-        one_of("query_part", query_part, ("half", "full"))
         self.preprocess = preprocess
         self.lm_tokenizer = lm_tokenizer
         self.prefixes = prefixes
-        self.query_part = query_part
         self.max_length = max_length
         self.valid_label_columns: list[str] = []  # which the Trainer reads; groups have no labels
 
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Group]) -> dict[str, Tensor]:
         """The batch of rows with ``chunks`` and optionally ``code``; other columns are ignored."""
-        for row in features:
+        parts = zip(("query", "passage", "lm"), self.features(rows), strict=True)
+        return {f"{name}_{key}": value for name, part in parts for key, value in part.items()}
+
+    def features(self, rows: Sequence[Group]) -> list[dict[str, Tensor]]:
+        """The features of query, passage and language model, as a trainer splits the batch."""
+        for row in rows:
             if not isinstance(row.get("chunks"), list | tuple) or len(row["chunks"]) < 2:
                 raise ValueError(
                     f"A row has the columns {sorted(map(str, row))}, but a row must be one group: "
                     "'chunks', a list of at least two strings, as build_groups makes it. The "
                     "trainer would mix rows of single chunks, which ruins training."
                 )
-        texts = [text for row in features for text in row["chunks"]]
-        sizes = [len(row["chunks"]) for row in features]
-        marks = [row.get("code") or [False] * len(row["chunks"]) for row in features]
+        texts = [text for row in rows for text in row["chunks"]]
+        sizes = [len(row["chunks"]) for row in rows]
+        marks = [row.get("code") or [False] * len(row["chunks"]) for row in rows]
         is_code = [mark for row in marks for mark in row]
         queries = [
-            text if whole or self.query_part == "full" else first_half(text)
-            for text, whole in zip(texts, is_code, strict=True)
+            text if whole else first_half(text) for text, whole in zip(texts, is_code, strict=True)
         ]
-        batch: dict[str, Any] = {}
-        columns = (("query", "query", queries), ("passage", "document", texts))
-        for (name, task, inputs), prefix in zip(columns, self.prefixes, strict=True):
-            encoded = self.preprocess(inputs, prompt=prefix, task=task, max_length=self.max_length)
-            batch |= {f"{name}_{key}": value for key, value in encoded.items()}
+        query, passage = (
+            self.preprocess(inputs, prompt=prefix, task=task, max_length=self.max_length)
+            for inputs, prefix, task in zip(
+                (queries, texts), self.prefixes, ("query", "document"), strict=True
+            )
+        )
         tokens = self.lm_tokenizer(texts, truncation=True, max_length=self.max_length)
         ids = [torch.tensor(row, dtype=torch.long) for row in tokens["input_ids"]]
         masks = [torch.ones_like(row) for row in ids]
-        batch["lm_input_ids"] = pad_sequence(ids, batch_first=True)
-        batch["lm_attention_mask"] = pad_sequence(masks, batch_first=True)
-        batch["lm_group"] = torch.repeat_interleave(torch.tensor(sizes))
-        return batch
-
-
-def split_batch(
-    batch: Mapping[str, Any], device: torch.device | str | None = None
-) -> list[dict[str, Any]]:
-    """The features of query, passage and language model, as a trainer splits a collator's batch.
-
-    Example:
-        >>> split_batch({"query_input_ids": [5], "passage_input_ids": [6], "lm_group": [0]})
-        [{'input_ids': [5]}, {'input_ids': [6]}, {'group': [0]}]
-    """
-    parts: dict[str, dict[str, Any]] = {"query": {}, "passage": {}, "lm": {}}
-    for key, value in batch.items():
-        part, _, name = key.partition("_")
-        parts[part][name] = value.to(device) if isinstance(value, torch.Tensor) else value
-    return list(parts.values())
+        lm = {
+            "input_ids": pad_sequence(ids, batch_first=True),
+            "attention_mask": pad_sequence(masks, batch_first=True),
+            "group": torch.repeat_interleave(torch.tensor(sizes)),
+        }
+        return [query, passage, lm]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import positive
 from st_magnitude.revela import attention
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
-from st_magnitude.revela.groups import GroupCollator, split_batch
+from st_magnitude.revela.groups import Group, GroupCollator
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import prompt_of, unwrapped
@@ -89,8 +89,6 @@ class RevelaLoss(nn.Module):
         lm_tokenizer: Tokenizer of the language model.
         temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows
             of encoders that were trained contrastively become one-hot and pass no gradient.
-        query_part: ``"half"`` takes the first half of a document's words as its query, so copying
-            cannot match; documents marked as code are queries as a whole. ``"full"`` takes all.
         prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if
             it has none, the paper's, "Query: " and "Passage: ".
         max_length: Largest number of tokens of a text, for retriever and language model.
@@ -101,9 +99,8 @@ class RevelaLoss(nn.Module):
         ValueError: If the language model is not supported or an argument is out of range; at a
             batch, if its rows are not groups.
 
-    RevelaTrainer logs ``next_token`` (nats), ``one_hot`` (share of rows with a weight above 0.999),
-    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in
-    a row); and, on the evaluation data, the next-token loss without other documents minus the loss
+    RevelaTrainer logs ``next_token`` (nats) and ``one_hot`` (share of rows with a weight above
+    0.999); and, on the evaluation data, the next-token loss without other documents minus the loss
     with them, ``reading_gain``, and with uniform weights minus with Sim, ``choice_gain``.
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
@@ -118,7 +115,6 @@ class RevelaLoss(nn.Module):
         lm_tokenizer: PreTrainedTokenizerBase,
         *,
         temperature: float = 0.05,
-        query_part: Literal["half", "full"] = "half",
         prefixes: tuple[str, str] | None = None,
         max_length: int = 160,
         read_weight: float = 1.0,
@@ -132,11 +128,7 @@ class RevelaLoss(nn.Module):
             prefixes = prefixes if any(prefixes) else ("Query: ", "Passage: ")
         attention.attach(lm)
         self.collator = GroupCollator(
-            model.preprocess,
-            lm_tokenizer,
-            prefixes=prefixes,
-            query_part=query_part,
-            max_length=max_length,
+            model.preprocess, lm_tokenizer, prefixes=prefixes, max_length=max_length
         )
         self.model = model
         self.lm = lm
@@ -161,7 +153,8 @@ class RevelaLoss(nn.Module):
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         similarity = group_similarity(queries, passages, text["group"], self.temperature)  # (B, B)
         e, loss = self._read(similarity, text)
-        logs = {"next_token": loss.detach(), **_shape(similarity.detach(), text["group"])}
+        one_hot = (similarity.detach().amax(1) > ONE_HOT).float().mean()
+        logs = {"next_token": loss.detach(), "one_hot": one_hot}
         if not self.model.training:
             even = group_similarity(queries, passages, text["group"], math.inf)
             _, uniform = self._read(even, text)
@@ -170,21 +163,20 @@ class RevelaLoss(nn.Module):
             logs["choice_gain"] = (uniform - loss).detach()
         if self.training and torch.is_grad_enabled() and not self._has_looked:
             self._has_looked = True
-            if (share := logs["one_hot"]) > 0.9:
+            if one_hot > 0.9:
                 logger.warning(
-                    f"{share:.0%} of the rows of Sim are one-hot at temperature={self.temperature},"
-                    " so they pass no gradient to the retriever. Raise the temperature (0.05 suits"
-                    " encoders)."
+                    f"{one_hot:.0%} of the rows of Sim are one-hot at temperature="
+                    f"{self.temperature}, so they pass no gradient to the retriever. Raise the "
+                    "temperature (0.05 suits encoders)."
                 )
         self.logs = logs
         return loss
 
     def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The e stream (B, L, D_lm), and the next-token loss of the h stream."""
-        ids, mask, group = (text[name] for name in ("input_ids", "attention_mask", "group"))
-        weights = self.read_weight * similarity
-        neighbours = Neighbours.of(weights, mask, group, v_norm=self.v_norm)
-        e, h = two_streams(self.lm, ids, mask, neighbours)
+        ids, mask = text["input_ids"], text["attention_mask"]
+        neighbours = Neighbours.of(self.read_weight * similarity, mask, v_norm=self.v_norm)
+        e, h = two_streams(self.lm, ids, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
 
     def _decode(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -199,8 +191,8 @@ class RevelaLoss(nn.Module):
         tokenizer: PreTrainedTokenizerBase = unwrapped(self.model).tokenizer
         ids = [column["input_ids"] for column in features]
         columns = [tokenizer.batch_decode(x, skip_special_tokens=True) for x in ids]
-        rows = [{"chunks": chunks} for chunks in zip(*columns, strict=True)]
-        return split_batch(self.collator(rows), ids[0].device)
+        rows = [Group(chunks=chunks) for chunks in zip(*columns, strict=True)]
+        return [batch_to_device(part, ids[0].device) for part in self.collator.features(rows)]
 
     def get_config_dict(self) -> dict[str, object]:
         """Settings of this loss for the model card."""
@@ -209,18 +201,6 @@ class RevelaLoss(nn.Module):
             "temperature": self.temperature,
             "read_weight": self.read_weight,
             "v_norm": self.v_norm,
-            "query_part": self.collator.query_part,
             "prefixes": list(self.collator.prefixes),
             "max_length": self.collator.max_length,
         }
-
-
-def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:
-    """Figures that tell how peaked Sim is."""
-    top = similarity.max(1).values  # (B,)
-    pairs = (groups[:, None] == groups[None]).sum() - len(groups)
-    return {
-        "one_hot": (top > ONE_HOT).float().mean(),
-        "active_pairs": (similarity > attention.SPARSE_BELOW).sum() / pairs.clamp(min=1),
-        "top_similarity": top.float().mean(),
-    }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
@@ -109,8 +110,7 @@ def run(
     config: RevelaConfig | None = None,
     *,
     data: RetrievalData | None = None,
-    say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Trains a retriever on raw text with a language model, and measures it before and after.
 
     Args:
@@ -122,7 +122,6 @@ def run(
         output: Folder for the retriever, a plain SentenceTransformer, and ``revela.json``.
         config: Settings of the run; by default ``RevelaConfig()``.
         data: Judged queries for the retriever, for BM25 and for both fused, before and after.
-        say: Function that gets the lines of the report.
 
     Returns:
         The content of ``revela.json``: settings, log, gains and, with ``data``, the figures on it.
@@ -152,24 +151,24 @@ def run(
         settings["groups"] = digest(map("\0".join, groups["chunks"]))
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
-        say(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
+        print(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
         trainer = _trainer(config, loss, train, unseen, output)
         is_first = trainer.is_world_process_zero()
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
-        gains = {"before": _gains(trainer, say)} if len(unseen) else {}
-        record: dict[str, Any] = {}
+        gains = {"before": _gains(trainer)} if len(unseen) else {}
+        record: dict[str, object] = {}
         evaluator = None
         if data is not None and is_first:
             judged = (data.queries, data.corpus, data.relevant)
             evaluator = HybridEvaluator(*judged, show_progress_bar=len(data.corpus) > 1000)
-            record["before"] = _measure(evaluator, model, "before", say)
+            record["before"] = _measure(evaluator, model, "before")
             before = dict(evaluator.per_query)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
         run_folder.train_or_stop(trainer, checkpoint)
         if len(unseen):
-            gains["after"] = _gains(trainer, say)
+            gains["after"] = _gains(trainer)
         merge_lora(model)
         record |= {
             "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
@@ -181,8 +180,8 @@ def run(
         }
         if is_first:
             if evaluator is not None:
-                record["after"] = _measure(evaluator, model, "after", say)
-                record["differences"] = _differences(evaluator.per_query, before, say)
+                record["after"] = _measure(evaluator, model, "after")
+                record["differences"] = _differences(evaluator.per_query, before)
             remedy = "Make room, and run again with resume=True (--resume)."
             with (
                 one_line_about_the_disk(output, remedy),
@@ -233,31 +232,30 @@ def _trainer(
     )
 
 
-def _gains(trainer: RevelaTrainer, say: Callable[[str], None]) -> dict[str, float]:
+def _gains(trainer: RevelaTrainer) -> dict[str, float]:
     """The gains of reading others and of choosing among them, on held-out groups, in nats."""
     trainer.evaluate()
     found = trainer.state.log_history[-1]
     reading = found["eval_reading_gain"]
     choice = found["eval_choice_gain"]
-    say(f"Gain on held-out groups:  reading {reading:+.3f} nats, choice {choice:+.3f} nats")
+    print(f"Gain on held-out groups:  reading {reading:+.3f} nats, choice {choice:+.3f} nats")
     return {"reading_gain": reading, "choice_gain": choice}
 
 
-def _measure(
-    evaluator: HybridEvaluator, model: SentenceTransformer, when: str, say: Callable[[str], None]
-) -> dict[str, float]:
+def _measure(evaluator: HybridEvaluator, model: SentenceTransformer, when: str) -> dict[str, float]:
     """Figures of the retriever, of BM25 and of both fused."""
     found = evaluator(model)
     figures = (f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
-    say(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
+    print(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
     return found
 
 
 def _differences(
-    after: dict[str, Any], before: dict[str, Any], say: Callable[[str], None]
+    after: dict[str, NDArray[np.float64]],
+    before: dict[str, NDArray[np.float64]],
 ) -> dict[str, tuple[float, float, float]]:
     """The gain in nDCG@10 of the retriever and of the fused runs, with its interval."""
     found = {name: paired_bootstrap(after[name], before[name]) for name in ("dense", "hybrid")}
     for name, (gain, low, high) in found.items():
-        say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
+        print(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from st_magnitude._checks import needs
-from st_magnitude.revela.attention import base_model
+from st_magnitude.revela import attention
 from st_magnitude.training.engines import engine_of_trainer
 
 if TYPE_CHECKING:
@@ -29,38 +30,28 @@ if TYPE_CHECKING:
 
     from st_magnitude.revela.loss import RevelaLoss
 
-__all__ = ["RevelaTrainer", "add_lora", "lora_config"]
+__all__ = ["RevelaTrainer", "lora_config"]
 
 LM_FILE = "language_model.safetensors"
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def lora_config(**overrides: Any) -> LoraConfig:
-    """The paper's LoRA: r = 256, alpha = 64, dropout 0.1, in attention and feed-forward layers.
-
-    Keyword arguments override it, or are other arguments of ``peft.LoraConfig``.
-    """
+def lora_config(
+    *,
+    r: int = 256,
+    lora_alpha: int = 64,
+    lora_dropout: float = 0.1,
+    target_modules: Iterable[str] = LAYERS,
+) -> LoraConfig:
+    """The paper's LoRA, in attention and feed-forward layers, as a ``peft.LoraConfig``."""
     with needs("LoRA", "revela"):
         from peft import LoraConfig
-    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    paper = {"r": 256, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": modules}
-    given: dict[str, Any] = paper | overrides
-    return LoraConfig(**given)
-
-
-def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
-    """Freezes a model and adds low-rank matrices to train, by default those of :func:`lora_config`.
-
-    A language model gets peft's wrapper. A SentenceTransformer gets an adapter in place, which is
-    saved as such; :func:`merge_lora` writes it into the weights.
-    """
-    from peft import get_peft_model
-
-    # a copy, because peft writes the name of the base model into it
-    config = copy.copy(config) if config else lora_config()
-    if isinstance(model, SentenceTransformer):
-        model.add_adapter(config)
-        return model
-    return get_peft_model(model, config)
+    return LoraConfig(
+        r=r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=list(target_modules),
+    )
 
 
 class RevelaTrainer(SentenceTransformerTrainer):
@@ -119,23 +110,24 @@ class RevelaTrainer(SentenceTransformerTrainer):
             raise ValueError("The loss was built for another model; build it with this one.")
         settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
         if retriever_lora is not None:
-            add_lora(model, None if retriever_lora == "paper" else retriever_lora)
+            model.add_adapter(_chosen(retriever_lora))
         if any(parameter.requires_grad for parameter in loss.lm.parameters()):
             if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
-                loss.lm = add_lora(loss.lm, None if lm_lora == "paper" else lm_lora)
+                from peft import get_peft_model
+
+                loss.lm = get_peft_model(attention.base_model(loss.lm), _chosen(lm_lora))
             if lm_learning_rate is not None:
                 rates = settings.learning_rate_mapping or {}
                 settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | rates
         if settings.gradient_checkpointing:
             how = {"use_reentrant": False} | (settings.gradient_checkpointing_kwargs or {})
             settings.gradient_checkpointing_kwargs = how
-            base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
+            attention.base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
         settings.accelerator_config = loading = copy.copy(settings.accelerator_config)
         if loading.split_batches:
             raise ValueError("accelerator_config.split_batches would cut groups apart.")
         if isinstance(train_dataset, IterableDataset):
             loading.dispatch_batches = False  # True would cut groups apart
-        _show_an_example(model, eval_dataset or train_dataset)
         kwargs.setdefault("data_collator", loss.collator)
         super().__init__(
             model=model,
@@ -163,9 +155,14 @@ class RevelaTrainer(SentenceTransformerTrainer):
         self.track_loss_components(self.loss.logs)
         return result
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
         """Also averages the language model's gradients over processes, once per update."""
-        loss = super().training_step(*args, **kwargs)
+        loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients and self.args.world_size > 1:
             for parameter in self.lm_parameters().values():
                 if parameter.grad is None:
@@ -204,12 +201,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
                 parameter.copy_(saved[name])
 
 
-def _show_an_example(model: SentenceTransformer, groups: Dataset | IterableDataset | None) -> None:
-    """Gives the model card texts; the Trainer looks for columns of strings, and fails without."""
-    card = model.model_card_data
-    if isinstance(groups, Dataset) and "chunks" in groups.column_names and not card.widget:
-        first, *others = groups[0]["chunks"][:4]
-        card.widget = [{"source_sentence": first, "sentences": others}]
+def _chosen(lora: LoraConfig | Literal["paper"]) -> LoraConfig:
+    """A copy, because peft writes the name of the base model into it."""
+    return lora_config() if lora == "paper" else copy.copy(lora)
 
 
 class _LanguageModelCallback(TrainerCallback):

@@ -40,10 +40,8 @@ NEEDS_PACKAGE = (
 )
 
 
-def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
+def scoring_text(model: SentenceTransformer) -> str:
     """The section of a model card on indexing and scoring, in Markdown.
-
-    ``baked`` says that its ExponentNorm is not saved.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -51,22 +49,16 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
         >>> print(scoring_text(model).splitlines()[2])
         The norms of embeddings are not part of the score. Index by cosine similarity.
     """
-    gamma = f"{model[-1].gamma_document:.4f}" if isinstance(model[-1], ExponentNorm) else ""
     uses_norms = model.similarity_fn_name == "dot" and not returns_unit_vectors(model)
-    index = "Index by inner product, and do not normalise embeddings."
-    if not uses_norms:
-        scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."
-    elif baked:
+    scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."
+    if uses_norms:
         scoring = (
-            "The embeddings of this model are raw. Divide each document embedding by its norm to "
-            f"the power {gamma} before it is indexed, "
-            f"`st_magnitude.Similarity(document={gamma}).document(embeddings)`; queries stay as "
-            f"they are. {index}"
+            "The norms of document embeddings are part of the score. Index by inner product, and "
+            "do not normalise embeddings."
         )
-    else:
-        scoring = f"The norms of document embeddings are part of the score. {index}"
-        if gamma:
-            scoring += f" The model has divided documents by their norm to the power {gamma}."
+        if isinstance(last := model[-1], ExponentNorm):
+            power = f"{last.gamma_document:.4f}"
+            scoring += f" The model has divided documents by their norm to the power {power}."
     lines = ["### Indexing and scoring", "", scoring, "", "| index | metric |", "| --- | --- |"]
     for name, (inner_product, cosine) in _METRICS.items():
         lines.append(f"| {name} | {inner_product if uses_norms else cosine} |")
@@ -79,14 +71,14 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
     return "\n".join(lines)
 
 
-def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -> None:
+def complete_card(card: Path, model: SentenceTransformer) -> None:
     """Adds or replaces the section on scoring, and what a model with ExponentNorm needs to load."""
     if not card.is_file():
         return
     text = card.read_text(encoding="utf-8")
     text = re.sub(rf"\n?{_BEGIN}.*?{_END}\n", "", text, flags=re.S)
-    section = f"{_BEGIN}\n{scoring_text(model, baked)}\n\n{_END}"
-    needs_package = isinstance(model[-1], ExponentNorm) and not baked
+    section = f"{_BEGIN}\n{scoring_text(model)}\n\n{_END}"
+    needs_package = isinstance(model[-1], ExponentNorm)
     usage = re.search(r"^## Usage\n.*?^```python\n.*?^```\n", text, flags=re.S | re.M)
     end = usage.end() if usage else len(text)
     before = text[:end]

@@ -38,17 +38,17 @@ def export(
     model: SentenceTransformer | MultiVectorEncoder,
     path: str | Path,
     calibrated_scores: bool = False,
-    bake_exponent: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Saves a model for everybody to load and to score as it was trained. The model is not changed.
 
     For the discrete similarities the folder has stock modules and the ``similarity_fn_name`` that
     ranks alike: SentenceTransformer, mteb and every vector database load it without this package. A
-    fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`)
-    unless it is baked. An adapter (LoRA) is merged in a copy; ``model.save_pretrained`` saves it as
-    such. The model card says how to index. A full disk or a kill leaves the old model or the new
-    one.
+    fractional document exponent keeps its ``ExponentNorm``: load it with
+    :func:`st_magnitude.load`, or call ``del model[-1]`` before you save, and apply the exponent
+    when you index, ``Similarity(document=gamma).document(vectors)``. An adapter (LoRA) is merged in
+    a copy; ``model.save_pretrained`` saves it as such. The model card says how to index. A full
+    disk or a kill leaves the old model or the new one.
 
     Args:
         model: The trained SentenceTransformer or MultiVectorEncoder.
@@ -56,40 +56,30 @@ def export(
         calibrated_scores: Whether queries are normalised as well, by a stock ``Router``, which
             makes scores of different queries comparable. For models whose document norm counts
             (dot, QNorm); queries must then be encoded with ``encode_query``.
-        bake_exponent: Whether ExponentNorm is left out, and the saved model gives raw embeddings.
-            Whoever writes the index then divides document vectors by |d|^gamma, by
-            ``Similarity(document=gamma).document(vectors)`` with the gamma in
-            ``st_magnitude.json``. Queries need nothing: their norm changes no ranking.
         overwrite: Whether a folder that is not empty is replaced, with all that it contains.
 
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, as on a full disk. The folder is then as it was.
-        ValueError: If the model cannot have an option, a MultiVectorEncoder contains NormPruning,
-            or the weights under an adapter are quantized.
+        ValueError: If the model cannot have calibrated scores, a MultiVectorEncoder contains
+            NormPruning, or the weights under an adapter are quantized.
     """
     path = Path(path)
     model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder):
-        _check_tokens(model, calibrated_scores or bake_exponent)
+        _check_tokens(model, calibrated_scores)
     else:
-        _check_ending(refuse_other_models(model, "export"), calibrated_scores, bake_exponent)
+        refuse_other_models(model, "export")
+        if calibrated_scores:
+            _check_ending(model)
     with one_line_about_the_disk(path, _AS_IT_WAS), whole_folder(path, overwrite) as folder:
-        write_model(model, folder, calibrated_scores, bake_exponent)
-    if bake_exponent:
-        logger.warning(
-            "Exported raw embeddings: divide document vectors by their norm to the power gamma "
-            "when indexing, stm.Similarity(document=%.4f).document(vectors).",
-            model[-1].gamma_document,
-        )
+        write_model(model, folder, calibrated_scores)
     return path
 
 
-def _check_tokens(model: MultiVectorEncoder, has_option: bool) -> None:
-    if has_option:
-        raise ValueError(
-            "calibrated_scores and bake_exponent are for models with one embedding per text."
-        )
+def _check_tokens(model: MultiVectorEncoder, calibrated_scores: bool) -> None:
+    if calibrated_scores:
+        raise ValueError("calibrated_scores is for models with one embedding per text.")
     if any(isinstance(module, NormPruning) for module in model.modules()):
         raise ValueError(
             "export writes stock modules, and this model contains NormPruning. Remove it and give "
@@ -98,11 +88,10 @@ def _check_tokens(model: MultiVectorEncoder, has_option: bool) -> None:
         )
 
 
-def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> None:
+def _check_ending(model: SentenceTransformer) -> None:
     last = model[-1]
-    has_exponent = isinstance(last, ExponentNorm)
-    has_norms = not has_exponent and not normalizes_output(model)
-    if calibrated_scores and not (has_norms and model.similarity_fn_name == "dot"):
+    has_norms = not isinstance(last, ExponentNorm) and not normalizes_output(model)
+    if not (has_norms and model.similarity_fn_name == "dot"):
         raise ValueError(
             "calibrated_scores=True normalises the queries of a model whose document norms count; "
             f"this one ends in {type(last).__name__} and has "
@@ -110,45 +99,36 @@ def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_expo
             "to 1 instead; else scores are comparable as they are, or call stm.prepare(model, "
             "'qnorm')."
         )
-    if calibrated_scores and is_cut(model):
+    if is_cut(model):
         raise ValueError(
             f"calibrated_scores=True gives queries norm 1, but truncate_dim={model.truncate_dim} "
             "cuts them after that. Set model.truncate_dim = None, or shorten the model by project."
         )
-    if bake_exponent and not has_exponent:
-        raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm.")
 
 
 def write_model(
     model: SentenceTransformer | MultiVectorEncoder,
     folder: Path,
     calibrated_scores: bool = False,
-    bake_exponent: bool = False,
 ) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
     model = merged(model)
-    modules = list(model)
     if calibrated_scores:
         # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
         identity = Normalize(module_output_name="_unit")
         model.append(
             Router({"query": [Normalize()], "document": [identity]}, default_route="document")
         )
-    elif bake_exponent:
-        del model[-1]
     try:
         model.save_pretrained(str(folder))
     finally:
-        del model[len(modules) :]
-        model.extend(modules[len(model) :])
+        if calibrated_scores:
+            del model[-1]
     if isinstance(model, MultiVectorEncoder):
         return
-    if bake_exponent:
-        note = json.dumps({"document_exponent": model[-1].gamma_document}, indent=2)
-        (folder / "st_magnitude.json").write_text(note + "\n", encoding="utf-8")
-    elif isinstance(model[-1], ExponentNorm):
+    if isinstance(model[-1], ExponentNorm):
         _refer_to_package(folder)
-    complete_card(folder / "README.md", model, bake_exponent)
+    complete_card(folder / "README.md", model)
 
 
 def _refer_to_package(folder: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, TypeVar
 
-from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -14,7 +13,6 @@ from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
 
 __all__ = ["merge_lora", "merged", "refuse_quantized"]
-
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -25,7 +23,7 @@ def merged(model: Model) -> Model:
     return merge_lora(deepcopy(model)) if has_adapter else model
 
 
-def merge_lora(model: SentenceTransformer | nn.Module) -> Any:
+def merge_lora(model: Model) -> Model:
     """Writes a LoRA into the weights, in place, and returns the plain model without peft.
 
     Its outputs stay the same. Layers of ``modules_to_save`` and ``trainable_token_indices`` take
@@ -39,14 +37,14 @@ def merge_lora(model: SentenceTransformer | nn.Module) -> Any:
         ValueError: If the weights are quantized. The model is then unchanged.
     """
     refuse_quantized(model.named_parameters(), "merge_lora")
-    model = _plain(model)
-    for part in model.modules():
+    plain: Any = _plain(model)
+    for part in plain.modules():
         if isinstance(part, PreTrainedModel):
             forget_adapter(part)
-    return model
+    return plain
 
 
-def _plain(module: Any) -> Any:
+def _plain(module: nn.Module) -> nn.Module:
     """The module of transformers or torch that a module of peft stands for, with plain children."""
     with needs("LoRA", "revela"):
         from peft import PeftModel

@@ -6,7 +6,6 @@ norms hardly move. GradScale multiplies it by |z|; cut-initialisation begins wit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from typing import Literal, TypeVar
@@ -23,8 +22,6 @@ from st_magnitude.surgery.normalize import rescale_output
 from st_magnitude.surgery.raw import raw_embeddings, raw_producers, unwrapped
 
 __all__ = ["attach_grad_scale", "cut_init", "grad_scale"]
-
-logger = logging.getLogger(__name__)
 
 SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as this
 
@@ -146,8 +143,8 @@ def cut_init(
       does. Norms become exactly 1/c and similarities stay: it is safe on pretrained models. Under a
       cosine loss only this map learns faster, c² times under SGD; the gradient below it is the
       same.
-    - ``"all"`` divides every parameter, as the paper's Listing 1 does, for models that are not
-      trained yet. A warning says if the model looks trained.
+    - ``"all"`` divides every parameter, as the paper's Listing 1 does. It destroys what a model
+      has learned, so it is for models that are not trained yet.
     - A function of name and parameter chooses freely. For open_clip's ViT models, for example,
       ``lambda name, _: name in ("visual.proj", "text_projection")``.
 
@@ -175,7 +172,7 @@ def cut_init(
     positive("c", c)
     if not callable(where):
         one_of("where", where, ("output", "all"))
-    inner = unwrapped(model)
+    inner: nn.Module = unwrapped(model)
     if where == "output":
         if not isinstance(inner, SentenceTransformer):
             raise ValueError(
@@ -193,19 +190,7 @@ def cut_init(
     if not chosen:
         raise ValueError("cut_init: `where` chose no parameter, so there is nothing to divide.")
     refuse_quantized(chosen, "cut_init")
-    if where == "all" and _looks_trained(inner):
-        logger.warning(
-            "cut_init(where='all') on a model whose weights look trained: dividing all of them "
-            "destroys what it has learned. where='output' changes norms only."
-        )
     with torch.no_grad():
         for _, parameter in chosen:
             parameter.div_(c)
     return model
-
-
-def _looks_trained(model: nn.Module) -> bool:
-    """Whether a weight or a bias of a normalisation layer is not constant; all begin as 1 and 0."""
-    layers = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    vectors = [p for layer in layers for p in layer.parameters(recurse=False) if p.ndim == 1]
-    return any(bool((vector != vector[0]).any()) for vector in vectors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import (
     StaticEmbedding,
     Transformer,
 )
+from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from st_magnitude._checks import positive
@@ -224,22 +225,21 @@ def _affine(module: nn.Module) -> list[nn.Parameter]:
 
 def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
-    calls: list[tuple[nn.Module, Any]] = []
+    outputs: list[tuple[nn.Module, object]] = []
 
     def record(module: nn.Module, _: object, output: object) -> None:
-        calls.append((module, output))
+        outputs.append((module, output))
 
-    parts = [m for m in transformer.modules() if not list(m.children()) and _affine(m)]
-    with ExitStack() as hooks:
-        for module in (*parts, transformer):
-            hooks.callback(module.register_forward_hook(record).remove)
-        model.encode(list(PROBE[:2]))
-    tokens = calls.pop()[1]["token_embeddings"]
-    outputs = [(module, output) for module, output in calls if isinstance(output, Tensor)]
-    makers = [module for module, output in outputs if torch.equal(output, tokens)]
-    if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
-        raise ValueError(
-            "The token embeddings of this Transformer are not the output of one last normalisation "
-            "layer: the layer is shared, or something nonlinear follows it. Append a Dense module."
-        )
-    return makers[-1]
+    features = batch_to_device(model.preprocess(list(PROBE[:2])), model.device)
+    with ExitStack() as hooks, torch.no_grad():
+        for module in transformer.modules():
+            if not list(module.children()) and _affine(module):
+                hooks.callback(module.register_forward_hook(record).remove)
+        tokens = transformer(features)["token_embeddings"]
+    for module, output in reversed(outputs):
+        if isinstance(output, Tensor) and torch.equal(output, tokens):
+            return module
+    raise ValueError(
+        "The token embeddings of this Transformer are not the output of one last normalisation "
+        "layer: something nonlinear follows it. Append a Dense module."
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from sentence_transformers import (
     CrossEncoder,
@@ -26,14 +26,16 @@ logger = logging.getLogger(__name__)
 
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def unwrapped(model: Any) -> Any:
+
+def unwrapped(model: Model) -> Model:
     """The model inside DistributedDataParallel and torch.compile."""
     inner = getattr(model, "_orig_mod", getattr(model, "module", None))
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return cast(Model, unwrapped(inner)) if isinstance(inner, nn.Module) else model
 
 
-def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any:
+def refuse_other_models(model: Model, who: str) -> Model:
     """The model inside DistributedDataParallel and torch.compile, if it has one embedding per text.
 
     Raises:
@@ -41,8 +43,7 @@ def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any
     """
     model = unwrapped(model)
     has_tokens = isinstance(model, MultiVectorEncoder)
-    is_sparse = isinstance(model, SparseEncoder) and not takes_sparse
-    if has_tokens or is_sparse or isinstance(model, CrossEncoder):
+    if has_tokens or isinstance(model, SparseEncoder | CrossEncoder):
         advice = " For late interaction there is LateInteractionLoss." if has_tokens else ""
         raise TypeError(
             f"{who} needs a model with one dense embedding per text, such as a "
@@ -61,17 +62,14 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
     """The routes of a Router by name."""
-    return {
-        name: route
-        for name, route in router.sub_modules.items()
-        if isinstance(route, nn.Sequential)
-    }
+    routes: Any = router.sub_modules  # a ModuleDict of Sequentials
+    return dict(routes)
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
     """Whether a model ends in ``Normalize``, which Dropout and ExponentNorm may follow.
 
-    Losses then see unit embeddings; for what ``encode`` returns see :func:`returns_unit_vectors`.
+    Losses then see unit embeddings. What ``encode`` returns: :func:`returns_unit_vectors`.
 
     Args:
         model: A SentenceTransformer, or one route of a Router.
@@ -108,30 +106,20 @@ def is_cut(model: nn.Module) -> bool:
     return dim is not None and dim < (output_width(model) or math.inf)
 
 
-def prompt_of(model: Any, role: str) -> str:
-    """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without
-    one.
+def prompt_of(model: nn.Module, role: str) -> str:
+    """The prompt that ``encode_query`` or ``encode_document`` puts before a text, or "".
 
     As in sentence-transformers, documents get the first of "document", "passage" and "corpus" that
-    is a key of ``model.prompts``, even if it is empty; a loaded model has the keys "query" and
-    "document".
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> prompts = {"query": "ask: ", "passage": "answer: "}
-        >>> model = SentenceTransformer(modules=[BoW(["red"])], prompts=prompts, device="cpu")
-        >>> prompt_of(model, "query"), prompt_of(model, "document")
-        ('ask: ', '')
+    is a key of ``model.prompts``, even if it is empty; a loaded model has the key "document".
     """
     model = unwrapped(model)
-    prompts = getattr(model, "prompts", {})
+    prompts: Mapping[str | None, str] = getattr(model, "prompts", {})
     names = ("query",) if role == "query" else _DOCUMENT_PROMPTS
     default = getattr(model, "default_prompt_name", None)
-    name = next((name for name in names if name in prompts), default)
-    return prompts.get(name) or ""
+    return prompts.get(next((name for name in names if name in prompts), default)) or ""
 
 
-def warn_of_unused_prompt(model: Any) -> None:
+def warn_of_unused_prompt(model: SentenceTransformer) -> None:
     """Warns if ``encode_document`` reads none of the prompts that are meant for documents."""
     meant = [name for name in _DOCUMENT_PROMPTS if model.prompts.get(name)]
     if meant and not prompt_of(model, "document"):
@@ -146,14 +134,7 @@ def warn_of_unused_prompt(model: Any) -> None:
 
 
 def output_width(model: nn.Module) -> int | None:
-    """Number of dimensions before ``encode`` cuts them to ``truncate_dim``; None if unknown.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], truncate_dim=1, device="cpu")
-        >>> model.get_embedding_dimension(), output_width(model)
-        (1, 2)
-    """
+    """Number of dimensions before ``encode`` cuts them to ``truncate_dim``; None if unknown."""
     if not isinstance(model := unwrapped(model), SentenceTransformer):
         return None
     with model.truncate_embeddings(None):
@@ -189,12 +170,6 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
 
     Raises:
         ValueError: If the model or a route consists of Normalize only.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
-        >>> [type(module).__name__ for module in raw_producers(model)]
-        ['BoW']
     """
     model = refuse_other_models(model, "Finding raw embeddings")
     if not isinstance(model, SentenceTransformer):
@@ -222,7 +197,7 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
     If something is left out, the first process encodes all texts itself.
 
     Args:
-        model: Any SentenceTransformer. Every route of a last Router ends before its own Normalize.
+        model: A model. Every route of a last Router ends before its own Normalize.
         keep_normalize: Whether only ExponentNorm is left out. Evaluators that score a model as it
             is served use this: a model that ends in Normalize serves unit embeddings.
 
@@ -261,7 +236,7 @@ def encode_raw(
     """Raw embeddings of texts in at least float32: n texts -> (n, D).
 
     Args:
-        model: Any SentenceTransformer.
+        model: A model.
         texts: The n texts.
         role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
         keep_normalize: Whether Normalize is kept, see :func:`raw_embeddings`.
@@ -280,7 +255,7 @@ def encode_raw(
 
 
 def raw_features(
-    model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]
+    model: Callable[[dict[str, Tensor]], dict[str, Tensor]], features: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Runs the model and returns its embedding before ExponentNorm, (n, D), for a loss.
 

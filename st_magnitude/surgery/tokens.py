@@ -36,14 +36,7 @@ def _is_token_norm(module: nn.Module) -> bool:
 
 
 def normalized_roles(model: MultiVectorEncoder) -> set[str]:
-    """The roles whose tokens a model normalises, of ``"query"`` and ``"document"``.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = MultiVectorEncoder(modules=[BoW(["red"]), token_norm("query")], device="cpu")
-        >>> normalized_roles(model)
-        {'query'}
-    """
+    """The roles whose tokens a model normalises, of ``"query"`` and ``"document"``."""
     roles: set[str] = set()
     for module in model.children():
         if isinstance(module, HierarchicalTokenPooling) and module.normalize_embeddings:
@@ -53,7 +46,7 @@ def normalized_roles(model: MultiVectorEncoder) -> set[str]:
     return roles
 
 
-def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVectorEncoder:
+def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> None:
     """:func:`~st_magnitude.prepare` of a MultiVectorEncoder, in place."""
     if not set(similarity.exponents) <= {0.0, 1.0}:
         raise ValueError(
@@ -69,7 +62,8 @@ def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVe
         )
     norms = [i for i, module in enumerate(model.children()) if _is_token_norm(module)]
     pools = [module for module in model.children() if isinstance(module, BaseTokenPooling)]
-    if pools := [module for module in pools if not _is_token_norm(module)]:
+    pools = [module for module in pools if not _is_token_norm(module)]
+    if pools:
         raise ValueError(
             f"This model pools tokens by {type(pools[0]).__name__}. Remove it from the model "
             "before you prepare and train, and append it again afterwards."
@@ -80,7 +74,6 @@ def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVe
     roles = [role for role, exponent in exponents if exponent == 1]
     if roles and not inside:
         model.insert(norms[0] if norms else len(model), token_norm(*roles))
-    return model
 
 
 def _normalizes_inside(module: nn.Module) -> bool:

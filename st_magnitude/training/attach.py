@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,7 @@ __all__ = ["Logging", "Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
-NOT_EXCHANGED = {"terms", "hardness_mode", "hardness_strength", "margin", "margin_strategy"}
-NOT_EXCHANGED.add("precision")
+NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
@@ -42,11 +41,10 @@ class Remembering(Logging):
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log, checkpoint and resume the state of losses, and checks its data.
 
-    sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this
-    call its checkpoints also contain the learned temperatures of a loss. A resumed run finds them
-    again, and ``load_best_model_at_end`` those of the best step. On several processes they take the
-    same steps everywhere. A run that resumes with a learned temperature and without this call is
-    refused on its first batch. ``st-magnitude train`` makes it.
+    sentence-transformers' Trainer does not save the loss. After this call its checkpoints contain
+    the learned temperatures too: a resumed run finds them again, ``load_best_model_at_end`` those
+    of the best step, and several processes take the same steps. Without it, such a run cannot
+    resume. ``st-magnitude train`` makes the call.
 
     The log shows a learned temperature as ``temperature``
     (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the
@@ -71,9 +69,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     callbacks = trainer.callback_handler.callbacks
     if not any(isinstance(callback, _LossState) for callback in callbacks):
         losses = _losses_by_name(trainer)
-        data: Any = trainer.train_dataset
+        data = trainer.train_dataset
         for name, loss in losses.items():
-            check_engine: Any = getattr(loss, "check_engine", None)
+            check_engine: Callable[[str | None], None] | None = getattr(loss, "check_engine", None)
             if check_engine is not None:
                 check_engine(engine_of_trainer(trainer))
                 refuse_lists(data.get(name) if isinstance(data, dict) else data)
@@ -110,7 +108,7 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
     exchanged = set()
     gathers = False
     for loss in losses.values():
-        config: dict[str, Any] = dict(getattr(loss, "get_config_dict", dict)())
+        config = dict(getattr(loss, "get_config_dict", dict)())
         config["regularizers"] = sorted(config.get("regularizers", ()))
         own = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
         flags = []
@@ -132,15 +130,13 @@ class _LossState(TrainerCallback):
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        # the end of its keys in the log, and the module
-        self.logging: list[tuple[str, Logging]] = []
-        self.modules: dict[str, Remembering] = {}  # by path
 
     def on_train_begin(
         self, args: object, state: TrainerState, control: object, **_: object
     ) -> None:
-        self.logging = []
-        self.modules = {}
+        # the end of its keys in the log, and the module
+        self.logging: list[tuple[str, Logging]] = []
+        self.modules: dict[str, Remembering] = {}  # by path
         for name, loss in _losses_by_name(self.trainer).items():
             for path, module in loss.named_modules():
                 if isinstance(module, Logging):
@@ -171,12 +167,10 @@ class _LossState(TrainerCallback):
             best = Path(state.best_model_checkpoint) / "trainer_state.json"
             self._restore(TrainerState.load_from_json(str(best)))
 
-    def on_log(
-        self, args: object, state: TrainerState, control: object, logs: Any = None, **_: object
-    ) -> None:
-        if "loss" not in logs:
+    def on_log(self, args: object, state: TrainerState, control: object, **given: Any) -> None:
+        if "loss" not in given["logs"]:
             return
         for name, module in self.logging:
             figures = {key + name: figure for key, figure in module.get_log().items()}
-            logs.update(figures)  # for the callbacks after this one
+            given["logs"].update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
 from transformers import Trainer
 
 __all__ = ["engine_of", "engine_of_trainer", "refuse_engine"]
@@ -18,8 +17,7 @@ def engine_of(model: Any) -> str | None:
     """
     if type(model).__name__ == "DeepSpeedEngine":
         return f"DeepSpeed ZeRO-{model.zero_optimization_stage()}"
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    classes = {base.__name__ for module in modules for base in type(module).__mro__}
+    classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}
     return "FSDP" if classes & {"FSDPModule", "FullyShardedDataParallel"} else None
 
 

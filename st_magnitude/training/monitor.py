@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerState
 
 from st_magnitude._checks import at_least
@@ -22,7 +22,6 @@ __all__ = ["NormMonitor"]
 
 logger = logging.getLogger(__name__)
 
-QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 NUM_ROWS = 256  # texts of a role that are measured
 COLLAPSED_NORM, COLLAPSED_COSINE = 1e-4, 0.99  # means over the texts of one role
 Row = dict[str, float]
@@ -79,14 +78,14 @@ class NormMonitor(TrainerCallback):
         self, loss: nn.Module | Mapping[str, nn.Module] | None = None, every: int = 10
     ) -> None:
         at_least("every", every, 1)
-        self.loss, self.every = loss, every
+        self.loss = loss
+        self.every = every
         self.rows: list[Row] = []
         self._warned: set[str] = set()
         self._unlogged: Row = {}
         self._calls = 0  # the number of calls of update()
-        self._hooks: list[RemovableHandle] = []
-        self._is_armed = False  # whether the present step is measured
-        self._lr: float | None = None
+        self._hooks = ExitStack()
+        self._lr: float | None = None  # of the present step of a Trainer, if it is measured
         self._begin_batch()
 
     def update(
@@ -110,9 +109,7 @@ class NormMonitor(TrainerCallback):
         given = {"query": queries, "document": documents, **others}
         return self._add(self._calls, {name: x for name, x in given.items() if x is not None}, lr)
 
-    def on_train_begin(
-        self, args: object, state: TrainerState, control: object, model: Any = None, **_: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: object, control: object, **given: Any) -> None:
         self.on_train_end()  # removes the hooks of a run that was interrupted
         if self.loss is None:
             raise ValueError(
@@ -120,49 +117,47 @@ class NormMonitor(TrainerCallback):
             )
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
         for loss in losses:
-            self._hooks.append(loss.register_forward_pre_hook(self._begin_batch))
-        for module in raw_producers(model):
-            self._hooks.append(module.register_forward_hook(self._listen))
+            self._hooks.callback(loss.register_forward_pre_hook(self._begin_batch).remove)
+        for module in raw_producers(given["model"]):
+            self._hooks.callback(module.register_forward_hook(self._listen).remove)
 
     def on_step_begin(
-        self, args: object, state: TrainerState, control: object, optimizer: Any = None, **_: object
+        self, args: object, state: TrainerState, control: object, **given: Any
     ) -> None:
-        self._is_armed = state.is_world_process_zero and self._is_due(state.global_step + 1)
-        self._lr = float(optimizer.param_groups[0]["lr"])
+        if state.is_world_process_zero and self._is_due(state.global_step + 1):
+            self._lr = float(given["optimizer"].param_groups[0]["lr"])
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        if self._is_armed and self._parts:
+        if self._lr is not None and self._parts:
             self._add(state.global_step, self._by_role(), self._lr)
-        self._is_armed = False
+        self._lr = None
         self._begin_batch()
 
-    def on_log(
-        self, args: object, state: TrainerState, control: object, logs: Any = None, **_: object
-    ) -> None:
-        if "loss" in logs:
-            figures = {key: value for key, value in self._unlogged.items() if key != "step"}
-            logs.update(figures)  # for the callbacks after this one
-            state.log_history[-1].update(figures)
+    def on_log(self, args: object, state: TrainerState, control: object, **given: Any) -> None:
+        if "loss" in given["logs"]:
+            given["logs"].update(self._unlogged)  # for the callbacks after this one
+            state.log_history[-1].update(self._unlogged)
             self._unlogged = {}
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._hooks.close()
 
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self.every == 0
 
     @torch.compiler.disable
-    def _begin_batch(self, _loss: nn.Module | None = None, inputs: tuple[Any, ...] = ((),)) -> None:
+    def _begin_batch(
+        self, _: nn.Module | None = None, inputs: tuple[Sequence[Mapping[str, Tensor]], ...] = ((),)
+    ) -> None:
         """The hook before the loss, whose input has the columns of the batch."""
-        self._columns: Sequence[Mapping[str, Any]] = inputs[0]
+        self._columns = inputs[0]
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
 
     @torch.compiler.disable
     def _listen(self, _module: nn.Module, _inputs: object, features: Mapping[str, Tensor]) -> None:
         x = features["sentence_embedding"]
         # neither the first pass of a cached loss nor an evaluation
-        if self._is_armed and x.requires_grad:
+        if self._lr is not None and x.requires_grad:
             self._parts.append(x.detach())
 
     def _by_role(self) -> dict[str, Tensor]:
@@ -180,7 +175,7 @@ class NormMonitor(TrainerCallback):
     def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> Row:
         # Everything is computed on the CPU, in float64 where that matters: some devices have none.
         roles = {name: x.detach()[:NUM_ROWS].float().cpu() for name, x in roles.items()}
-        row: Row = {"step": step}
+        row: Row = {}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
         matched = list(roles.values())[:2]
@@ -189,13 +184,13 @@ class NormMonitor(TrainerCallback):
             by_dot = (DOT(*matched).argmax(dim=1) == own).double().mean().item()
             by_cosine = (COSINE(*matched).argmax(dim=1) == own).double().mean().item()
             row["dot_cosine_gap"] = by_dot - by_cosine
-        self.rows.append(row)
         self._unlogged = row
+        self.rows.append({"step": step, **row})
         for role in roles:
-            self._warn_of_collapse(row, role)
-        return row
+            self._warn_of_collapse(step, role, row)
+        return self.rows[-1]
 
-    def _warn_of_collapse(self, row: Row, role: str) -> None:
+    def _warn_of_collapse(self, step: int, role: str, row: Row) -> None:
         norm = row[f"{role}_norm_mean"]
         cosine = row.get(f"{role}_mean_cosine", 0.0)
         if not COLLAPSED_NORM < norm < math.inf:
@@ -210,9 +205,8 @@ class NormMonitor(TrainerCallback):
             return
         self._warned.add(figure)
         logger.warning(
-            "Collapse at step %d: %s embeddings have the mean norm %.3g and the mean cosine %.4f. "
-            "%s.",
-            *(row["step"], role, norm, cosine, remedy),
+            f"Collapse at step {step}: {role} embeddings have the mean norm {norm:.3g} and the "
+            f"mean cosine {cosine:.4f}. {remedy}."
         )
 
 
@@ -222,8 +216,8 @@ def _measure(x: Tensor, lr: float | None) -> Row:
     mean = norms.mean().item()
     row = {"norm_mean": mean}
     row["norm_cv"] = norms.std(correction=0).item() / mean if mean else math.nan
-    marks = torch.quantile(norms, norms.new_tensor(list(QUANTILES.values()))).tolist()
-    row |= {f"norm_{name}": mark for name, mark in zip(QUANTILES, marks, strict=True)}
+    for percent in (5, 50, 95):
+        row[f"norm_p{percent:02}"] = torch.quantile(norms, percent / 100).item()
     if lr is not None and mean:
         row["effective_lr"] = lr / mean**2
     if len(x) > 1 and math.isfinite(mean):

@@ -8,12 +8,13 @@ import re
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._config import list_differences
 from st_magnitude._files import one_line_about_the_disk
@@ -54,19 +55,14 @@ class _StopOnSignal(TrainerCallback):
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        self.handlers = ExitStack()  # which gives the signals their handlers back
 
     def on_train_begin(
         self, args: TrainingArguments, state: object, control: object, **_: object
     ) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            self._before = {number: signal.signal(number, self._receive) for number in numbers}
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers.callback(signal.signal, number, signal.signal(number, self._receive))
 
     def on_step_end(
         self, args: object, state: object, control: TrainerControl, **_: object
@@ -76,9 +72,9 @@ class _StopOnSignal(TrainerCallback):
         elif self.received is not None:
             control.should_save = control.should_training_stop = True
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: object) -> None:
         self.received = number
-        self.restore()
+        self.handlers.close()
 
 
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
@@ -91,7 +87,7 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
     return state if is_finished else None
 
 
-def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
+def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
     """Attaches and trains. Afterwards the model encodes in its own precision.
 
     Args:
@@ -122,7 +118,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
             else:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
-        stop.restore()
+        stop.handlers.close()
         trainer.remove_callback(stop)
     if stop.received is not None:
         step = trainer.state.global_step
@@ -132,16 +128,17 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
 
-def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
+def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int = 1024) -> None:
     """Refuses data in which most rows have no negative, as where all documents begin alike.
 
     It reads ``num_rows`` rows, but at least a batch, in random batches of the Trainer's.
     """
     false_negatives = getattr(trainer.loss, "false_negatives", None)
-    if false_negatives is None:
+    data = trainer.train_dataset
+    if false_negatives is None or not isinstance(data, Dataset):
         return
     size = trainer.args.per_device_train_batch_size * trainer.args.world_size
-    rows = trainer.train_dataset.shuffle(seed=0)
+    rows = data.shuffle(seed=0)
     shares = []
     for start in range(0, max(min(len(rows), num_rows) - size, 0) + 1, size):
         chosen = rows.select(range(start, min(start + size, len(rows))))
@@ -216,10 +213,10 @@ def record_run(output: Path, settings: Mapping[str, object]) -> None:
     record.write_text(json.dumps(to_plain(settings), indent=2) + "\n", encoding="utf-8")
 
 
-def _json_of(file: Path) -> dict[str, Any]:
+def _json_of(file: Path) -> dict[str, object]:
     """The content of a file, or nothing if it is missing or incomplete."""
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content

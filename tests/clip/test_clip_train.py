@@ -42,18 +42,17 @@ def loop_arguments(**options):
     """The arguments that train_one_epoch, evaluate and create_loss read."""
     off = "distill horovod wandb distributed local_loss gather_with_grad siglip save_logs"
     ones = "accum_freq world_size log_every_n_steps val_frequency epochs"
-    zeros = "rank local_rank zeroshot_frequency"
     given = dict.fromkeys(off.split(), False) | dict.fromkeys(ones.split(), 1)
-    given |= dict.fromkeys(zeros.split(), 0) | {"skip_scheduler": True, "grad_clip_norm": None}
+    given |= {"rank": 0, "local_rank": 0, "skip_scheduler": True, "grad_clip_norm": None}
     given |= {"device": "cpu", "precision": "fp32", "batch_size": 8, "model": "tiny"}
     return SimpleNamespace(**given | {"loss_dist_impl": None} | options)
 
 
-def train(model, loss, data, size=8, optimizer=torch.optim.SGD, **options):
+def train(model, loss, data, optimizer=torch.optim.SGD, **options):
     """A few steps of train_one_epoch; returns the parameters."""
-    args = loop_arguments(batch_size=size, **options)
+    args = loop_arguments(**options)
     optimizer = optimizer(model.parameters(), lr=0.01)
-    info = SimpleNamespace(dataloader=Loader(*data, size), set_epoch=lambda epoch: None)
+    info = SimpleNamespace(dataloader=Loader(*data, 8), set_epoch=lambda epoch: None)
     train_one_epoch(model, {"train": info}, loss, 0, optimizer, None, None, None, args)
     return parameters(model)
 
@@ -80,34 +79,14 @@ def test_norm_sym_trains_as_open_clip_does(models):
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t", "nonorm-t2i"])
-def test_accumulated_batches_are_one_batch(models, preset):
-    one, two, data = models
-    for model in (one, two):
-        stm.clip.rescale_output(stm.clip.unnormalize(model))
-    start, data = parameters(one), [x[:8] for x in data]
-    expected = train(one, AsymmetricClipLoss.from_preset(preset), data, size=8)
-    found = train(two, AsymmetricClipLoss.from_preset(preset), data, size=4, accum_freq=2)
-    for name, value in found.items():
-        step = value - start[name]
-        assert step.abs().max() > 0
-        # open_clip adds the gradient of logit_scale up once a part
-        factor = 2 if name == "logit_scale" else 1
-        wanted = factor * (expected[name] - start[name])
-        torch.testing.assert_close(step, wanted, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("preset", "precision"), [("nonorm-sym", "fp32"), ("imgnorm-i2t", "amp_bf16")]
-)
-def test_training_lowers_the_loss(models, preset, precision, caplog):
+def test_training_in_bfloat16_lowers_the_loss(models, caplog):
     model, _, data = models
     stm.clip.rescale_output(stm.clip.unnormalize(model))
     regularizers = [(stm.SIGReg(num_directions=8), 0.01)]
-    loss = AsymmetricClipLoss.from_preset(preset, regularizers=regularizers)
+    loss = AsymmetricClipLoss.from_preset("imgnorm-i2t", regularizers=regularizers)
     data = tuple(x[:8].repeat(12, *[1] * (x.ndim - 1)) for x in data)
     with caplog.at_level("INFO"):
-        train(model, loss, data, optimizer=torch.optim.Adam, precision=precision)
+        train(model, loss, data, optimizer=torch.optim.Adam, precision="amp_bf16")
     seen = [float(x) for x in re.findall(r"Contrastive_loss: ([\d.]+)", caplog.text)]
     assert len(seen) == 12
     assert seen[-1] < 0.7 * seen[0]
@@ -116,63 +95,20 @@ def test_training_lowers_the_loss(models, preset, precision, caplog):
 
 @pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t", "txtnorm-t2i"])
 def test_validation_has_the_trained_loss_and_similarity(models, preset):
-    """In batches as in training, of which the last is short."""
     model, _, (images, texts) = models
     if preset != "norm-sym":
         stm.clip.unnormalize(model)
     data = {"val": SimpleNamespace(dataloader=Loader(images, texts, 8))}
-    found = training_program(preset).evaluate(model, data, 1, loop_arguments(accum_freq=2))
+    found = training_program(preset).evaluate(model, data, 1, loop_arguments())
     loss = AsymmetricClipLoss.from_preset(preset)
     with torch.no_grad():
         raw = model.encode_image(images), model.encode_text(texts)
-        scale = model.logit_scale.exp()
-        one = loss(raw[0][:16], raw[1][:16], scale).item()
-        other = loss(raw[0][16:], raw[1][16:], scale).item()
-    assert found[f"{preset}_val_loss"] == pytest.approx((16 * one + 8 * other) / 24)
+        expected = loss(*raw, model.logit_scale.exp()).item()
+    assert found[f"{preset}_val_loss"] == pytest.approx(expected)
     scores = loss.similarity(*raw)
     for name, matrix in (("image_to_text", scores), ("text_to_image", scores.T)):
         ranks = (matrix > matrix.diagonal()[:, None]).sum(1)
         assert found[f"{name}_R@5"] == pytest.approx((ranks < 5).float().mean().item())
-
-
-class Target:
-    """In place of labels; open_clip 3.3 computes no accuracy with numpy 2.4."""
-
-    def to(self, device):
-        return self
-
-    def view(self, *shape):
-        return self
-
-    def expand_as(self, best):
-        self.best = best
-        raise StopIteration
-
-
-@pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t", "txtnorm-t2i"])
-def test_zero_shot_classes_are_by_the_trained_similarity(models, preset, monkeypatch):
-    """The mean over templates, of texts that are divided as in training, and divided likewise."""
-    model, _, (images, texts) = models
-    templates = [lambda name: f"{name} 0", lambda name: f"{name} 1"]
-    monkeypatch.setattr(open_clip, "IMAGENET_CLASSNAMES", list("abcdefghijkl"))
-    monkeypatch.setattr(open_clip, "OPENAI_IMAGENET_TEMPLATES", templates)
-    names = [template(name) for name in open_clip.IMAGENET_CLASSNAMES for template in templates]
-    target = Target()
-    loader = Loader(images, images, len(images))
-    loader[0] = (images, target)
-    data = {"imagenet-val": SimpleNamespace(dataloader=loader)}
-    args = loop_arguments(zeroshot_frequency=1)
-
-    def tokenizer(given):
-        return texts[[names.index(text) for text in given]]
-
-    with pytest.raises(StopIteration):
-        training_program(preset).evaluate(model, data, 1, args, tokenizer=tokenizer)
-    similarity = AsymmetricClipLoss.from_preset(preset).similarity
-    with torch.no_grad():
-        classes = similarity.document(model.encode_text(texts)).view(12, 2, -1).mean(1)
-        scores = similarity(model.encode_image(images), classes)
-    assert torch.equal(target.best.T, scores.topk(5).indices)
 
 
 # ------------------------------------------------------------------------------------ the entry
@@ -288,9 +224,3 @@ def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module,
     assert loaded.similarity_fn_name == "dot"
     torch.testing.assert_close(loaded.encode(images), model.encode(images))
     torch.testing.assert_close(loaded.encode(example.CAPTIONS), model.encode(example.CAPTIONS))
-
-
-@pytest.mark.slow
-def test_the_example_learns(example, tmp_path):
-    found = example.main(["--steps", "60", "--output", str(tmp_path / "model")])
-    assert found > 3 / len(example.CAPTIONS)

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-import st_magnitude.clip
-
 
 class Broken:
     """A finder of modules that fails as a torchvision that does not fit does."""
@@ -39,12 +37,3 @@ def test_the_program_ends_in_one_line(no_open_clip, monkeypatch):
     assert no_open_clip in message
     assert 'pip install ".[clip]"' in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("name", ["rescale_output", "unnormalize"])
-def test_a_name_of_the_package_says_what_to_install(no_open_clip, name, monkeypatch):
-    monkeypatch.delitem(vars(st_magnitude.clip), name, raising=False)
-    assert name in dir(st_magnitude.clip)
-    with pytest.raises(ImportError, match=r'pip install "\.\[clip\]"') as raised:
-        getattr(st_magnitude.clip, name)
-    assert no_open_clip in str(raised.value)

@@ -96,7 +96,7 @@ def place_of(command, model, **options):
 
 
 @pytest.mark.parametrize("by", ["id", "text"])
-@pytest.mark.parametrize("command", ["train", "compare", "diagnose", "calibrate", "abstain"])
+@pytest.mark.parametrize("command", ["train", "compare", "diagnose", "calibrate"])
 def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_path, by, command):
     copied = {"id": "train-q1", "text": "copy"}[by]
     with (data_folder / "queries.jsonl").open("a") as file:
@@ -104,7 +104,7 @@ def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_pat
     with (data_folder / "qrels" / "dev.tsv").open("a") as file:
         file.write(f"{copied}\td01\t1 \n")  # a trailing space, too
     arguments, options = place_of(command, static_path, data=data_folder)
-    if command in ("calibrate", "abstain"):
+    if command == "calibrate":
         for confirm in ("dev", "train"):
             assert confirm in refusal(*arguments, **options, split="train", confirm=confirm)
     else:

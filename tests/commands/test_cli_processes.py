@@ -1,11 +1,10 @@
-"""Commands in processes of their own: what they print where, signals, kills and full disks."""
+"""Commands in processes of their own: what they print where, kills and full disks."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -59,9 +58,6 @@ def shell(place, *arguments):
 
 
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
-REVELA = ["revela", "--corpus", "texts", "--retriever", "model", "--lm", "lm"]
-REVELA += ["--group-size", "3", "--max-words", "9"]
-REVELA += ["--max-length", "24", "--lora-rank", "2", "--warmup-steps", "0"]
 
 
 def test_a_process_keeps_stdout_for_the_figures(place):
@@ -85,41 +81,6 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word(place):
     assert process.returncode == 128 + signal.SIGPIPE
     assert "Broken" not in stderr
     assert "Error" not in stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "number"),
-    [(TRAIN, signal.SIGINT), (REVELA, signal.SIGTERM)],
-    ids=["train", "revela"],
-)
-def test_a_signal_in_the_middle_and_resume(inside, tmp_path, arguments, number):
-    """A long run is stopped; what was done is saved, said, and gone on with."""
-    output = ("--output", tmp_path / "out")
-    log = tmp_path / "log"
-    with log.open("w") as file:
-        steps = ("--max-steps", 20000, "--save-steps", 50000)
-        command = [*COMMAND, *map(str, [*arguments, *output, *steps])]
-        process = subprocess.Popen(command, cwd=inside, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            for _ in range(600):
-                if "'loss'" in log.read_text():
-                    break
-                assert process.poll() is None, log.read_text()[-2000:]
-                time.sleep(0.2)
-            process.send_signal(number)
-            assert process.wait(timeout=120) == 128 + number
-        finally:
-            process.kill()
-    assert f"Stopped by {number.name} after step" in log.read_text()
-    (checkpoint,) = (tmp_path / "out" / "checkpoints").glob("checkpoint-*")
-    step = int(checkpoint.name.removeprefix("checkpoint-"))
-    assert 0 < step < 20000
-    refused = invoke(*arguments, *output, "--max-steps", step + 1)
-    assert refused.exit_code == 2
-    assert "--resume" in refused.stderr
-    resumed = invoke(*arguments, *output, "--max-steps", step + 1, "--resume")
-    assert resumed.exit_code == 0, resumed.stderr[-2000:]
-    assert (tmp_path / "out" / "modules.json").is_file()
 
 
 def weights_of(folder):

@@ -3,11 +3,7 @@
 import errno
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -185,66 +181,32 @@ def test_max_length_limits_training_alone(folder, tmp_path):
 
 # --- the comparison -------------------------------------------------------------------------------
 
-# Ten candidates
-OPTIONS = ["--temperatures", "0.02,0.1", "--sigreg", "0", "--learning-rates", "0.03"]
-OPTIONS += ["--batch-size", "4", "--epochs", "2"]
-
-CHILD = """
-import os, signal, sys
-from st_magnitude.comparison.trial import Setup
-train, seen = Setup.train, []
-def counted(self, candidate, *arguments):
-    if len(seen) == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    seen.append(candidate)
-    print("trains", candidate.name, flush=True)
-    return train(self, candidate, *arguments)
-Setup.train = counted
-from st_magnitude.commands.app import app
-app(sys.argv[2:])
-"""
-
 
 @pytest.fixture(scope="module")
 def finished(folder, model_path, tmp_path_factory):
-    """A comparison by the command, killed when it begins its fourth training run, and continued."""
+    """A comparison of ten candidates by the command, and its figures."""
     output = tmp_path_factory.mktemp("runs") / "compare"
-    command = ["compare", "--data", folder, "--model", model_path, "--output", output, *OPTIONS]
-
-    def run(most, *more):
-        arguments = [sys.executable, "-c", CHILD, str(most), *map(str, command), *more]
-        options = {"capture_output": True, "text": True, "check": False}
-        return subprocess.run(arguments, **options, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-    killed = run(3)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    continued = run(99, "--json")
-    assert continued.returncode == 0, continued.stderr
-    return output, json.loads(continued.stdout), [killed.stdout, continued.stderr]
+    options = {"temperatures": "0.02,0.1", "learning_rates": 0.03, "sigreg": 0}
+    options |= {"batch_size": 4, "epochs": 2, "output": output}
+    return output, command_figures("compare", data=folder, model=model_path, **options)
 
 
 @pytest.mark.slow
-def test_after_a_kill_each_candidate_is_trained_once(finished):
-    output, figures, said = finished
-    trained = [line for text in said for line in text.splitlines() if line.startswith("trains")]
-    assert len(trained) == len(set(trained)) == 10
+def test_the_best_setting_of_every_loss_is_trained_to_the_end(finished):
+    output, figures = finished
     assert figures == json.loads((output / "compare.json").read_text())
-    assert "Continuing after 3 training runs." in said[1]
     written = {path.name for path in output.iterdir()}
-    records = {"candidates", "settings.json", "test.json"}
-    assert written == {"model", "compare.json", "compare.md", "train.yaml", *records}
-    ends = {entry["name"].split()[0]: [] for entry in figures["candidates"]}
+    assert written == {"model", "compare.json", "compare.md", "train.yaml"}
+    ends = {entry["candidate"]["loss"]: [] for entry in figures["candidates"]}
     for entry in figures["candidates"]:
         assert [steps for steps, _ in entry["curve"]] in ([10], [10, 30])
-        ends[entry["name"].split()[0]].append(entry["curve"][-1][0])
+        ends[entry["candidate"]["loss"]].append(entry["curve"][-1][0])
+    assert len(figures["candidates"]) == 10
     assert len(ends) == 5
-    assert all(max(steps) == 30 for steps in ends.values())  # the best of every loss is compared
+    assert all(max(steps) == 30 for steps in ends.values())
     assert figures["not_compared"] == []
-    best, other = (
-        dict(entry["curve"])
-        for entry in figures["candidates"]
-        if Candidate(**entry["candidate"]).is_plain_cosine
-    )
+    curves = [dict(e["curve"]) for e in figures["candidates"] if e["candidate"]["loss"] == "cosine"]
+    best, other = curves
     assert 30 in best  # the control is plain cosine at its best temperature
     assert best[max(other)] >= other[max(other)]
 
@@ -253,7 +215,7 @@ def test_after_a_kill_each_candidate_is_trained_once(finished):
 def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     finished, folder, model_path
 ):
-    output, figures, _ = finished
+    output, figures = finished
     for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
         found = own_ndcg(stm.load(str(path)), part(2)).mean()
         assert found == pytest.approx(figures["test"]["ndcg"][name], abs=1e-9)
@@ -304,7 +266,7 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
     with pytest.raises(FileExistsError, match=r"batch_size \(8 there, 4 now\)"):
         run(replace(SMALL, batch_size=4))
 
-    (tmp_path / "out" / "candidates" / ".a.json.tmp").write_text('{"candidate":')  # of a full disk
+    (tmp_path / "out" / ".progress.json.tmp").write_text("{")  # of a full disk
 
     with monkeypatch.context() as patch:
         patch.setattr(CompareResult, "save", full)  # at the very end

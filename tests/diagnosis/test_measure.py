@@ -26,7 +26,7 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     curve = found.exponent
     assert curve.ndcg(0.0).mean() == pytest.approx(metrics["matched_ndcg@10"], abs=1e-12)
     assert curve.ndcg(1.0).mean() == pytest.approx(metrics["cosine_ndcg@10"], abs=1e-12)
-    calibrated = calibrate_exponent(model, RetrievalData(*task), num_samples=10)
+    calibrated = calibrate_exponent(model, RetrievalData(*task))
     assert curve.per_query == pytest.approx(calibrated.per_query, abs=1e-12)
     assert found.cohens_d == pytest.approx(metrics["cohens_d"])
     assert found.documents.cv == pytest.approx(metrics["document_norm_cv"])

@@ -9,10 +9,8 @@ from _tiny import ROWS
 from scipy.stats import binom
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
-from typer.testing import CliRunner
 
 import st_magnitude as stm
-from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.abstention import Abstention, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
@@ -113,18 +111,6 @@ def test_unanswerable_queries_stand_in_a_folder(counts, data, tmp_path, caplog):
     )
     assert stm.calibrate_abstention(counts, answered).unanswerable == 0
     assert "empty corpus-id" in caplog.text
-
-
-def test_the_command(counts, data, tmp_path):
-    counts.save_pretrained(str(tmp_path / "model"))
-    data.save(tmp_path / "data", "dev")
-    options = ["--data", tmp_path / "data", "--risk", 0.5, "--delta", 0.5, "--output", tmp_path]
-    done = CliRunner().invoke(app, ["abstain", *map(str, (tmp_path / "model", *options))])
-    assert done.exit_code == 0, done.output
-    rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
-    assert Abstention.load(tmp_path / "abstention.json") == rule
-    assert str(rule) in done.output
-    assert "16 queries without a relevant document" in done.output
 
 
 @pytest.mark.parametrize(("is_judged", "risk"), [(True, 0.01), (False, 0.5)])

@@ -227,7 +227,7 @@ def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dims": [8, 0]}, "dims must be .* got 0"),
+        ({"dims": [8, 0]}, r"dims must be .* got \[8, 0\]"),
         ({"precisions": ["float32", "int4"]}, "got 'int4'"),
         ({"top_k": 0}, "top_k must be .* got 0"),
     ],

@@ -7,7 +7,6 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.run import digest_of
 from st_magnitude.finetune.verdict import judge_model, own_ndcg
 
 NUMBER = 60  # fewer queries get a warning
@@ -60,4 +59,4 @@ def test_other_grades_are_other_data():
         RetrievalData({"q": "who?"}, {"d": "he", "e": "she"}, {"q": relevant})
         for relevant in ({"d": 1, "e": 2}, {"d": 1, "e": 1}, {"e": 1, "d": 1})
     )
-    assert digest_of(one) != digest_of(other) == digest_of(same)
+    assert one.digest != other.digest == same.digest

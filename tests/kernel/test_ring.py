@@ -13,7 +13,6 @@ from _ranks import on_ranks
 
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude.kernel.batch import Above
-from st_magnitude.kernel.infonce import infonce_reference
 from st_magnitude.kernel.ring import agree, ring_infonce
 
 pytestmark = pytest.mark.skipif(
@@ -25,48 +24,35 @@ DIM = 8
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
 ONE = (Term(None, 0.5),)
 FORWARD, BACKWARD, BOTH = ("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")
-# (terms, exponents, directions, mode of hardness, documents of a query)
+# (terms, exponents, directions, documents of a query)
 CASES = {
-    "cosine": (ONE, (1, 1), FORWARD, None, 1),
-    "dot": (ONE, (0, 0), FORWARD, None, 2),
-    "prefix": ((Term(4, 0.5),), (1, 0), BACKWARD, None, 1),
-    "many": (MANY, (0.3, 0.8), BOTH, None, 2),
-    "many dot": (MANY, (0, 0), BOTH, "all_negatives", 2),
-    "many qnorm": (MANY, (1, 0), BOTH, "all_negatives", 1),
-    "many dnorm": (MANY, (0, 1), BACKWARD, None, 1),
-    "hard": (ONE, (0.3, 0.8), BOTH, "all_negatives", 2),
-    "targets": (MANY, (0.3, 0.8), BOTH, "all_negatives", 2),
-    "function": (ONE, (1, 0), FORWARD, None, 2),
-    **{
-        mode: (MANY, (0.3, 0.8), FORWARD, mode, 3)
-        for mode in ("in_batch_negatives", "hard_negatives")
-    },
+    "cosine": (ONE, (1, 1), FORWARD, 1),
+    "dot": (ONE, (0, 0), FORWARD, 2),
+    "prefix": ((Term(4, 0.5),), (1, 0), BACKWARD, 1),
+    "many": (MANY, (0.3, 0.8), BOTH, 2),
+    "many dot": (MANY, (0, 0), BOTH, 2),
+    "many qnorm": (MANY, (1, 0), BOTH, 1),
+    "many dnorm": (MANY, (0, 1), BACKWARD, 1),
+    "one": (ONE, (0.3, 0.8), BOTH, 2),
+    "weights": (MANY, (0.3, 0.8), BOTH, 3),
 }
 FREQUENCIES = ("log_q", "log_q_queries")
-LOG_Q = {"cosine", "many", "many dot", "hard"}  # cases with frequencies of documents and of queries
-POSITIVES = {"dot", "many", "hard"}  # cases with several positives
+LOG_Q = {"cosine", "many", "many dot", "one"}  # cases with frequencies of documents and of queries
+POSITIVES = {"dot", "many", "one"}  # cases with several positives
 GUIDED = {"prefix", "many dot"}  # cases whose margin looks at the scores of a guide
 EXCLUDED = {
     "cosine": "ids",
     "many": "ids",
     "many dot": "margin",
     "prefix": "margin",
-    "hard": "ids and margin",
-    "targets": "ids",
+    "one": "ids and margin",
+    "weights": "ids",
 }
 
 
-def targets_of(case: str, num_queries: int, num_documents: int) -> dict[str, torch.Tensor]:
-    """Targets of all queries, for the documents and queries of all ranks, rank after rank."""
-    if case not in ("targets", "function"):
-        return {}
-    generator = torch.Generator().manual_seed(3)
-    shapes = {"targets": (num_queries, num_documents), "targets_queries": (num_queries,) * 2}
-    found = {k: torch.rand(*x, generator=generator, dtype=torch.float64) for k, x in shapes.items()}
-    for matrix in found.values():
-        matrix[matrix < 0.5] = 0
-        matrix[-1] = 0  # a row that keeps its own positive
-    return found | {"weights": 1 + torch.arange(num_queries).double()}
+def weights_of(case: str, num_queries: int) -> torch.Tensor | None:
+    """Those of the rows of all ranks, rank after rank."""
+    return 1 + torch.arange(num_queries).double() if case == "weights" else None
 
 
 def threshold(positives: torch.Tensor) -> torch.Tensor:
@@ -121,7 +107,7 @@ def learned(case: str) -> tuple[list[torch.Tensor], tuple[Term, ...], Similarity
 def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
     """For each case the loss and the gradients as DDP leaves them."""
     results = {}
-    for case, (_, _, directions, hardness, documents) in CASES.items():
+    for case, (_, _, directions, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
         pair, known = pairs[dist.get_rank()], about(pairs)[dist.get_rank()]
@@ -130,22 +116,17 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             exclude.append(Above(threshold, known["guide"] if case in GUIDED else None))
         sizes = [[len(x) for x in pair] for pair in pairs]
         start = sum(n for n, _ in sizes[: dist.get_rank()])
-        targets = targets_of(case, *map(sum, zip(*sizes, strict=True)))
-        targets = {name: x[start : start + len(pair[0])] for name, x in targets.items()}
-        if case == "function":
-            targets["targets"] = targets["targets"].__getitem__
+        weights = weights_of(case, sum(n for n, _ in sizes))
         loss = ring_infonce(
             *pair,
             terms,
             similarity,
             directions,
             partition_mode="per_direction",
-            hardness_mode=hardness,
-            hardness_strength=0.7,
             exclude=exclude,
             positives=known["labels"] if case in POSITIVES else None,
             **({name: known[name] for name in FREQUENCIES} if case in LOG_Q else {}),
-            **targets,
+            weights=None if weights is None else weights[start : start + len(pair[0])],
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
@@ -163,7 +144,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
 def test_equals_the_joined_batch(num_ranks):
     """Learned temperatures and exponents among them, for batches that differ in size."""
     found = on_ranks(num_ranks, in_the_ring, num_ranks)
-    for case, (_, _, directions, hardness, documents) in CASES.items():
+    for case, (_, _, directions, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
         sizes = [len(q) for q, _ in pairs]
@@ -178,25 +159,18 @@ def test_equals_the_joined_batch(num_ranks):
         guides = tuple(joined(side) for side in zip(*known["guide"], strict=True))
         above = [Above(threshold, guides if case in GUIDED else None)] if "margin" in rule else []
         ids = [joined(known[name]) for name in ("ids", "other ids") if "ids" in rule]
-        options = {
-            "partition_mode": "per_direction",
-            "hardness_mode": hardness,
-            "hardness_strength": 0.7,
-        }
+        options = {"partition_mode": "per_direction", "backend": "plain"}
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
         options["positives"] = joined(known["labels"]) if case in POSITIVES else None
-        numbers = torch.arange(sum(len(d) for _, d in pairs)).split([len(d) for _, d in pairs])
-        options |= targets_of(case, sum(sizes), len(torch.cat(numbers)))
-        if "targets" in options:
-            options["targets"] = options["targets"][:, joined(numbers)]
+        options["weights"] = weights_of(case, sum(sizes))
         arguments = (
             *(joined(side) for side in zip(*pairs, strict=True)),
             terms,
             similarity,
             directions,
         )
-        loss = infonce_reference(*arguments, exclude=[*ids, *above], **options)
-        assert not rule or loss < 0.995 * infonce_reference(*arguments, **options)
+        loss = infonce(*arguments, exclude=[*ids, *above], **options)
+        assert not rule or loss < 0.995 * infonce(*arguments, **options)
         inputs = [x for pair in pairs for x in pair]
         gradients = torch.autograd.grad(
             loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True
@@ -237,13 +211,10 @@ def test_memory_does_not_grow_with_the_ranks():
 
 
 def failures() -> list[str]:
-    """The errors of batches that do not fit, and of targets of this rank's documents alone."""
+    """The error of batches that do not fit."""
     queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         ring_infonce(queries, documents)
-    targets = torch.ones(3, 3 if dist.get_rank() == 1 else 9)
-    with pytest.raises((ValueError, RuntimeError)):
-        ring_infonce(queries, torch.zeros(3, 4), targets=targets)
     # the ranks are still in step
     assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
     return str(caught.value)

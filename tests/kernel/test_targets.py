@@ -6,6 +6,7 @@ from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
 from torch import nn
 
 from st_magnitude import COSINE, DOT, Similarity, Term, infonce
+from st_magnitude.kernel.batch import Above
 
 BOTH = ("query_to_doc", "doc_to_query")
 BACKENDS = ["plain", "tiled"]
@@ -15,6 +16,12 @@ TERMS = (Term(3, 0.5, 0.7), Term(None, 0.3), Term(None, 0.6, 2.0))
 def draw(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def pairs(matrix):
+    """The rule that excludes the pairs of a matrix (B, M)."""
+    guide = matrix.double(), torch.eye(matrix.shape[1], dtype=torch.float64)
+    return Above(lambda positives: torch.full_like(positives, 0.5), guide)
 
 
 def formula(queries, documents, terms, similarity, targets, weights, log_q, excluded):
@@ -30,9 +37,7 @@ def formula(queries, documents, terms, similarity, targets, weights, log_q, excl
     for term in terms:
         scores = similarity(queries[:, : term.dim], documents[:, : term.dim]) / term.temperature
         forward = of_rows(scores, targets, -log_q, excluded)
-        backward = of_rows(
-            scores[:, own].T, targets[:, own].T, torch.zeros(()), torch.zeros(()).bool()
-        )
+        backward = of_rows(scores[:, own].T, targets[:, own].T, torch.zeros(()), excluded[:, own].T)
         total += term.weight * (weights * (forward + backward) / 2).mean()
     return total
 
@@ -70,7 +75,7 @@ def test_targets_are_the_formula(backend, kind, gammas):
         BOTH,
         2,
         partition_mode="per_direction",
-        exclude=lambda rows, scores: excluded[rows],
+        exclude=pairs(excluded),
         weights=weights,
         log_q=log_q,
         backend=backend,
@@ -106,7 +111,7 @@ def test_equals_sentence_transformers_distillation(backend, similarity):
         [Term(temperature=0.5)],
         similarity,
         targets=targets,
-        exclude=lambda rows, scores: others[rows],
+        exclude=pairs(others),
         backend=backend,
     )
     entropy = -(probabilities * probabilities.log()).sum(dim=1).mean()

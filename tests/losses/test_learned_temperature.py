@@ -25,7 +25,11 @@ from st_magnitude.losses import temp_spec_mrl
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAPPING = LearnedTemperature.learning_rate_mapping
-TERMS = [Term(8, "learned"), Term(16, 0.1, 2.0), Term(None, LearnedTemperature(0.2), 0.5)]
+TERMS = [
+    Term(8, LearnedTemperature()),
+    Term(16, 0.1, 2.0),
+    Term(None, LearnedTemperature(0.2), 0.5),
+]
 
 
 # --- value and gradient ---------------------------------------------------------------------------
@@ -95,11 +99,11 @@ def test_arguments(model):
     several = stm.TempAggMRLLoss(model, [8, 32], temperature="learned")
     assert temperatures(several) == pytest.approx(2 * [0.03, 0.06, 0.1])
     assert all(isinstance(term.temperature, LearnedTemperature) for term in several.terms)
-    partly = stm.CosineRankingLoss(model, terms=temp_spec_mrl({8: 0.05, 32: "learned"}))
+    partly = stm.CosineRankingLoss(model, terms=temp_spec_mrl({8: 0.05, 32: LearnedTemperature()}))
     assert len(partly.temperatures.bias) == 1
     with pytest.raises(ValueError, match="for a loss of one term, and this one has 3"):
         stm.TempAggLoss(model, temperature=0.1)
-    with pytest.raises(ValueError, match="a positive number or 'learned'; got 'cold'"):
+    with pytest.raises(ValueError, match="got 'cold'"):
         stm.CosineRankingLoss(model, temperature="cold")
 
 

@@ -63,28 +63,23 @@ def reference_gradients(model, columns, exponents, scale, **options):
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 UPSTREAM = [
     {},
-    {"directions": GTE, "hardness_mode": "hard_negatives"},
+    {"directions": GTE},
     {"directions": GTE[::2], "partition_mode": "per_direction"},
 ]
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
 @pytest.mark.parametrize(
-    ("loss_class", "function", "scale", "strength"),
-    [(stm.CosineRankingLoss, cos_sim, 20.0, 9.0), (stm.DotRankingLoss, dot_score, 1.5, 0.1)],
+    ("loss_class", "function", "scale"),
+    [(stm.CosineRankingLoss, cos_sim, 20.0), (stm.DotRankingLoss, dot_score, 1.5)],
 )
 @pytest.mark.parametrize(
     "options", UPSTREAM, ids=lambda options: "-".join(map(str, options.values()))
 )
-def test_equals_sentence_transformers(
-    model, num_negatives, loss_class, function, scale, strength, options
-):
+def test_equals_sentence_transformers(model, num_negatives, loss_class, function, scale, options):
     """Plain and cached; the texts of the batch differ, so no document is excluded."""
     columns = features(model, num_negatives=num_negatives)
-    options = options | {
-        "scale": scale,
-        "hardness_strength": strength if options.get("hardness_mode") else 0.0,
-    }
+    options = options | {"scale": scale}
     for theirs, caching in (
         (MultipleNegativesRankingLoss, {}),
         (CachedMultipleNegativesRankingLoss, {"mini_batch_size": 3}),

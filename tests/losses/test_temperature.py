@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 
 import st_magnitude as stm
-from st_magnitude import Similarity
+from st_magnitude import Similarity, Term
 from st_magnitude.losses import temp_agg_mrl
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
@@ -65,26 +65,22 @@ def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini
     )
 
 
-def test_weights(model):
-    dims = {"dims": (32, 12), "dim_weights": (0.25, 4.0)}  # in the order given
-    loss = stm.TempAggMRLLoss(model, temperatures=(0.1, 0.2), similarity="dot", scale=3.0, **dims)
-    terms = [(4, 12, 0.1), (4, 12, 0.2), (0.25, 32, 0.1), (0.25, 32, 0.2)]
-    assert [(t.weight, t.dim, t.temperature) for t in loss.terms] == terms
-    assert_equal(model, features(model), loss, (0.0, 0.0), terms, 3.0)
-
-
 # --- sentence-transformers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
 def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
     columns = features(model, num_negatives=num_negatives)
-    weights = [1.0, 0.5, 0.25]
+    weights = {32: 1.0, 16: 0.5, 8: 0.25}
     theirs = MatryoshkaLoss(
-        model, MultipleNegativesRankingLoss(model, scale=20.0), [32, 16, 8], weights
+        model,
+        MultipleNegativesRankingLoss(model, scale=20.0),
+        list(weights),
+        list(weights.values()),
     )
     expected, wanted = value_and_gradients(model, theirs(columns, None))
-    loss = stm.TempAggMRLLoss(model, [32, 16, 8], temperatures=[0.05], dim_weights=weights)
+    terms = [Term(dim, weight=weight) for dim, weight in weights.items()]
+    loss = stm.CosineRankingLoss(model, terms=terms)
     value, found = value_and_gradients(model, loss(columns))
     torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
     assert_same_gradients(found, wanted, atol=1e-13)
@@ -116,7 +112,6 @@ def test_scale_is_that_of_the_longest_prefix(model):
             lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]),
             r"64 dimensions.* have 32.*1\.\.32",
         ),
-        (lambda m: stm.TempAggMRLLoss(m, [16, 32], dim_weights=[1]), "2 dims but 1 weights"),
     ],
 )
 def test_arguments_are_checked(model, build, message):

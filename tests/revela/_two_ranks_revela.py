@@ -1,6 +1,4 @@
-"""The work of each of two gloo processes for test_revela_trainer.py: `torchrun --nproc_per_node 2
-... OUT`.
-"""
+"""The work of each of two gloo processes for test_revela_trainer.py."""
 
 from __future__ import annotations
 

@@ -7,12 +7,11 @@ Within a document (Eq. 4) transformers' own layers attend by torch's attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import _tiny
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -20,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 VOCABULARY = 40
 
 
-def decoder(family: str = "llama", **options: Any) -> PreTrainedModel:
+def decoder(family: str = "llama", **options: object) -> PreTrainedModel:
     """A random decoder in float64, with large weights."""
     sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": False}
     return _tiny.decoder(family, std=0.3, **sizes | options).double().eval()
@@ -50,8 +49,8 @@ class TwoPasses:
     attends to the others.
     """
 
-    def __init__(self, lm: PreTrainedModel, similarity: Tensor, groups: Sequence[int]) -> None:
-        self.lm, self.similarity, self.groups = lm, similarity, groups
+    def __init__(self, lm: PreTrainedModel, similarity: Tensor) -> None:
+        self.lm, self.similarity = lm, similarity
         self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
         AttentionInterface.register("two_passes", self.attention)
         AttentionMaskInterface.register("two_passes", sdpa_mask)
@@ -67,15 +66,9 @@ class TwoPasses:
         return found
 
     def attention(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor,
-        **options: Any,
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask, **options
     ) -> tuple[Tensor, None]:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        output, _ = sdpa_attention_forward(module, query, key, value, *mask, **options)
         if not self.is_second:
             self.recorded.setdefault(self.document, []).append((key[0], value[0]))
             return output, None
@@ -84,7 +77,7 @@ class TwoPasses:
         for a, q in enumerate(query[0] * scaling * query.shape[-1] ** 0.5):
             read = value.new_zeros(len(q), value.shape[-1])
             for j, layers in self.recorded.items():
-                if j != self.document and self.groups[j] == self.groups[self.document]:
+                if self.similarity[self.document, j] > 0:
                     keys, values = (
                         states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer]
                     )
@@ -97,10 +90,10 @@ class TwoPasses:
 
 
 def streams(
-    lm: PreTrainedModel, documents: list[Tensor], similarity: Tensor, groups: Sequence[int]
+    lm: PreTrainedModel, documents: list[Tensor], similarity: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Last states e_i and h_i, (L_i, D), document by document, without padding."""
-    passes = TwoPasses(lm, similarity, groups)
+    passes = TwoPasses(lm, similarity)
     return passes.states(documents, is_second=False), passes.states(documents, is_second=True)
 
 
@@ -114,14 +107,11 @@ def next_token_loss(lm: PreTrainedModel, states: list[Tensor], documents: list[T
     return sum(losses) / len(losses)
 
 
-def padded(documents: list[Tensor], side: str = "right", extra: int = 0) -> tuple[Tensor, Tensor]:
+def padded(documents: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Token ids and mask, (B, L)."""
-    length = max(map(len, documents)) + extra
-    ids, mask = torch.zeros(2, len(documents), length, dtype=torch.long)
-    for i, tokens in enumerate(documents):
-        place = slice(0, len(tokens)) if side == "right" else slice(length - len(tokens), length)
-        ids[i, place], mask[i, place] = tokens, 1
-    return ids, mask
+    ids = pad_sequence(documents, batch_first=True)
+    lengths = torch.tensor([len(tokens) for tokens in documents])
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
 
 
 def unpadded(states: Tensor, mask: Tensor) -> list[Tensor]:

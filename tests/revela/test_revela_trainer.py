@@ -15,6 +15,7 @@ from peft import LoraConfig
 from revela_tiny import arguments, groups, language_model, loss_for, retriever, save_decoder
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from transformers import TrainerCallback
 
 from st_magnitude.revela import RevelaTrainer, load_lm, load_retriever, merge_lora
 from st_magnitude.revela.attention import base_model
@@ -56,34 +57,25 @@ def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
     assert len(of_lm) == 8
     logged = trainer.state.log_history[0]
     assert logged["next_token"] == pytest.approx(logged["loss"], abs=1e-3)
-    assert {"one_hot", "active_pairs", "top_similarity"} <= logged.keys()
     assert logged["lm_grad_norm"] > 0
     assert logged["grad_norm"] > 0
-
-
-def test_its_own_learning_rate(tmp_path) -> None:
-    """A rate of 0 for the language model, and one that is not for the retriever."""
-    of_retriever, of_lm = moved(trainer_for(tmp_path, lm_learning_rate=0.0))
+    of_retriever, of_lm = moved(trainer_for(tmp_path / "still", lm_learning_rate=0.0))
     assert of_retriever
     assert not of_lm
 
 
-def test_the_language_model_is_clipped(tmp_path, monkeypatch) -> None:
+def test_the_language_model_is_clipped(tmp_path) -> None:
     trainer = trainer_for(tmp_path, max_grad_norm=1e-3, lm_lora=None, max_steps=1)
-    norms: list[Tensor] = []
-    create_optimizer = trainer.create_optimizer
+    norms: list[float] = []
 
-    def norm(*_):
-        norms.append(torch.stack([p.grad.norm() for p in trainer.lm_parameters().values()]).norm())
+    class Look(TrainerCallback):
+        def on_optimizer_step(self, *_: object, **__: object) -> None:
+            gradients = [p.grad.norm() for p in trainer.lm_parameters().values()]
+            norms.append(torch.stack(gradients).norm().item())
 
-    def create(*args):
-        optimizer = create_optimizer(*args)
-        optimizer.register_step_pre_hook(norm)
-        return optimizer
-
-    monkeypatch.setattr(trainer, "create_optimizer", create)
+    trainer.add_callback(Look())
     trainer.train()
-    assert norms[0] == pytest.approx(1e-3, rel=1e-2)
+    assert norms == pytest.approx([1e-3], rel=1e-2)
     assert trainer.state.log_history[0]["lm_grad_norm"] > 1e-2
 
 
@@ -98,8 +90,7 @@ def test_resumed_is_uninterrupted(tmp_path, lm_lora: object) -> None:
     assert (checkpoint / "language_model.safetensors").exists()
     resumed = trainer_for(tmp_path / "b", lm_lora, **settings)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    for (name, one), other in zip(weights(whole).items(), weights(resumed).values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-7, msg=name)
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=1e-7)
 
 
 def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
@@ -111,32 +102,6 @@ def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
     (checkpoint / "language_model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"language_model\.safetensors"):
         trainer_for(tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
-    """Every batch holds whole rows, also after a resume, and each row comes once an epoch."""
-    tokens = language_model()[1]
-    ids = [tokens(row["chunks"])["input_ids"] for row in groups()]
-    rows = [tokens.batch_decode(row, skip_special_tokens=True) for row in ids]
-    seen: list[list[str]] = []
-
-    class Spy(RevelaTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
-            members = inputs["lm_group"].tolist()
-            for k in range(max(members) + 1):
-                seen.append([t for t, g in zip(texts, members, strict=True) if g == k])
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    settings = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 3}
-    trainer_for(tmp_path, kind=Spy, **settings).train()
-    assert sorted(seen) == sorted(rows)
-    assert seen != rows  # shuffled
-    whole = list(seen)
-    seen.clear()
-    checkpoint = str(tmp_path / "out" / "checkpoint-3")
-    trainer_for(tmp_path, kind=Spy, **settings).train(resume_from_checkpoint=checkpoint)
-    assert seen == whole[6:]
 
 
 def test_streaming(tmp_path) -> None:
@@ -159,24 +124,19 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> No
         torch.manual_seed(1)
         trainer.train()
     assert len(calls) == 4  # twice a step: it was recomputed
-    for (name, a), b in zip(weights(one).items(), weights(other).values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
+    torch.testing.assert_close(weights(other), weights(one), rtol=0, atol=1e-6)
 
 
 def test_bfloat16_reaches_both_models(tmp_path) -> None:
     """In training and evaluation."""
     seen: set[tuple] = set()
-    computed: list[set[tuple]] = []
     settings = {"eval_strategy": "steps", "eval_steps": 2, "bf16": True}
     trainer = trainer_for(tmp_path, eval_dataset=groups().select(range(4)), **settings)
-    for model in (trainer.loss.lm, trainer.loss.model):
-        layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-        for layer in layers:
-            layer.register_forward_hook(lambda m, _, y: seen.add((m, m.training, y.dtype)))
-        computed.append({(m, mode, torch.bfloat16) for m in layers for mode in (True, False)})
+    layers = [module for module in trainer.loss.modules() if isinstance(module, torch.nn.Linear)]
+    for layer in layers:
+        layer.register_forward_hook(lambda m, _, y: seen.add((m, m.training, y.dtype)))
     trainer.train()
-    assert seen == set.union(*computed)
-    assert all(torch.isfinite(value).all() for value in weights(trainer).values())
+    assert seen == {(m, mode, torch.bfloat16) for m in layers for mode in (True, False)}
     evaluated = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluated["eval_next_token"] == pytest.approx(evaluated["eval_loss"], abs=1e-3)
     assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated.keys()
@@ -185,7 +145,10 @@ def test_bfloat16_reaches_both_models(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     """In a process that cannot import st_magnitude or peft, after a merged LoRA."""
-    model = decoder_with_lora(tmp_path)
+    model = load_retriever(save_decoder(tmp_path / "decoder", seed=3))
+    args = arguments(tmp_path / "out", learning_rate=3e-2)
+    loras = {"lm_lora": LORA, "retriever_lora": LORA}
+    RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
     before = model.encode_query("green tea")
     merged = merge_lora(model)
     np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
@@ -201,15 +164,6 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     np.testing.assert_allclose(eval(result.stdout.strip().splitlines()[-1]), before, atol=1e-5)
     untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
     assert abs(untrained - before).max() > 1e-4
-
-
-def decoder_with_lora(folder: Path) -> SentenceTransformer:
-    """A decoder in ``folder / "decoder"`` as a retriever that was trained by a LoRA."""
-    model = load_retriever(save_decoder(folder / "decoder", seed=3))
-    args = arguments(folder / "out", learning_rate=3e-2)
-    loras = {"lm_lora": LORA, "retriever_lora": LORA}
-    RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
-    return model
 
 
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
@@ -254,7 +208,6 @@ def test_two_processes_keep_one_language_model(tmp_path) -> None:
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
     alone = two_ranks.run(tmp_path / "alone", seed=0, gradient_accumulation_steps=2)
     started = dict(language_model(0)[0].named_parameters())
-    for name, value in alone.items():
-        assert torch.equal(first[name], second[name]), name
-        torch.testing.assert_close(first[name], value, rtol=0, atol=2e-5, msg=name)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, alone, rtol=0, atol=2e-5)
     assert max((alone[f"lm.{name}"] - value).abs().max() for name, value in started.items()) > 5e-3

@@ -36,6 +36,7 @@ from st_magnitude.saving.card import scoring_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+FRACTION = stm.Similarity(1.0, 0.4)
 MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
 
 
@@ -50,8 +51,9 @@ def test_fresh_process_without_this_package(folder, tmp_path):
     queries, documents = encode(calibrated, QUERIES), encode(calibrated)
     path = stm.export(calibrated, tmp_path / "calibrated", calibrated_scores=True)
     expected[path] = unit(queries) @ documents.T
-    baked = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
-    expected[stm.export(baked, tmp_path / "baked", bake_exponent=True)] = queries @ documents.T
+    raw = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
+    del raw[-1]  # for those who apply the exponent when they index
+    expected[stm.export(raw, tmp_path / "raw")] = queries @ documents.T
     functions, found = in_a_fresh_process("SentenceTransformer", expected, tmp_path / "found.json")
     assert functions == ("cosine", "dot", "dot", "cosine", "dot", "dot")
     wanted = torch.stack(list(expected.values()))
@@ -78,24 +80,23 @@ def test_calibrated_scores(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("similarity", "option", "remedy"),
+    ("similarity", "remedy"),
     [
-        ("cosine", "calibrated_scores", r"stm\.prepare\(model, 'qnorm'\)"),
-        (stm.Similarity(1.0, 0.5), "calibrated_scores", "gamma_query to 1"),
-        ("qnorm", "calibrated_scores", "truncate_dim=1 cuts"),
-        ("qnorm", "bake_exponent", "ExponentNorm"),
+        ("cosine", r"stm\.prepare\(model, 'qnorm'\)"),
+        (stm.Similarity(1.0, 0.5), "gamma_query to 1"),
+        ("qnorm", "truncate_dim=1 cuts"),
     ],
 )
-def test_options_that_a_model_cannot_have(words, tmp_path, similarity, option, remedy):
+def test_models_that_cannot_have_calibrated_scores(words, tmp_path, similarity, remedy):
     words.truncate_dim = 1
     with pytest.raises(ValueError, match=remedy):
-        stm.export(stm.prepare(words, similarity), tmp_path / "out", **{option: True})
+        stm.export(stm.prepare(words, similarity), tmp_path / "out", calibrated_scores=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):
     monkeypatch.setattr(MODULES_CACHE, str(tmp_path / "cache"))
-    path = stm.export(stm.prepare(words, stm.Similarity(1.0, 0.4)), tmp_path / "model")
+    path = stm.export(stm.prepare(words, FRACTION), tmp_path / "model")
     assert stm.load(path)[-1].gamma_document == pytest.approx(0.4)
     card = (path / "README.md").read_text()
     assert "pip install" in card.split("---\n")[2].partition("# SentenceTransformer")[0]
@@ -115,22 +116,6 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
     assert "model = SentenceTransformer(" in again
     assert "pip install ." not in again
     assert again.count("### Indexing and scoring") == 1
-
-
-def test_exponent_is_baked(model, tmp_path):
-    raw = encode(model)
-    stm.prepare(model, stm.Similarity(0.3, 0.4))
-    expected = scores(model)
-    stm.export(model, tmp_path, bake_exponent=True)
-    assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert types(loaded) == ["Transformer", "Pooling"]
-    torch.testing.assert_close(encode(loaded), raw)
-    gamma = json.loads((tmp_path / "st_magnitude.json").read_text())["document_exponent"]
-    assert gamma == pytest.approx(0.4)
-    # The writer of the index divides, and the reader does not: the ranking is as it was trained
-    found = encode(loaded, QUERIES) @ (raw / raw.norm(dim=1, keepdim=True) ** gamma).T
-    assert torch.equal(found.argsort(dim=1), expected.argsort(dim=1))
 
 
 def test_load_is_plain_for_plain_models(minilm_path):
@@ -294,23 +279,16 @@ def test_the_card_of_a_model_that_is_cut_after_normalize(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("similarity", "options", "metric", "gamma"),
-    [
-        ("cosine", {}, "COSINE", None),
-        ("dnorm", {}, "COSINE", None),
-        ("qnorm", {}, "DOT", None),
-        ("qnorm", {"calibrated_scores": True}, "DOT", None),
-        (stm.Similarity(1.0, 0.4), {}, "DOT", "divided"),
-        (stm.Similarity(1.0, 0.4), {"bake_exponent": True}, "DOT", "Divide"),
-    ],
+    ("similarity", "metric"),
+    [("cosine", "COSINE"), ("dnorm", "COSINE"), ("qnorm", "DOT"), (FRACTION, "DOT")],
 )
-def test_the_card_says_how_to_index(words, tmp_path, similarity, options, metric, gamma):
-    path = stm.export(stm.prepare(words, similarity), tmp_path / "model", **options)
+def test_the_card_says_how_to_index(words, tmp_path, similarity, metric):
+    path = stm.export(stm.prepare(words, similarity), tmp_path / "model")
     before, _, rest = (path / "README.md").read_text().partition("### Indexing and scoring")
     section, _, after = rest.partition("<!-- /st-magnitude")
     assert "## Usage" in before
     assert "## Training Details" in after
     assert re.findall(r"Distance\.(\w+)", section) == [metric]
-    assert re.findall("(divide|Divide|divided) .*to the power 0.4000", section) == (
-        [gamma] if gamma else []
+    assert ("divided documents by their norm to the power 0.4000" in section) == (
+        similarity is FRACTION
     )

@@ -73,17 +73,7 @@ def test_an_adapter_whose_base_has_moved_is_not_called_absent(tmp_path):
         stm.load(tmp_path / "adapter")
 
 
-DATA = stm.RetrievalData({"q": "tea"}, {"d": "green tea", "e": "see below"}, {"q": {"d"}})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        merge_lora,
-        lambda model: stm.cut_init(model, where="all"),
-        lambda model: stm.merge_with_base(model, model, DATA),
-    ],
-)
+@pytest.mark.parametrize("change", [merge_lora, lambda model: stm.cut_init(model, where="all")])
 def test_quantized_models_are_refused_before_they_change(folder, change):
     model = trained(folder)
     layer = model[0].model.transformer.layer[-1].ffn.lin2  # behind layers that could be changed

@@ -6,7 +6,7 @@ import pytest
 import torch
 from _ranks import on_ranks
 from _surgery import encode, head, routes
-from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer
+from _tiny import ROWS, load_transformer, raw_embeddings
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
@@ -225,7 +225,7 @@ def test_two_processes(folder):
 # --- cut_init -------------------------------------------------------------------------------------
 
 
-def test_cut_of_minilm_is_exact(minilm, caplog):
+def test_cut_of_minilm_is_exact(minilm):
     """It ends in Normalize, behind which nothing changes; before it norms are a third."""
     directions = encode(minilm)
     before = copy.deepcopy(minilm.state_dict())
@@ -235,15 +235,6 @@ def test_cut_of_minilm_is_exact(minilm, caplog):
     assert changed == {f"0.model.encoder.layer.5.output.LayerNorm.{p}" for p in ("weight", "bias")}
     torch.testing.assert_close(encode(minilm), directions, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(encode(stm.strip_normalize(minilm)), raw / 3, rtol=1e-5, atol=1e-6)
-    assert not caplog.records
-
-
-def test_cut_of_everything_warns_on_trained_weights(minilm, tmp_path, caplog):
-    stm.cut_init(minilm, where="all")
-    assert len(caplog.records) == 1
-    # weights, no biases
-    stm.cut_init(load_transformer(save_transformer(tmp_path, "llama"), "lasttoken"), where="all")
-    assert len(caplog.records) == 2
 
 
 def test_cut_by_choice(model):

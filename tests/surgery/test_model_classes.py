@@ -58,14 +58,7 @@ def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
 @pytest.mark.parametrize(
     "use",
     [
-        stm.LearnableNormLoss,
-        stm.SIGRegInfoNCE,
-        stm.SimilarityMSELoss,
-        stm.TempAggMRLLoss,
-        stm.TempSpecMRLLoss,
-        lambda model: stm.TempAggMRLLoss(model, dims=[64, 198]),
-        lambda model: stm.CosineRankingLoss(model, terms=[stm.Term(dim=64), stm.Term()]),
-        lambda model: stm.MagnitudeRankingLoss(model, stm.Similarity(1, 0.5)),
+        *(getattr(stm, name) for name in LOSSES),
         *EVERYWHERE,
         *DENSE_OR_TOKENS,
         lambda model: stm.diagnose(model, DATA),
@@ -73,7 +66,7 @@ def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
         lambda model: stm.calibrate_prior(model, DATA, dict.fromkeys(DOCUMENTS, 0.0)),
     ],
 )
-def test_a_sparse_encoder_is_for_ranking_losses(tmp_path, use):
+def test_a_sparse_encoder_is_refused_everywhere(tmp_path, use):
     model = SparseEncoder(save_transformer(tmp_path, auto=AutoModelForMaskedLM), device="cpu")
     with pytest.raises(TypeError, match=r"one dense embedding per text.* got a SparseEncoder"):
         use(model)

@@ -47,7 +47,7 @@ def static() -> tuple[Array, Array]:
 
 
 def demo(folder: Path) -> tuple[Array, Array]:
-    data = RetrievalData.from_beir(folder / "data")
+    data = RetrievalData.from_beir(folder / "data", "test")
     model = stm.strip_normalize(SentenceTransformer(str(folder / "qnorm"), device="cpu"))
     model.max_seq_length = 128
     queries = model.encode_query(list(data.queries.values())[:200])

@@ -38,7 +38,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, cohens_d, norms
-from st_magnitude.revela.trainer import add_lora, lora_config
+from st_magnitude.revela.trainer import lora_config
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.run_folder import has_fast_bf16
 
@@ -74,7 +74,8 @@ def decoder() -> SentenceTransformer:
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     model = SentenceTransformer(modules=[transformer, pooling], device="cpu")
     targets = ["q_proj", "v_proj"]
-    add_lora(model, lora_config(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=targets))
+    lora = lora_config(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=targets)
+    model.add_adapter(lora)
     return model
 
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.groups import split_batch
+from st_magnitude.revela.groups import Group
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 
 PAIRS = 4
@@ -33,6 +33,11 @@ def group(rng: random.Random) -> list[str]:
         shared = rng.choices(SHARED, k=8)
         documents += [" ".join(shared + rng.choices(NOISE, k=8)) for _ in range(2)]
     return documents
+
+
+def row_of(documents: list[str]) -> Group:
+    """A row to train on, whose queries are whole documents, as those of code are."""
+    return {"chunks": documents, "code": [True] * len(documents)}
 
 
 def partners() -> torch.Tensor:
@@ -89,7 +94,7 @@ def warmed_lm(seed: int, v_norm: bool, max_steps: int = 2000) -> PreTrainedModel
     for _ in range(max_steps):
         batch = tokens([text for _ in range(GROUPS) for text in group(rng)], return_tensors="pt")
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        _, h = two_streams(lm, ids, mask, Neighbours.of(given, v_norm=v_norm))
+        _, h = two_streams(lm, ids, Neighbours.of(given, v_norm=v_norm))
         loss = next_token_loss(lm, h, ids, mask)
         optimizer.zero_grad()
         loss.backward()
@@ -104,7 +109,7 @@ def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> 
     """Mean share of Sim on the partner, over new groups; 1 / (2 PAIRS - 1) by chance."""
     rng, total = random.Random(seed), 0.0
     for _ in range(num_groups):
-        query, passage, text = split_batch(loss.collator([{"chunks": group(rng)}]))
+        query, passage, text = loss.collator.features([row_of(group(rng))])
         embedded = [loss.model(features)["sentence_embedding"] for features in (query, passage)]
         similarity = group_similarity(*embedded, text["group"], loss.temperature)
         total += float((similarity * partners()).sum(1).mean())

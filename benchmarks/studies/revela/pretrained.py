@@ -46,7 +46,6 @@ def main(steps: int = 120, seed: int = 0) -> None:
                 Path(folder) / "model",
                 RevelaConfig(**options, max_steps=steps, seed=seed),
                 data=titles,
-                say=lambda line: None,
             )
         (WORK / f"text-{name}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         losses = [entry["next_token"] for entry in record["log"] if "next_token" in entry]

@@ -48,7 +48,6 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer
-from st_magnitude.revela.groups import split_batch
 
 GROUPS = 8  # in a step
 RATE, LM_RATE = 1e-3, 3e-4
@@ -159,7 +158,7 @@ def gains(loss: RevelaLoss, number: int = 24) -> Figures:
     rows = list(group_rows(data().held_out, 0).select(range(number)))
     logs: list[dict[str, Tensor]] = []
     for i in range(0, number, 8):
-        query, passage, text = split_batch(loss.collator(rows[i : i + 8]))
+        query, passage, text = loss.collator.features(rows[i : i + 8])
         loss([query, passage, text])
         q, p = (loss.model(x)["sentence_embedding"] for x in (query, passage))
         similarity = stm.revela.group_similarity(q, p, text["group"], loss.temperature)

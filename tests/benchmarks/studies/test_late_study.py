@@ -16,23 +16,22 @@ def tokens():
     return late.Tokens(queries, documents, [{i} for i in range(20)])
 
 
-def test_pruning_keeps_what_is_asked_for(tokens):
-    found = late.measured(tokens, "cosine")
-    assert set(found) == {"norm, cosine", "norm, pooling", "pooling"}
-    rules = {"norm, cosine", "norm, calibrated", "norm, pooling"}
-    assert set(late.measured(tokens, "dot")) == rules
-    for share, figures in found["norm, cosine"].items():
-        assert figures["vectors"] == pytest.approx(
-            max(float(share), 20 / sum(map(len, tokens.documents))), abs=0.01
-        )
-        assert figures["ndcg"].mean() == pytest.approx(1)  # their token is the last to go
+def test_every_rule_is_measured_at_every_share(tokens):
+    found = late.measured(tokens, "dot", lambda values: values.mean())
+    assert set(found) == {"norm, cosine", "norm, calibrated", "norm, pooling"}
+    assert {tuple(by_share) for by_share in found.values()} == {tuple(late.SHARES)}
+    # the token of the query is the last to go
+    assert [x["ndcg"] for x in found["norm, cosine"].values()] == pytest.approx([1] * 6)
     # for a test, the exponents are given
-    exponents = {f"{share:g}": 0.5 for share in late.SHARES}
-    assert {
-        x["exponent"] for x in late.measured(tokens, "dot", exponents)["norm, calibrated"].values()
-    } == {0.5}
+    given = late.measured(tokens, "dot", len, dict.fromkeys(late.SHARES, 0.5))
+    assert {x["exponent"] for x in given["norm, calibrated"].values()} == {0.5}
+    assert set(late.measured(tokens, "cosine", len)) == {"pooling"}
 
 
-def test_clustering_leaves_as_many_vectors(tokens):
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.05])
+def test_as_many_vectors_remain_as_are_asked_for(tokens, share):
     total = sum(map(len, tokens.documents))
-    assert total / 2 - 20 < len(torch.cat(late.pooled(tokens.documents, total // 2))) <= total / 2
+    number = round(share * total)
+    assert len(torch.cat(late.largest(tokens.documents, number))) == max(number, 20)
+    clustered = len(torch.cat(late.pooled(tokens.documents, number)))
+    assert number - 20 < clustered <= max(number, 2 * 20)

@@ -29,7 +29,7 @@ def test_the_language_model_can_copy_from_another_document_before_it_is_trained(
     ids = torch.stack([text[:40], text[17:57]])
     mask = torch.ones_like(ids)
     with torch.no_grad():
-        e, h = two_streams(lm, ids, mask, Neighbours.of(torch.eye(2).flip(0), mask))
+        e, h = two_streams(lm, ids, Neighbours.of(torch.eye(2).flip(0), mask))
     assert next_token_loss(lm, h, ids, mask) < next_token_loss(lm, e, ids, mask) - 0.1
 
 
