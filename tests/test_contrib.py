@@ -14,7 +14,6 @@ from sentence_transformers.sentence_transformer.losses import (
     multiple_negatives_ranking,
 )
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 FOLDER = Path(__file__).parents[1] / "contrib" / "sentence-transformers"
 PATCHES = sorted(FOLDER.glob("*.patch"))
@@ -107,21 +106,3 @@ def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chun
         rtol=1e-4,
         atol=1e-5,
     )
-
-
-def test_masking_does_not_wait_for_the_device(patched):
-    """On fake CUDA tensors, what would synchronise raises."""
-    with FakeTensorMode():
-        tokens = {
-            name: torch.ones(4, 5, dtype=torch.long, device="cuda")
-            for name in ("input_ids", "attention_mask")
-        }
-        embeddings = [torch.randn(4, 8, device="cuda") for _ in range(2)]
-        loss = patched.MultipleNegativesRankingLoss(
-            nn.Identity(), directions=FOUR, mask_duplicates=True
-        )
-        value = loss.compute_loss_from_embeddings(
-            embeddings, None, [patched._hash_texts(tokens) for _ in range(2)]
-        )
-    assert value.device.type == "cuda"
-    assert value.shape == ()
