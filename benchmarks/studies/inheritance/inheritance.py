@@ -41,7 +41,6 @@ from benchmarks.studies.cells import (
     lexicons,
     per_query,
     prepare_process,
-    read,
     run,
     seeds_of,
     store,
@@ -137,14 +136,6 @@ def by_exponent(model: SentenceTransformer, task: RetrievalData) -> list[float]:
     return [round(float(encoded.ndcg(top).mean()), 5) for top in tops]
 
 
-def check(base: str) -> None:
-    """Says so if a dot base is worse by dot than by cosine on dev, by more than a point."""
-    found = read(PRETRAINED.path(PRETRAINING[base][-1])) or {}
-    by_dot, *_, by_cosine = found["curve"][-1]["exponents"]
-    if by_dot < by_cosine - 0.01:
-        print(f"The test is void: {base} has {by_dot:.3f} by dot, {by_cosine:.3f} by cosine.")
-
-
 def pretrained(recipe: Cell) -> SentenceTransformer:
     model = stm.strip_normalize(BASES[recipe.base]())
     model.load_state_dict(torch.load(weights_path(recipe), weights_only=True, map_location="cpu"))
@@ -178,8 +169,6 @@ def run_all(bases: list[str], seeds: int) -> None:
     for recipe in (recipe for base in bases for recipe in PRETRAINING.get(base, ())):
         if not weights_path(recipe).is_file():
             store(PRETRAINED.path(recipe), pretrain(recipe))
-    if "MiniLMdot" in bases:
-        check("MiniLMdot")
     run([cosine(base, tau) for base in bases for tau in TAUS], EVALUATIONS)
     shown = [*map(control, bases), *(keeping(*pair) for pair in product(bases, KEPT))]
     run((x for cell in shown for x in seeds_of(cell, seeds)), EVALUATIONS)
