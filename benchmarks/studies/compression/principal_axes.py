@@ -3,9 +3,8 @@
     python benchmarks/studies/compression/principal_axes.py
 
 nDCG@10 in points of models as their authors left them, at a half, a quarter and an eighth of their
-dimensions, float32: all-MiniLM-L6-v2 and paraphrase-MiniLM-L3-v2 (run data/paraphrase.py once), by
-cosine. The axes are fitted on the corpus of each task, without queries. The difference has a 95 %
-interval over queries.
+dimensions, float32: all-MiniLM-L6-v2 and paraphrase-MiniLM-L3-v2, by cosine. The axes are fitted on
+the corpus of each task, without queries. The difference has a 95 % interval over queries.
 """
 
 from __future__ import annotations

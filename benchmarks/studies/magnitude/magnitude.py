@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from benchmarks.data.debian import cache_folder
 from benchmarks.data.search_tasks import TRAIN_SETS, Suite, build_suite
-from benchmarks.studies.cells import EXPONENTS, prepare_process, store
+from benchmarks.studies.cells import EXPONENTS, encode, prepare_process, store
 from benchmarks.studies.cells import read as read_json
 from benchmarks.studies.estimates import Estimate, markdown, paired, show
 from benchmarks.studies.models import language_model, minilm, static_model, table_of, train
@@ -31,7 +31,6 @@ from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer
-from torch import Tensor
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -39,7 +38,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, cohens_d, norms
 from st_magnitude.revela.trainer import lora_config
-from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.run_folder import has_fast_bf16
 
 # loss to its name and its document exponent
@@ -105,13 +103,6 @@ BASES = {
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def embed(model: SentenceTransformer, texts: Iterable[str], role: str) -> dict[str, Tensor]:
-    """Raw embedding of every text."""
-    unique = list(dict.fromkeys(texts))
-    options: Any = {"keep_normalize": True, "batch_size": 64, "show_progress_bar": False}
-    return dict(zip(unique, encode_raw(model, unique, role, **options), strict=True))
-
-
 def separations(encoded: EncodedTask, words: NDArray[np.float64]) -> dict[str, float]:
     """Cohen's d of the norms of documents that answer some query against the others.
 
@@ -127,16 +118,10 @@ def separations(encoded: EncodedTask, words: NDArray[np.float64]) -> dict[str, f
 
 
 def read(model: SentenceTransformer, tasks: dict[str, RetrievalData]) -> dict[str, Figures]:
-    """nDCG@10 of every query by document exponent, and d, of all tasks from one encoding."""
-    q = embed(model, (text for task in tasks.values() for text in task.queries.values()), "query")
-    d = embed(model, (text for task in tasks.values() for text in task.corpus.values()), "document")
+    """nDCG@10 of every query by document exponent, and d, of all tasks."""
     found = {}
     for name, task in tasks.items():
-        encoded = EncodedTask(
-            torch.stack([q[task.queries[query]] for query in task.query_ids]),
-            torch.stack([d[task.corpus[document]] for document in task.document_ids]),
-            task.columns,
-        )
+        encoded = encode(model, task)
         words = np.array([float(len(task.corpus[x].split())) for x in task.document_ids])
         tops = encoded.tops([stm.Similarity(1.0, exponent) for exponent in EXPONENTS])
         ndcg = {str(x): encoded.ndcg(top) for x, top in zip(EXPONENTS, tops, strict=True)}
