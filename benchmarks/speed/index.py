@@ -103,13 +103,9 @@ def encode() -> dict[str, float]:
     torch.set_num_threads(1)
     found = {}
     for name, (layers, dim, hidden) in ENCODERS.items():
-        config = BertConfig(
-            hidden_size=dim,
-            num_hidden_layers=layers,
-            intermediate_size=hidden,
-            num_attention_heads=dim // 32,
-        )
-        model = BertModel(config).eval()
+        sizes = {"hidden_size": dim, "intermediate_size": hidden}
+        sizes |= {"num_hidden_layers": layers, "num_attention_heads": dim // 32}
+        model = BertModel(BertConfig(**sizes)).eval()
         ids = torch.randint(1000, 2000, (4, TOKENS))
         with torch.inference_mode():
             model(ids[:1])

@@ -96,9 +96,12 @@ def measure(cell: Cell) -> Figures:
     middle = time.perf_counter()
     model.eval()
     exponents = [float(x) for x in getattr(loss, "similarity", stm.COSINE).exponents]
-    similarity, encoded = stm.Similarity(*exponents), Encoded(model, data)
-    tau = float(cell.temperature) * encoded.size(similarity)
-    found = {x: scorings(encoded, similarity, tau, x == "tail") for x in SUBSETS}
+    similarity, sides = stm.Similarity(*exponents), embeddings(model, data)
+    sizes = [float(sides[side].norm(dim=1).mean()) for side in ("dev", "documents")]
+    # losses divide scores by the mean norms that the similarity leaves
+    left = math.prod(size ** (1 - x) for size, x in zip(sizes, exponents, strict=True))
+    tau = float(cell.temperature) * left
+    found = {x: scorings(sides, data, similarity, tau, x == "tail") for x in SUBSETS}
     return {
         "settings": asdict(cell),
         "data": data.fingerprint,
@@ -108,25 +111,13 @@ def measure(cell: Cell) -> Figures:
     }
 
 
-class Encoded:
-    """The embeddings of both tasks, of which each text is encoded once."""
-
-    def __init__(self, model: SentenceTransformer, data: Task) -> None:
-        def encode(texts: Iterable[str], role: str) -> Tensor:
-            return encode_raw(model, list(texts), role, batch_size=128, show_progress_bar=False)
-
-        self.data = data
-        corpus = data.dev.corpus | data.test.corpus
-        self.documents = dict(zip(corpus, encode(corpus.values(), "document"), strict=True))
-        parts = {"dev": data.dev, "test": data.test}
-        self.queries = {part: encode(x.queries.values(), "query") for part, x in parts.items()}
-
-    def size(self, similarity: stm.Similarity) -> float:
-        """The mean norms that the similarity leaves, by which losses divide scores."""
-        sides = self.queries["dev"], torch.stack(list(self.documents.values()))
-        means = [float(side.norm(dim=1).mean()) for side in sides]
-        both = zip(means, similarity.exponents, strict=True)
-        return math.prod(mean ** (1 - gamma) for mean, gamma in both)
+def embeddings(model: SentenceTransformer, data: Task) -> dict[str, Tensor]:
+    """Of the queries of dev and test, and of their documents, by rising id."""
+    documents = data.dev.corpus
+    texts = {part: (getattr(data, part).queries.values(), "query") for part in ("dev", "test")}
+    texts["documents"] = ([documents[d] for d in sorted(documents)], "document")
+    options: Figures = {"batch_size": 128, "show_progress_bar": False}
+    return {side: encode_raw(model, list(x), role, **options) for side, (x, role) in texts.items()}
 
 
 def ranked(
@@ -157,13 +148,16 @@ def places(data: Task, part: str, tail: bool) -> tuple[RetrievalData, list[str],
     return found, ids, data.log_p(ids)
 
 
-def scorings(encoded: Encoded, similarity: stm.Similarity, tau: float, tail: bool) -> Figures:
+def scorings(
+    sides: dict[str, Tensor], data: Task, similarity: stm.Similarity, tau: float, tail: bool
+) -> Figures:
     """As trained, and with the prior at scoring."""
 
     def of(part: str, weights: Sequence[float]) -> list[NDArray[np.float64]]:
-        texts, ids, log_p = places(encoded.data, part, tail)
-        documents = torch.stack([encoded.documents[document] for document in ids])
-        logits = similarity.query(encoded.queries[part]) @ similarity.document(documents).T / tau
+        texts, ids, log_p = places(data, part, tail)
+        kept = torch.tensor([not tail or d not in data.frequent for d in sorted(texts.corpus)])
+        documents = similarity.document(sides["documents"][kept])
+        logits = similarity.query(sides[part]) @ documents.T / tau
         return ranked(logits, log_p, weights, texts, ids)
 
     how = {"plain": (0.0,), "prior": WEIGHTS}
@@ -256,16 +250,14 @@ def per_query(figures: Iterable[Figures], subset: str, scoring: str) -> NDArray[
     return np.array([unpacked(x["scorings"][subset][scoring]["test"]) for x in figures])
 
 
-def gain(
-    after: Cell | None, before: Cell | None, subset: str, by: str, plain: str
-) -> Estimate | None:
+def gain(after: Cell | None, before: Cell | None, by: str, plain: str) -> Estimate | None:
     """nDCG@10 of one less that of the other, over the seeds that both have on the same texts."""
     a, b = stored_seeds(after), stored_seeds(before)
     seeds = [seed for seed in a.keys() & b.keys() if a[seed]["data"] == b[seed]["data"]]
     if not seeds:
         return None
-    x = per_query([a[seed] for seed in seeds], subset, by)
-    return paired([x - per_query([b[seed] for seed in seeds], subset, plain)])
+    x = per_query([a[seed] for seed in seeds], "all", by)
+    return paired([x - per_query([b[seed] for seed in seeds], "all", plain)])
 
 
 def table(name: str) -> list[str]:
@@ -282,8 +274,8 @@ def table(name: str) -> list[str]:
         if cell is None or not (found := stored_seeds(cell)):
             continue
         means = [in_points(per_query(found.values(), subset, scoring)) for subset in SUBSETS]
-        alike = gain(cell, best(name, "cosine", training, scoring), "all", scoring, scoring)
-        plain = gain(cell, best(name, loss, "in-batch", "plain"), "all", scoring, "plain")
+        alike = gain(cell, best(name, "cosine", training, scoring), scoring, scoring)
+        plain = gain(cell, best(name, loss, "in-batch", "plain"), scoring, "plain")
         over = ["" if way == "in-batch" else show(plain), "" if loss == "cosine" else show(alike)]
         rows.append([NAMES[loss], way, f"{cell.temperature:g}", len(found), *means, *over])
     head = ["loss", "training, scoring", "τ", "seeds", *SUBSETS.values()]
