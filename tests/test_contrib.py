@@ -49,9 +49,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     for path in PATCHES:
         result = git(tree, "apply", path)
         if result.returncode:
-            pytest.skip(
-                f"{path.name} does not fit the installed sentence-transformers: {result.stderr}"
-            )
+            pytest.skip(f"{path.name} does not fit this sentence-transformers: {result.stderr}")
     spec = importlib.util.spec_from_file_location("patched_multiple_negatives_ranking", copy)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -67,9 +65,8 @@ def value_and_gradients(loss: nn.Module, embeddings: list[Tensor]) -> list[Tenso
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_value_and_gradient_stay_the_same(patched, options, chunk_size):
     embeddings = [torch.randn(7, 16, requires_grad=True) for _ in range(3)]
-    expected = value_and_gradients(
-        MultipleNegativesRankingLoss(nn.Identity(), **options), embeddings
-    )
+    theirs = MultipleNegativesRankingLoss(nn.Identity(), **options)
+    expected = value_and_gradients(theirs, embeddings)
     loss = patched.MultipleNegativesRankingLoss(nn.Identity(), **options, chunk_size=chunk_size)
     actual = value_and_gradients(loss, embeddings)
     exact = {"rtol": 0, "atol": 0} if chunk_size is None else {"rtol": 1e-5, "atol": 1e-6}
@@ -81,18 +78,14 @@ def test_value_and_gradient_stay_the_same(patched, options, chunk_size):
 def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chunk_size):
     def results(loss: nn.Module, *batches: list[list[str]]) -> list[Tensor]:
         model.zero_grad()
-        value = torch.stack(
-            [loss([model.preprocess(column) for column in batch], None) for batch in batches]
-        ).mean()
+        columns = [[model.preprocess(column) for column in batch] for batch in batches]
+        value = torch.stack([loss(batch, None) for batch in columns]).mean()
         value.backward()
         return [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     # Both rows have one anchor; its positives and a negative are repeated.
-    query, positive, another = (
-        "how long does green tea steep",
-        "two minutes",
-        "a much longer text about green tea",
-    )
+    query, positive = "how long does green tea steep", "two minutes"
+    another = "a much longer text about green tea"
     repeated = [[query, query], [positive, another], [query, "rain"], ["snow", another]]
     removed = [
         # the negative `another` is no copy of `positive`
@@ -100,9 +93,5 @@ def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chun
         [[query], [another], ["rain"], ["snow"]],
     ]
     loss = patched.MultipleNegativesRankingLoss(model, mask_duplicates=True, chunk_size=chunk_size)
-    torch.testing.assert_close(
-        results(loss, repeated),
-        results(MultipleNegativesRankingLoss(model), *removed),
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    expected = results(MultipleNegativesRankingLoss(model), *removed)
+    torch.testing.assert_close(results(loss, repeated), expected, rtol=1e-4, atol=1e-5)
