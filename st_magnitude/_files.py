@@ -49,7 +49,7 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose a new or empty folder.")
-    if not path.is_dir() or not any(path.iterdir()):
+    if not path.is_dir() or all(file.name == _NEW for file in path.iterdir()):
         return
     if not overwrite:
         raise FileExistsError(
@@ -63,64 +63,39 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
 
 
 @contextmanager
-def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a new folder next to the path, and gives it this path when the block ends.
-
-    After an error, the path is as it was. After a kill, either the old or the new folder is at the
-    path, or, between two renames, the old one is next to it as ``.NAME.old``; the next call puts it
-    back and removes all leftovers. A folder that is not empty is refused, or replaced with all that
-    it contains. An empty one stays and is filled from a folder inside it, because it may be a mount
-    point, the working directory, or in a folder that nobody may write to.
-    """
-    path = Path(path).resolve()
-    old = path.with_name(f".{path.name}.old")
-    if old.exists() and not path.exists():
-        old.rename(path)
-    shutil.rmtree(path / _NEW, ignore_errors=True)
-    refuse_used_folder(path, overwrite)
-    if path.is_dir() and not any(path.iterdir()):
-        with moved_in(path, "modules.json") as new:
-            yield new
-        return
-    new = path.with_name(f".{path.name}.new")
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir(parents=True)
-    try:
-        yield new
-        _flush(new)
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        if old.exists() and not path.exists():
-            old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def moved_in(path: Path, last: str) -> Iterator[Path]:
+def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]:
     """Yields a new folder inside of a folder, and moves its content there when the block ends.
 
     A move takes no room on the disk. The file ``last`` comes last: it is there only when all of
-    them are, whatever ends the process. Files and folders of the same names are replaced.
+    them are, whatever ends the process. Files and folders of the same names are replaced, or all
+    that the folder contains. After an error, the folder is as it was.
     """
     new = path / _NEW
-    shutil.rmtree(new, ignore_errors=True)
+    is_new = not path.exists()
+    _remove(new)
     new.mkdir(parents=True)
     try:
         yield new
         _flush(new)
-        (path / last).unlink(missing_ok=True)
+        _remove(path / last)
+        names = {file.name for file in new.iterdir()}
+        for old in [*path.iterdir()]:
+            if old.name in names or (replace_all and old != new):
+                _remove(old)
         for source in sorted(new.iterdir(), key=lambda file: file.name == last):
-            target = path / source.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            source.replace(target)
+            source.rename(path / source.name)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        _remove(new)
+        if is_new and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Removes a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _flush(folder: Path) -> None:

@@ -18,6 +18,8 @@ from st_magnitude.similarity import Similarity, at_least_float32
 
 __all__ = ["ExponentNorm", "NormPruning"]
 
+SAMPLE = 2000  # documents, of which `NormPruning.fit` finds a threshold
+
 
 class ExponentNorm(Module):
     """Divides embeddings by a power of their norm, for queries one and for documents another.
@@ -200,7 +202,6 @@ class NormPruning(BaseTokenPooling):
         corpus: Sequence[str],
         share: float = 0.15,
         *,
-        sample: int = 2000,
         exponent: float = 0.75,
         **encode: Any,
     ) -> NormPruning:
@@ -208,10 +209,9 @@ class NormPruning(BaseTokenPooling):
 
         Args:
             model: A MultiVectorEncoder whose document tokens keep their norm, without pooling.
-            corpus: Documents.
+            corpus: Documents, of which it encodes 2,000, drawn with a fixed seed.
             share: Share of the vectors to keep, in (0, 1]. Documents that would keep none keep one
                 in addition.
-            sample: Number of documents to encode, drawn from the corpus with a fixed seed.
             exponent: As for the class.
             **encode: Options of ``model.encode_document``, such as ``batch_size``; it shows a
                 progress bar.
@@ -222,8 +222,7 @@ class NormPruning(BaseTokenPooling):
         if not 0 < share <= 1:
             raise ValueError(f"share must lie in (0, 1]; got {share}.")
         texts = list(corpus)
-        if len(texts) > sample:
-            texts = random.Random(0).sample(texts, sample)
+        texts = random.Random(0).sample(texts, min(len(texts), SAMPLE))
         embeddings = model.encode_document(texts, **{"show_progress_bar": True} | encode)
         norms = torch.cat([torch.as_tensor(x).float().norm(dim=1).cpu() for x in embeddings])
         norms, _ = norms.sort(descending=True)

@@ -187,7 +187,7 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
         f"train --data data --model model --output out/trained {options}",
         "calibrate out/trained --data data --output out/calibrated",
         "diagnose out/trained --data data --output out/diagnosis",
-        "compress out/trained --data data --output out/compression",
+        "compress out/trained --data data",
     ]
     scratch = tmp_path / "scratch"
     scratch.mkdir()

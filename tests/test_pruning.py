@@ -90,13 +90,6 @@ def test_the_evaluator_of_sentence_transformers_measures_it():
     assert reciprocal_ranks == [0.5, 1.0]
 
 
-def test_the_sample_is_fixed(tokens):
-    options = {"show_progress_bar": False}
-    samples = (5, 5, 2000)
-    fits = [stm.NormPruning.fit(tokens, DOCUMENTS, sample=n, **options) for n in samples]
-    assert fits[0].threshold == fits[1].threshold != fits[2].threshold
-
-
 def test_errors(folder, tokens):
     with pytest.raises(ValueError, match="have the same norm"):
         stm.NormPruning.fit(load_tokens(folder), DOCUMENTS, show_progress_bar=False)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from st_magnitude._config import Floats, numbers
 from st_magnitude._files import refuse_used_folder
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder, load_model
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
 if TYPE_CHECKING:
     from st_magnitude.evaluation.calibration import ExponentCurve
@@ -22,15 +21,12 @@ def calibrate(
     *,
     judged: Judged,
     confirm: Annotated[str | None, Option(help="Another split, which measures the choice.")] = None,
-    exponents: Annotated[
-        Floats, numbers("Document exponents to try; default: 0, 0.05, ..., 1.")
-    ] = None,
     output: Annotated[Path | None, folder("New folder for the model with the exponent.")] = None,
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
-    The exponent lies between 0 (dot) and 1 (cosine). If the best exponent is tied with one of these
-    two, the model with 0 or 1 is preferred because it loads without st_magnitude. Nothing is
+    The exponent is one of 0, 0.05, ..., 1, where 0 is dot and 1 is cosine. If the best one is tied
+    with cosine or dot, that is taken, because such a model loads without st_magnitude. Nothing is
     trained. Queries and corpus are encoded once. The interval next to the best exponent comes from
     the queries that chose it and is therefore optimistic: --confirm test measures the choice on
     other queries.
@@ -43,7 +39,7 @@ def calibrate(
     check_held_out(judged.data, judged.split, confirm)
     others = None if confirm is None else judged.read(confirm)
     encoder, data = judged.load(model)
-    curve = calibrate_exponent(encoder, data, exponents, encode=judged.encode)
+    curve = calibrate_exponent(encoder, data, encode=judged.encode)
     typer.echo(str(curve))
     figures = {"split": judged.split, **curve.to_dict()}
     if others is not None:
@@ -73,10 +69,10 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
 
 def _save(model: str, exponent: float, output: Path) -> None:
     """Saves the model, which reads as many tokens as the given one, with the exponent."""
-    from st_magnitude.saving.export import export
+    from st_magnitude.saving.export import export, load
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.normalize import prepare
 
-    export(prepare(load_model(model, None), Similarity(query=1.0, document=exponent)), output)
+    export(prepare(load(model), Similarity(query=1.0, document=exponent)), output)
     loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
     typer.echo(f'Saved with document exponent {exponent:g}. Load it with {loads}("{output}").')

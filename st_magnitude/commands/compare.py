@@ -28,8 +28,6 @@ def compare(
     from st_magnitude.comparison.run import compare as run
 
     result = run(model, data, output, settings, say=say)
-    for part in result.tables():
-        typer.echo()
-        say(part) if isinstance(part, str) else typer.echo(str(part))
+    typer.echo(f"\n{result}")
     say(f"Saved to {output}: model/, train.yaml, compare.md, compare.json.")
     return result.to_dict()

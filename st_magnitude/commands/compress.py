@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
 from st_magnitude._config import Ints, whole_numbers
-from st_magnitude.commands.core import Figures, Model, Scored, command, folder, show_progress
+from st_magnitude.commands.core import Figures, Model, Scored, command, show_progress
 
 
 @command
@@ -20,7 +18,6 @@ def compress(
     judged: Scored,
     dims: Annotated[Ints, whole_numbers("Prefixes; default: all, 1/2, 1/4 and 1/8.")] = None,
     top_k: Annotated[int, Option(min=1, help="Documents of a binary search to rescore.")] = 100,
-    output: Annotated[Path | None, folder("Folder for compression.csv, which is replaced.")] = None,
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
@@ -44,12 +41,4 @@ def compress(
     )
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))
-    rows = [cell.row for cell in evaluator.cells]
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        typer.echo(f"Saved {output / 'compression.csv'}.")
-    return {"split": judged.split, "cells": rows}
+    return {"split": judged.split, "cells": [cell.row for cell in evaluator.cells]}

@@ -83,7 +83,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
         )
     names = {str(parameter.name) for parameter in context.command.params} - {"config", "help"}
-    defaults = dict(context.default_map or {})
+    defaults: dict[str, object] = {}
     for key, value in given.items():
         name = str(key).replace("-", "_")
         if name not in names:
@@ -134,8 +134,12 @@ class Judged:
 
     def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
         """Reads the split, loads the model, and prints the size of the split."""
+        from st_magnitude.saving.export import limit_length, load
+
         data = self.read()
-        encoder = load_model(model, self.max_length)
+        encoder = load(model)
+        if self.max_length is not None:
+            limit_length(encoder, self.max_length)
         typer.echo(f"{self.split}: {data}")
         return encoder, data
 
@@ -251,13 +255,3 @@ def say(text: str) -> None:
 def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
     return Option(file_okay=False, help=help)
-
-
-def load_model(path: str, max_length: int | None) -> SentenceTransformer:
-    """Loads a model, which may end in ExponentNorm, and limits the tokens that it reads."""
-    from st_magnitude.saving.export import limit_length, load
-
-    model = load(path)
-    if max_length is not None:
-        limit_length(model, max_length)
-    return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -27,16 +27,12 @@ from st_magnitude._config import (
 )
 from st_magnitude.finetune.settings import TrainConfig
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
 __all__ = ["LOSSES", "Candidate", "CompareConfig", "grid_of", "seconds_of"]
 
-LOSSES = ("cosine", "qnorm", "dot", "learnable", "tempaggmrl", "cosine-prior")
+LOSSES = ("cosine", "qnorm", "dot", "learnable", "cosine-prior")
 TEMPERATURES = (0.02, 0.05, 0.01, 0.1)
 RATES, STATIC_RATES = (5e-5, 2e-5), (3e-2, 1e-2)
 SIGREG = (0.0, 0.05)
-SPREAD = (0.6, 1.2, 2.0)  # TempAggMRL's temperatures in units of one; at 0.05 they are the paper's
 
 
 def seconds_of(budget: str) -> float:
@@ -106,10 +102,7 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train.
-
-    ``tempaggmrl`` is cosine over a quarter, a half and all of the dimensions, each at `SPREAD`
-    times the temperature. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`.
+    """One way to train. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`.
 
     Example:
         >>> Candidate("qnorm", 0.02, 5e-5, 0.05).name
@@ -135,22 +128,23 @@ class Candidate:
     def is_plain_cosine(self) -> bool:
         return self.loss == "cosine" and not self.sigreg
 
-    def settings(
-        self, config: CompareConfig, model: SentenceTransformer, steps: int
-    ) -> TrainConfig:
+    def settings(self, config: CompareConfig, steps: int) -> TrainConfig:
         """The settings of `st_magnitude.finetune.run.train`, all but SIGReg."""
-        from st_magnitude.losses.temperature import quarters
-
-        shared = "batch_size mini_batch_size negatives max_length prompts bf16 seed"
-        options = {name: getattr(config, name) for name in shared.split()}
-        options |= {"learning_rate": self.learning_rate, "max_steps": steps}
-        if self.loss == "tempaggmrl":
-            options |= {"loss": "cosine", "dims": list(quarters(model))}
-            options["temperatures"] = [round(factor * self.temperature, 6) for factor in SPREAD]
-        else:
-            loss, _, prior = self.loss.partition("-")
-            options |= {"loss": loss, "prior": bool(prior), "temperature": self.temperature}
-        return TrainConfig(**options)
+        loss, _, prior = self.loss.partition("-")
+        return TrainConfig(
+            loss=loss,
+            prior=bool(prior),
+            temperature=self.temperature,
+            learning_rate=self.learning_rate,
+            max_steps=steps,
+            batch_size=config.batch_size,
+            mini_batch_size=config.mini_batch_size,
+            negatives=config.negatives,
+            max_length=config.max_length,
+            prompts=config.prompts,
+            bf16=config.bf16,
+            seed=config.seed,
+        )
 
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
@@ -161,7 +155,7 @@ def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> 
 
     Example:
         >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
-        [80, 96]
+        [64, 80]
         >>> config = CompareConfig(losses=["dot"], temperatures=[0.05], sigreg=[0.1])
         >>> [candidate.name for candidate in grid_of(config, is_static=True)[:2]]
         ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03 sigreg=0.1']

@@ -63,7 +63,6 @@ class CompareResult(Result):
     dev_queries: int
     left_out: int  # candidates for which there was no time
     not_compared: tuple[str, ...]  # losses of which no candidate was trained to its end
-    budget: str  # as given, such as "30m"
     notes: tuple[str, ...]  # sentences about the data
 
     @property

@@ -205,7 +205,6 @@ class _Run:
             dev_queries=len(splits.dev.query_ids),
             left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
-            budget=self.setup.config.budget,
             notes=splits.notes,
         )
         self._write(result)
@@ -239,7 +238,7 @@ class _Run:
         shutil.copytree(self.folder(candidate), output / "model", dirs_exist_ok=True)
         table = result.test_table.to_markdown()
         add_section(output / "model" / "README.md", f"### Retrieval\n\n{table}")
-        settings = candidate.settings(self.setup.config, self.setup.base, self.rungs[-1])
+        settings = candidate.settings(self.setup.config, self.rungs[-1])
         usual = vars(TrainConfig())
         changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
         note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."

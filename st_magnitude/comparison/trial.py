@@ -172,7 +172,7 @@ class Setup:
         model = copy.deepcopy(self.base)
         # Otherwise every Trainer computes examples.
         model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
-        settings = candidate.settings(self.config, model, rungs[-1])
+        settings = candidate.settings(self.config, rungs[-1])
         options = {"regularizers": [(SIGReg(), candidate.sigreg)]} if candidate.sigreg else {}
         trainer = make_trainer(
             model, self.splits.train, self.rows, settings, folder.parent, options, saves=False

@@ -127,10 +127,8 @@ class RetrievalData:
         """Reads and checks a split of a folder in BEIR's layout (see `st_magnitude.data.beir`).
 
         Only the queries that are judged in the split are kept, those without a relevant document
-        too, which `calibrate_abstention` takes for unanswerable.
-
-        Empty texts and judgments of absent texts are an error; ``skip_empty`` leaves them out, with
-        the judgments of empty texts, and logs their number.
+        too, which `calibrate_abstention` takes for unanswerable. Empty texts and judgments of
+        absent texts are an error; ``skip_empty`` leaves them out and logs their number.
 
         Raises:
             DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a
@@ -150,28 +148,22 @@ class RetrievalData:
 
     @classmethod
     def from_dataset(cls, rows: Dataset, name: str = "") -> RetrievalData:
-        """Makes retrieval data of training rows: a query, a relevant document and any number of
-        negatives.
-
-        The first column holds the queries, the second their relevant documents, and all others
-        negatives, as for a ranking loss. Equal texts are one query or one document.
+        """Makes retrieval data of the rows of a ranking loss: a query, a relevant document and any
+        number of negatives, in columns of this order. Equal texts are one query or one document.
 
         Raises:
             DataError: If the rows have fewer than two columns of texts, or a text is relevant in
                 one row and a negative of the same query in another.
 
         Example:
-            >>> anchors, positives = ["what barks?", "what purrs?"], ["a dog", "a cat"]
-            >>> rows = Dataset.from_dict({"anchor": anchors, "positive": positives})
+            >>> rows = Dataset.from_dict({"anchor": ["what barks?"], "positive": ["a dog"]})
             >>> RetrievalData.from_dataset(rows).relevant
-            {'q0': {'d0': 1}, 'q1': {'d1': 1}}
+            {'q0': {'d0': 1}}
         """
         columns = rows.column_names
         if len(columns) < 2 or not all(isinstance(rows[0][column], str) for column in columns):
-            raise DataError(
-                f"The rows have the columns {columns}; pass a query, a relevant document and"
-                " negatives."
-            )
+            wanted = "a query, a relevant document and negatives"
+            raise DataError(f"The rows have the columns {columns}; pass {wanted}.")
         queries: dict[str, str] = {}  # text -> id
         corpus: dict[str, str] = {}
         relevant: dict[str, set[str]] = {}

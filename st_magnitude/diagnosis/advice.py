@@ -73,7 +73,7 @@ def pruning(bench: Bench, documents: NormStatistics, cohens_d: float) -> Recomme
     who = bench.measuring
     full = bench.full
     found = {share: pruned(bench, documents.values, share) for share in DROPPED_SHARES}
-    floor = (1 - bench.tolerance) * full[chose].mean()
+    floor = (1 - bench.settings.tolerance) * full[chose].mean()
     fitting = [share for share in found if found[share][0][chose].mean() >= floor]
     share = max(fitting, default=DROPPED_SHARES[0])
     values, kept = found[share]
@@ -95,7 +95,7 @@ def pruning(bench: Bench, documents: NormStatistics, cohens_d: float) -> Recomme
     action = f"Drop the {share:.0%} of the documents with the smallest norms"
     uses = (f"keep the {1 - share:.0%} with the largest norms", keep)
     judged = bench.margin(values[who], full[who])
-    gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
+    gain_of = f"nDCG@10 minus {1 - bench.settings.tolerance:.0%} of the full nDCG@10"
     advice = _recommend(bench, "pruning", action, judged, gain_of, uses, reasons, evidence)
     if warning := norm_warning(cohens_d):
         reason = f"{start} {warning}"
@@ -118,15 +118,16 @@ def storage(
     else:
         best = max(range(len(others)), key=lambda i: judged[i].gain[1])
     cell = cells[best + 1]
+    tolerance = bench.settings.tolerance
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
     kept = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
     reasons = {
         DO: f"{kept}. Of {len(fitting)} formats that fit it is the smallest.",
-        NO_BENEFIT: f"{kept}, which costs more than {bench.tolerance:.0%}; no format costs less.",
+        NO_BENEFIT: f"{kept}, which costs more than {tolerance:.0%}; no format costs less.",
         NOT_ENOUGH: f"{kept}. {UNDECIDED}",
     }
     action = f"Store {cell} ({cell.bytes_per_document:,} bytes a document)"
-    gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
+    gain_of = f"nDCG@10 minus {1 - tolerance:.0%} of the full nDCG@10"
     evidence = {"ndcg": cell.ndcg, "bytes_per_document": cell.bytes_per_document}
     uses = (str(cell), f"keep all {cells[0].dim} dimensions in float32")
     return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, evidence)
@@ -134,8 +135,7 @@ def storage(
 
 def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     """Whether to add log p(d), (m,), to the scores."""
-    options = (bench.scoring, bench.num_samples, bench.seed)
-    curve = prior_curve(bench.task, query_ids, log_p, *options)
+    curve = prior_curve(bench.task, query_ids, log_p, bench.scoring, seed=bench.settings.seed)
     reasons = {
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",

@@ -31,7 +31,6 @@ def diagnose(
     symmetric: bool = False,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
-    num_samples: int = 10_000,
     seed: int = 0,
     title: str = "",
     encode: Mapping[str, object] | None = None,
@@ -39,19 +38,12 @@ def diagnose(
     """Encodes once, measures norms, storage and directions, and recommends what they support.
 
     A change is recommended ("do") only if the 95 % interval of its gain in nDCG@10 lies above 0 and
-    reaches ``min_gain``. "No benefit expected" means that the interval excludes a gain of
-    ``min_gain``, and "not enough data" that it does neither. The interval is that of
-    `st_magnitude.evaluation.metrics.judge`, which holds for few queries and few changes. Exponents
-    and the share of documents to drop are chosen on one half of the queries and measured on the
-    other. Smaller storage is compared with ``1 - tolerance`` of the full nDCG@10 instead.
-
-    The recommendation ``"exponent"`` comes first, and chooses as `calibrate_exponent` does. All
-    others are measured with the similarity that it advises, so they hold after it was followed.
-    ``"storage"`` compares the formats of `CompressionEvaluator`.
+    reaches ``min_gain``. "No benefit expected" means that the interval excludes such a gain, and
+    "not enough data" that it does neither. The recommendation ``"exponent"`` comes first, and all
+    others are measured with the similarity that it advises. docs/diagnose.md has each of them.
 
     Args:
-        model: Any SentenceTransformer. Embeddings are taken from before a Normalize or ExponentNorm
-            at its end.
+        model: Embeddings are taken from before a Normalize or ExponentNorm at its end.
         data: Queries, documents and judgments. Queries without a relevant document do not count.
         similarity: Similarity, or its name, with which the model is scored today. By default the
             similarity that the model states, and cosine if the model normalizes.
@@ -64,7 +56,6 @@ def diagnose(
             Both sides get the recommended exponent then, and s(a, b) = s(b, a).
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
-        num_samples: Number of draws of `judge`.
         seed: Seed for the halves, the samples and the draws.
         title: Title for reports, such as "my-retriever on FiQA dev".
         encode: Options for `RetrievalData.encode`, such as ``{"batch_size": 256}``.
@@ -91,9 +82,9 @@ def diagnose(
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
-    choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    limits = (min_gain, tolerance, num_samples, seed)
-    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), *limits)
+    choice = measure.exponent_choice(task, today.exponents[1], seed)
+    settings = Settings(title, symmetric, min_gain, tolerance, seed)
+    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), settings)
     shape = measure.directions(task)
 
     new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
@@ -124,14 +115,7 @@ def diagnose(
         geometry=shape,
         cells=cells,
         recommendations=[first, *others],
-        settings=Settings(
-            title=title,
-            symmetric=symmetric,
-            seed=seed,
-            num_samples=num_samples,
-            min_gain=min_gain,
-            tolerance=tolerance,
-        ),
+        settings=settings,
     )
 
 

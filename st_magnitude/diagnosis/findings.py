@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,15 +88,15 @@ class Recommendation:
         return "\n     ".join([*lines, self.reason, f"-> {self.choice}"])
 
 
-class Settings(TypedDict):
+@dataclass(frozen=True)
+class Settings:
     """Arguments of `diagnose`."""
 
     title: str
     symmetric: bool
-    seed: int
-    num_samples: int
     min_gain: float
     tolerance: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,9 @@ class Diagnosis(Result):
         ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
         legend = (
             f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
-            f"interval lies above 0 and reaches {self.settings['min_gain']:g} nDCG@10. No benefit "
+            f"interval lies above 0 and reaches {self.settings.min_gain:g} nDCG@10. No benefit "
             "expected: it excludes such a gain. Not enough data: it does neither. Smaller storage "
-            f"is compared with {1 - self.settings['tolerance']:.0%} of the full nDCG@10."
+            f"is compared with {1 - self.settings.tolerance:.0%} of the full nDCG@10."
         )
         return [facts, *map(str, ordered), legend]
 
@@ -206,6 +205,6 @@ class Diagnosis(Result):
             ["model", self.model],
             ["scored today by", f"{self.similarity} (exponent {self.exponent.present:.2g})"],
             ["ends in Normalize", "yes" if self.normalizes else "no"],
-            *([name, str(value)] for name, value in self.settings.items()),
+            *([name, str(value)] for name, value in asdict(self.settings).items()),
         ]
         return Table(["setting", "value"], rows, "Model and arguments")

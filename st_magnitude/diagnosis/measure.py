@@ -20,6 +20,7 @@ from st_magnitude.diagnosis.findings import (
     Geometry,
     Mask,
     NormStatistics,
+    Settings,
 )
 from st_magnitude.evaluation.calibration import (
     EXPONENTS,
@@ -77,9 +78,7 @@ def halves(task: EncodedTask, seed: int) -> Mask:
     return chose
 
 
-def exponent_choice(
-    task: EncodedTask, present: float, num_samples: int, seed: int
-) -> ExponentChoice:
+def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentChoice:
     """nDCG@10 by document exponent, and what one half of the queries chooses.
 
     It chooses as `calibrate_exponent` does: a tie goes to cosine or dot.
@@ -89,7 +88,7 @@ def exponent_choice(
         gammas = np.sort(np.append(gammas, present))
     per_query = ndcg_by_exponent(task, gammas)
     chose = halves(task, seed)
-    candidate = calibrated = exponent_curve(gammas, per_query[:, chose], [], num_samples, seed).best
+    candidate = calibrated = exponent_curve(gammas, per_query[:, chose], [], seed=seed).best
     is_other = np.abs(gammas - present) > 1e-9
     if not is_other[np.abs(gammas - calibrated).argmin()]:
         best = highest_rows(per_query[is_other][:, chose])[-1]
@@ -103,7 +102,7 @@ def directions(task: EncodedTask) -> Geometry:
     m, dim = unit.shape
     return Geometry(
         dim=dim,
-        isoscore=geometry.isoscore(unit) if dim > 1 else math.nan,
+        isoscore=geometry.isoscore(unit),
         isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
         mean_cosine=geometry.mean_cosine(unit),
     )
@@ -118,10 +117,7 @@ class Bench:
     choice: ExponentChoice
     scoring: Similarity
     has_magnitude: bool  # whether the norms differ
-    min_gain: float  # smallest gain that is worth a change
-    tolerance: float  # share of nDCG@10 that smaller storage may cost
-    num_samples: int  # of `judge`
-    seed: int
+    settings: Settings
 
     @property
     def measuring(self) -> Mask:
@@ -135,12 +131,12 @@ class Bench:
 
     def gain(self, values: Array, reference: Array) -> Judgment:
         """Compares two arrays of nDCG@10 of the same queries."""
-        return judge(values - reference, self.min_gain, self.num_samples, self.seed)
+        return judge(values - reference, self.settings.min_gain, seed=self.settings.seed)
 
     def margin(self, values: Array, full: Array) -> Judgment:
         """Compares nDCG@10 of a smaller index with the share of the full one that must be kept."""
-        kept = (1 - self.tolerance) * full
-        return judge(values - kept, 0.0, self.num_samples, self.seed)
+        kept = (1 - self.settings.tolerance) * full
+        return judge(values - kept, seed=self.settings.seed)
 
 
 def pruned(bench: Bench, order: Array, share: float) -> tuple[Array, Mask]:

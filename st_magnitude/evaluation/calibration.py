@@ -171,17 +171,12 @@ def calibrate_exponent(
 
 
 def exponent_curve(
-    exponents: Array,
-    per_query: Array,
-    queries: list[str],
-    num_samples: int = 10_000,
-    seed: int = 0,
+    exponents: Array, per_query: Array, queries: list[str], seed: int = 0
 ) -> ExponentCurve:
     """The choice of `calibrate_exponent` from nDCG@10 of queries at rising exponents, (E, n)."""
     highest = highest_rows(per_query)[-1]
-    options = {"num_samples": num_samples, "seed": seed}
-    versus_cosine = judge(per_query[highest] - per_query[-1], **options).gain
-    versus_dot = judge(per_query[highest] - per_query[0], **options).gain
+    versus_cosine = judge(per_query[highest] - per_query[-1], seed=seed).gain
+    versus_dot = judge(per_query[highest] - per_query[0], seed=seed).gain
     best = float(exponents[highest])
     for end, (_, low, high) in ((0.0, versus_dot), (1.0, versus_cosine)):
         if low <= 0.0 <= high:
@@ -323,7 +318,6 @@ def prior_curve(
     query_ids: list[str],
     prior: Array,
     similarity: Similarity,
-    num_samples: int = 10_000,
     seed: int = 0,
 ) -> PriorCurve:
     """`calibrate_prior` with embeddings that exist; ``prior`` is log p of each document, (m,)."""
@@ -340,7 +334,7 @@ def prior_curve(
     for part in range(FOLDS):
         row = highest_rows(per_query[:, fold != part])[0]
         held_out[fold == part] = per_query[row, fold == part]
-    gain = judge(held_out - per_query[0], num_samples=num_samples, seed=seed).gain
+    gain = judge(held_out - per_query[0], seed=seed).gain
     best = float(weights[highest_rows(per_query)[0]]) if gain[1] > 0 else 0.0
     return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
 

@@ -80,7 +80,11 @@ def _read_file(path: Path) -> Iterator[Document]:
         rows = (as_document(row, where) for where, row in json_lines(path))
         yield from (row for row in rows if row["text"].strip())
         return
-    text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
+    except UnicodeDecodeError as error:
+        error.reason += f", in {path}"
+        raise
     if text.strip():
         yield {"text": text, "code": suffix in _CODE}
 
@@ -116,7 +120,7 @@ def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
     between blocks at the margin, then at blank lines, then at lines.
 
     Args:
-        text: Any text.
+        text: A text.
         max_words: Largest number of words in a chunk, of which an ideograph or a kana is one.
         code: Whether the text is source code.
 

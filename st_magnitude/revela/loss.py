@@ -75,6 +75,7 @@ class RevelaLoss(nn.Module):
 
     where every layer adds sum_j Sim(D_i, D_j) · b~_ij to attention, with
     Sim = softmax_j( cos(E(query part of D_i), E(D_j)) / tau ) without the diagonal.
+    The query part is the first half of a document's words, so copying cannot match, or all of code.
 
     One row of the dataset is one group of related documents, from
     :func:`~st_magnitude.revela.build_groups`. Train with

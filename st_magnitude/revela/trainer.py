@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from st_magnitude._checks import needs
-from st_magnitude.revela import attention
+from st_magnitude.revela.attention import base_model
 from st_magnitude.training.engines import engine_of_trainer
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             model that comes with peft, and a frozen one, do not change.
         lm_learning_rate: Learning rate of the language model; by default the retriever's.
         retriever_lora: LoRA of the retriever, in the same forms; None trains all of it.
-        kwargs: All other arguments of SentenceTransformerTrainer.
+        kwargs: All other arguments of SentenceTransformerTrainer, such as ``eval_dataset``.
 
     Raises:
         ValueError: If the loss has another retriever, batches would be split among processes, the
@@ -100,7 +100,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
         *,
         loss: RevelaLoss,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset | IterableDataset | None = None,
         lm_lora: LoraConfig | Literal["paper"] | None = "paper",
         lm_learning_rate: float | None = None,
         retriever_lora: LoraConfig | Literal["paper"] | None = None,
@@ -115,14 +114,12 @@ class RevelaTrainer(SentenceTransformerTrainer):
             if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
                 from peft import get_peft_model
 
-                loss.lm = get_peft_model(attention.base_model(loss.lm), _chosen(lm_lora))
+                loss.lm = get_peft_model(loss.lm, _chosen(lm_lora))
             if lm_learning_rate is not None:
                 rates = settings.learning_rate_mapping or {}
                 settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | rates
         if settings.gradient_checkpointing:
-            how = {"use_reentrant": False} | (settings.gradient_checkpointing_kwargs or {})
-            settings.gradient_checkpointing_kwargs = how
-            attention.base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
+            base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
         settings.accelerator_config = loading = copy.copy(settings.accelerator_config)
         if loading.split_batches:
             raise ValueError("accelerator_config.split_batches would cut groups apart.")
@@ -130,12 +127,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             loading.dispatch_batches = False  # True would cut groups apart
         kwargs.setdefault("data_collator", loss.collator)
         super().__init__(
-            model=model,
-            args=settings,
-            loss=loss,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            **kwargs,
+            model=model, args=settings, loss=loss, train_dataset=train_dataset, **kwargs
         )
         if engine := engine_of_trainer(self):
             raise ValueError(

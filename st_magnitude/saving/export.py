@@ -13,7 +13,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.util import load_file_path
 
-from st_magnitude._files import one_line_about_the_disk, whole_folder
+from st_magnitude._files import moved_in, one_line_about_the_disk, refuse_used_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm, NormPruning
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
@@ -47,8 +47,7 @@ def export(
     fractional document exponent keeps its ``ExponentNorm``: load it with
     :func:`st_magnitude.load`, or call ``del model[-1]`` before you save, and apply the exponent
     when you index, ``Similarity(document=gamma).document(vectors)``. An adapter (LoRA) is merged in
-    a copy; ``model.save_pretrained`` saves it as such. The model card says how to index. A full
-    disk or a kill leaves the old model or the new one.
+    a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
 
     Args:
         model: The trained SentenceTransformer or MultiVectorEncoder.
@@ -72,7 +71,11 @@ def export(
         refuse_other_models(model, "export")
         if calibrated_scores:
             _check_ending(model)
-    with one_line_about_the_disk(path, _AS_IT_WAS), whole_folder(path, overwrite) as folder:
+    refuse_used_folder(path, overwrite)
+    with (
+        one_line_about_the_disk(path, _AS_IT_WAS),
+        moved_in(path, "modules.json", replace_all=True) as folder,
+    ):
         write_model(model, folder, calibrated_scores)
     return path
 

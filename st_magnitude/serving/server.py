@@ -22,11 +22,7 @@ class Refused(ValueError):
 
 
 class Server:
-    """A URL that embeds texts; `check_serving` documents the arguments.
-
-    The URL is OpenAI's ``/v1/embeddings``, the base of such a server, or ``/embed`` of
-    text-embeddings-inference.
-    """
+    """A URL that embeds texts, or the base of an OpenAI server; see `check_serving`."""
 
     def __init__(
         self,
@@ -50,8 +46,7 @@ class Server:
             path = (path or "/v1") + "/embeddings"
         self._is_openai = path.endswith("/embeddings")
         self._url = parsed.copy_with(path=path)
-        self._name = name
-        self._request = dict(request or {})
+        self._more = ({"model": name} if name else {}) | dict(request or {})
         self._timeout = timeout
         key = (api_key or "").strip()
         if not (key.isascii() and key.isprintable()):  # the client's own error shows the header
@@ -71,11 +66,12 @@ class Server:
         body: dict[str, object] = {"inputs": texts}
         if self._is_openai:
             body = {"input": texts, "encoding_format": "float"}
-        if self._name:
-            body["model"] = self._name
-        response = self._post(body | self._request)
+        response = self._post(body | self._more)
         if response.status_code != 200:
-            raise self._refusal(response)
+            said = f"HTTP {response.status_code}: {self._plain(response.text)}"
+            if response.status_code == 429:
+                raise OSError(f"{self} gets too many requests ({said}); try again later.")
+            raise Refused(said)
         try:
             answer = response.json()
             if isinstance(answer, list):  # of /embed
@@ -88,24 +84,6 @@ class Server:
                 "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
                 "text-embeddings-inference's."
             ) from None
-
-    def _refusal(self, response: httpx.Response) -> Exception:
-        """The error for an answer that is not 200."""
-        status = response.status_code
-        said = f"HTTP {status}: {self._plain(response.text)}"
-        if status in (401, 403):
-            return ValueError(
-                f"{self} refuses the key ({said}); pass it with api_key=, or name its environment "
-                "variable with --api-key-env."
-            )
-        if status in (404, 405):
-            return ValueError(
-                f"{self} does not know this route or the model {self._name!r} ({said}). Check the "
-                "URL, and give the name of the model on the server with name= (--name)."
-            )
-        if status == 429:
-            return OSError(f"{self} gets too many requests ({said}); try again later.")
-        return Refused(said)
 
     def _post(self, body: dict[str, object]) -> httpx.Response:
         try:
@@ -147,7 +125,10 @@ def embed_all(
                     refusal = refusal or str(error)
                     rows.append(None)
     if all(row is None for row in rows):
-        raise ValueError(f"{target} does not embed {texts[0]!r} ({refusal}); look at its log.")
+        raise ValueError(
+            f"{target} does not embed {texts[0]!r} ({refusal}). Check the URL, the name of the "
+            "model there (--name), the key (--api-key-env), and the log of the server."
+        )
     return rows, refusal
 
 

@@ -16,24 +16,18 @@ class Broken:
             raise RuntimeError("operator torchvision::nms\ndoes not exist")
 
 
-@pytest.fixture(params=["missing", "broken"])
-def no_open_clip(request, monkeypatch):
-    """Returns a part of the reason why open_clip cannot be imported."""
+@pytest.mark.parametrize("reason", ["open_clip", "operator torchvision::nms does not exist"])
+def test_the_program_ends_in_one_line(reason, monkeypatch):
     for name in list(sys.modules):
         if name.startswith(("st_magnitude.clip.", "open_clip")):
             monkeypatch.delitem(sys.modules, name)
-    if request.param == "missing":
+    if reason == "open_clip":
         monkeypatch.setitem(sys.modules, "open_clip", None)
-        return "open_clip"
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    return "operator torchvision::nms does not exist"
-
-
-def test_the_program_ends_in_one_line(no_open_clip, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["st_magnitude.clip", "norm-sym", "--", "--model", "RN50"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("st_magnitude.clip", run_name="__main__")
     message = str(ended.value)
-    assert no_open_clip in message
+    assert reason in message
     assert 'pip install ".[clip]"' in message
     assert "\n" not in message

@@ -1,7 +1,6 @@
 """The command line on a small folder: what it writes, and what it refuses before any work."""
 
 import contextlib
-import csv
 import json
 import shlex
 
@@ -69,10 +68,8 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"dims": 257}, "257"),
         ("compress", {"similarity": "l2"}, "'l2'"),
         ("compress", {"max_length": 9}, "--max-length"),
-        ("compress", {"output": __file__}, "'--output'"),
         ("diagnose", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
-        ("calibrate", {"exponents": "0,2"}, "[0, 1]"),
     ],
 )
 def test_options_are_checked_before_the_work(
@@ -202,21 +199,15 @@ def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
 # --- compress -------------------------------------------------------------------------------------
 
 
-def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny, tmp_path):
-    pytest.importorskip("matplotlib")
-    output, options = tmp_path / "new" / "out", {"top_k": 5, "similarity": "dot"}
-    done = invoke(
-        *("compress", tiny), data=data_folder, output=output, dims="16,5", max_length=9, **options
-    )
+def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny):
+    options = {"top_k": 5, "similarity": "dot"}
+    done = invoke("compress", tiny, data=data_folder, dims="16,5", max_length=9, **options)
     assert done.exit_code == 0, done.output
     model = stm.load(tiny)
     model.max_seq_length = 9
     evaluator = CompressionEvaluator(*TASK, dims=[16, 5], pca=True, **options)
     evaluator(model)
     assert str(table(evaluator.cells)) in done.output
-    with (output / "compression.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [{key: str(x) for key, x in cell.row.items()} for cell in evaluator.cells]
 
 
 # --- calibrate ------------------------------------------------------------------------------------
@@ -232,11 +223,9 @@ def test_calibrate_confirms_on_the_other_split(tmp_path):
         RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
     model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
     model.save_pretrained(str(tmp_path / "bow"))
-    found = figures(
-        *("calibrate", tmp_path / "bow"), data=tmp_path / "data", exponents="0", confirm="test"
-    )
-    second = pytest.approx(0.6309, abs=1e-4)
-    assert (found["exponent"], found["ndcg@10"]) == (0.0, {"0": 1.0, "1": second})
+    found = figures("calibrate", tmp_path / "bow", data=tmp_path / "data", confirm="test")
+    assert (found["exponent"], found["ndcg@10"]["0"]) == (0.0, 1.0)
+    assert found["ndcg@10"]["1"] == pytest.approx(0.6309, abs=1e-4)
     assert found["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
     assert found["confirm"]["versus_dot"][0] == 0
 

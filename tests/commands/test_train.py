@@ -151,14 +151,12 @@ def test_batches_repeat_no_text_where_that_is_possible(
 BAD = {"learning_rate": 100, "max_steps": 6, "loss": "dot"}
 
 
-def test_one_query_decides_nothing(place):
+def test_a_model_that_is_clearly_worse_is_not_saved(place, tmp_path):
+    """One query does not make that clear."""
     qrels = place["data"] / "qrels" / "dev.tsv"
     qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
-    assert fit(place, **BAD)["dev"]["saved"]["gain"][0] < 0
-    assert (place["output"] / "modules.json").exists()
-
-
-def test_a_model_that_is_clearly_worse_is_not_saved(place):
+    assert fit(place, **BAD, output=tmp_path / "by one")["dev"]["saved"]["gain"][0] < 0
+    assert (tmp_path / "by one" / "modules.json").exists()
     queries = {f"{i}-{name}": text for i in range(10) for name, text in QUERIES.items()}
     relevant = {f"{i}-{name}": ids for i in range(10) for name, ids in RELEVANT_DOCS.items()}
     everything = RetrievalData.from_beir(place["data"], "train").queries | queries
@@ -240,7 +238,6 @@ LEARNED = pytest.approx(0.05, rel=1.01e-3, abs=0)  # after a step of 1e-3
         ),
         ({"dims": "64,256"}, [(64, 0.05), (256, 0.05)]),
         ({"temperatures": "0.03,0.1"}, [(None, 0.03), (None, 0.1)]),
-        ({"temperature": 0.1}, [(None, 0.1)]),
         ({"temperature": "learned"}, [(None, LEARNED)]),
         ({"loss": "tempagg", "dims": "64,256", "temperatures": 0.1}, [(64, 0.1), (256, 0.1)]),
         ({}, [(None, 0.05)]),

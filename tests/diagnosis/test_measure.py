@@ -54,10 +54,10 @@ def test_one_half_chooses_and_the_other_measures_the_gain():
     gammas = found.exponents
     assert found.chose.sum() == 30
     assert found.present == 1.0
-    curve = exponent_curve(gammas, per_query[:, found.chose], [], num_samples=1000)
+    curve = exponent_curve(gammas, per_query[:, found.chose], [])
     assert found.candidate == found.calibrated == curve.best
     difference = (per_query[list(gammas).index(found.candidate)] - per_query[-1])[~found.chose]
-    assert diagnosis["exponent"].gain == judge(difference, num_samples=1000).gain
+    assert diagnosis["exponent"].gain == judge(difference).gain
     assert diagnosis["exponent"].num_queries == 30
 
 

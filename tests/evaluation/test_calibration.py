@@ -51,13 +51,12 @@ def test_a_tie_goes_to_the_model_that_loads_anywhere(means, noise, highest, best
     around = noise * np.random.default_rng(0).uniform(-1, 1, size=(3, 100))
     values = np.array(means)[:, None] + around - around.mean(axis=1, keepdims=True)
     queries = [f"q{i}" for i in range(100)]
-    curve = exponent_curve(np.array([0.0, 0.5, 1.0]), values, queries, 1000, seed=5)
+    curve = exponent_curve(np.array([0.0, 0.5, 1.0]), values, queries, seed=5)
     assert (curve.highest, curve.best) == (highest, best)
     assert curve.best_similarity == Similarity(query=1.0, document=best)
     top = values[int(2 * highest)]
-    options = {"seed": 5, "num_samples": 1000}
-    assert curve.versus_cosine == judge(top - values[-1], **options).gain
-    assert curve.versus_dot == judge(top - values[0], **options).gain
+    assert curve.versus_cosine == judge(top - values[-1], seed=5).gain
+    assert curve.versus_dot == judge(top - values[0], seed=5).gain
     by_exponent, gains, *sentence = curve.tables()
     assert [row[1] for row in by_exponent.rows] == curve.ndcg.tolist()
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1

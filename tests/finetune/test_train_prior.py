@@ -46,13 +46,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("data")
     numbers = {"train": 240, "dev": 60, "test": 100}
     parts = {split: task(split, number, i) for i, (split, number) in enumerate(numbers.items())}
-    everything, texts = {}, set()
-    for split, part in parts.items():  # a text is in one split only
-        asked = {query: text for query, text in part.queries.items() if text not in texts}
-        relevant = {query: part.relevant[query] for query in asked}
-        parts[split] = replace(part, queries=asked, relevant=relevant)
-        everything |= asked
-        texts |= set(asked.values())
+    everything = {query: text for part in parts.values() for query, text in part.queries.items()}
     replace(parts["train"], queries=everything).save(place, "train")
     for split in ("dev", "test"):
         parts[split].save_qrels(place / "qrels" / f"{split}.tsv")

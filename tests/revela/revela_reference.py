@@ -49,8 +49,8 @@ class TwoPasses:
     attends to the others.
     """
 
-    def __init__(self, lm: PreTrainedModel, similarity: Tensor) -> None:
-        self.lm, self.similarity = lm, similarity
+    def __init__(self, lm: PreTrainedModel, similarity: Tensor, v_norm: bool) -> None:
+        self.lm, self.similarity, self.v_norm = lm, similarity, v_norm
         self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
         AttentionInterface.register("two_passes", self.attention)
         AttentionMaskInterface.register("two_passes", sdpa_mask)
@@ -81,19 +81,18 @@ class TwoPasses:
                     keys, values = (
                         states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer]
                     )
-                    read = read + self.similarity[self.document, j] * cross_attention(
-                        q, keys, values, v_norm=True
-                    )
+                    b = cross_attention(q, keys, values, self.v_norm)
+                    read = read + self.similarity[self.document, j] * b
             heads.append(read)
         self.layer += 1
         return output + torch.stack(heads, 1)[None], None
 
 
 def streams(
-    lm: PreTrainedModel, documents: list[Tensor], similarity: Tensor
+    lm: PreTrainedModel, documents: list[Tensor], similarity: Tensor, v_norm: bool = True
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Last states e_i and h_i, (L_i, D), document by document, without padding."""
-    passes = TwoPasses(lm, similarity)
+    passes = TwoPasses(lm, similarity, v_norm)
     return passes.states(documents, is_second=False), passes.states(documents, is_second=True)
 
 

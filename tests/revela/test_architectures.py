@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from st_magnitude.revela import attention
 from st_magnitude.revela.attention import Neighbours, attach, two_streams
 
-LENGTHS = (4, 3, 1, 3)
-GROUPS = [0, 0, 1, 1]
+LENGTHS = (4, 3, 1, 3, 5)
+GROUPS = [0, 0, 1, 1, 1]
 
 ROTARY = {"num_key_value_heads": 4, "partial_rotary_factor": 1.0}
 LATENT = {"num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 6, "q_lora_rank": 8}
@@ -38,7 +38,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "phi": ROTARY,
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), LATENT),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu"), LATENT),
+    "deepseek_v2": LATENT | {"v_head_dim": 18},  # values that are wider than the keys
 }
 NO_INTERFACE = """biogpt bloom codegen falcon_h1 gptj jamba mamba mpt nemotron_h openai-gpt
     qwen3_next stablelm xglm"""
@@ -91,26 +92,27 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    pytest.param(name, True, marks=() if name in QUICK else pytest.mark.slow)
     for name in SUPPORTED.split()
 ]
 
 
 @pytest.mark.usefixtures("float64_throughout", "one_thread")
-@pytest.mark.parametrize("family", CASES)
-def test_architecture_is_equation_3_to_8(family: str, monkeypatch) -> None:
+@pytest.mark.parametrize(("family", "v_norm"), [*CASES, ("llama", False)])
+def test_architecture_is_equation_3_to_8(family: str, v_norm: bool, monkeypatch) -> None:
     """States, losses of both streams, and their gradients, where document 1 reads nobody."""
     monkeypatch.setattr(attention, "TOKENS_PER_CHUNK", 4)
+    monkeypatch.setattr(attention, "PAIRS_PER_CHUNK", 3)
     torch.manual_seed(0)
     lm = decoder(family)
     documents = [torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS]
     groups = torch.tensor(GROUPS)
-    others = (groups[:, None] == groups) & ~torch.eye(4, dtype=torch.bool)
-    similarity = torch.rand(4, 4, dtype=torch.float64) * others
+    others = (groups[:, None] == groups) & ~torch.eye(5, dtype=torch.bool)
+    similarity = torch.rand(5, 5, dtype=torch.float64) * others
     similarity[1, 0] = 0.0
     trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
     leaves = [similarity.requires_grad_(), *trained]
-    e, h = streams(lm, documents, similarity)
+    e, h = streams(lm, documents, similarity, v_norm)
     assert max((one - other).detach().abs().max() for one, other in zip(e, h, strict=True)) > 0.1
     expected = next_token_loss(lm, h, documents) + 0.3 * next_token_loss(lm, e, documents)
     wanted = torch.autograd.grad(expected, leaves, allow_unused=True)
@@ -118,7 +120,7 @@ def test_architecture_is_equation_3_to_8(family: str, monkeypatch) -> None:
 
     attach(lm)
     ids, mask = padded(documents)
-    found = two_streams(lm, ids, Neighbours.of(similarity, mask))
+    found = two_streams(lm, ids, Neighbours.of(similarity, mask, v_norm=v_norm))
     for states, reference in zip(found, (e, h), strict=True):
         for one, other in zip(unpadded(states, mask), reference, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-9)

@@ -27,7 +27,7 @@ def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path):
     write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
     with pytest.warns(UserWarning, match=r"Left out 2 files of .* such as b\.txt"):
         assert [d["text"] for d in read_documents(tmp_path)] == ["fine"]
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(UnicodeDecodeError, match=r", in .*c\.txt"):
         list(read_documents(tmp_path / "c.txt"))
 
 

@@ -23,14 +23,11 @@ def test_similarity_is_a_softmax_over_the_others_of_the_group() -> None:
     queries, passages = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
     members, tau = [0, 1, 0, 0, 1, 2], 0.3
     expected = torch.zeros(6, 6, dtype=torch.float64)
-    for i in range(6):
+    for i, query in enumerate(queries.detach()):
         others = [j for j in range(6) if j != i and members[i] == members[j]]
-        powers = {
-            j: torch.exp(queries[i] @ passages[j] / queries[i].norm() / passages[j].norm() / tau)
-            for j in others
-        }
-        for j in others:
-            expected[i, j] = (powers[j] / sum(powers.values())).item()
+        powers = [torch.exp(torch.cosine_similarity(query, passages[j], 0) / tau) for j in others]
+        for j, power in zip(others, powers, strict=True):
+            expected[i, j] = power.detach() / sum(powers)
     found = group_similarity(queries, passages, torch.tensor(members), tau)
     torch.testing.assert_close(found.detach(), expected, rtol=0, atol=1e-12)
     assert torch.autograd.gradcheck(

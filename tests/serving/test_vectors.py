@@ -13,7 +13,6 @@ from st_magnitude.serving import with_prior, with_prior_queries
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(query=1.0, document=0.5)]
-K = 10
 
 
 def served(similarity, queries, documents):
@@ -33,19 +32,6 @@ def spread(n, seed):
     return x / np.linalg.norm(x, axis=1, keepdims=True) * rng.lognormal(sigma=0.5, size=(n, 1))
 
 
-def best(scores):
-    return np.argsort(-scores, axis=1)[:, :K]
-
-
-@pytest.fixture(params=SIMILARITIES, ids=str)
-def case(request):
-    """Queries and documents as they are served, and the ranking of the similarity in float64."""
-    queries = spread(20, seed=1)
-    documents = spread(300, seed=2)
-    expected = best(Similarity.named(request.param)(queries, documents).numpy())
-    return *served(request.param, queries, documents), expected
-
-
 @given(matrices(3), matrices(6), st.floats(0, 1), st.floats(0, 1))
 def test_inner_products_are_the_scores(queries, documents, gamma_query, gamma_document):
     similarity = Similarity(gamma_query, gamma_document)
@@ -55,14 +41,19 @@ def test_inner_products_are_the_scores(queries, documents, gamma_query, gamma_do
     assert (np.abs(q @ d.T - similarity(queries, documents).numpy()) <= 1e-6 * sizes + 1e-30).all()
 
 
-def test_faiss(case):
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
+def test_faiss(similarity):
     faiss = pytest.importorskip("faiss")
-    queries, documents, expected = case
+    queries = spread(20, seed=1)
+    documents = spread(300, seed=2)
+    scores = Similarity.named(similarity)(queries, documents).numpy()
+    expected = np.argsort(-scores, axis=1)[:, :10]
+    queries, documents = served(similarity, queries, documents)
     for index in (faiss.IndexFlatIP(16), faiss.IndexHNSWFlat(16, 32, faiss.METRIC_INNER_PRODUCT)):
         if hasattr(index, "hnsw"):
             index.hnsw.efSearch = len(documents)
         index.add(documents)
-        np.testing.assert_array_equal(index.search(queries, K)[1], expected)
+        np.testing.assert_array_equal(index.search(queries, 10)[1], expected)
 
 
 # --- the prior as one more dimension --------------------------------------------------------------

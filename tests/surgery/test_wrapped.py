@@ -48,7 +48,7 @@ def wrap(request, tmp_path):
         MagnitudeEvaluator(*TASK),
         lambda model: MagnitudeEvaluator(*TASK)(stm.prepare(model, stm.Similarity(1, 0.5))),
         lambda model: len(mine_negatives(model, DATA)),
-        lambda model: stm.diagnose(model, DATA, num_samples=10).to_dict(),
+        lambda model: stm.diagnose(model, DATA).to_dict(),
         lambda model: stm.calibrate_exponent(stm.prepare(model, "dot"), DATA).best,
         lambda model: rescale_output(stm.strip_normalize(model), 0.5) and None,
         lambda model: (

@@ -1,7 +1,9 @@
-"""Commands in processes of their own: what they print where, kills and full disks."""
+"""Commands in one process of their own and, as docs/devices.md starts them, in two: what they print
+where, kills and full disks."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from _cli import invoke
 from _tiny import language_model, load_transformer, save_transformer
 from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
+from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
 
@@ -19,6 +22,7 @@ import st_magnitude as stm
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 COMMAND = [sys.executable, "-m", "st_magnitude"]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def fill(folder):
@@ -119,9 +123,8 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
     those of a whole run."""
     output = ("--output", tmp_path / "died")
     command = [sys.executable, "-c", DYING, fault, *map(str, [*LONG, *output])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     died = subprocess.run(
-        command, cwd=inside, capture_output=True, text=True, check=False, env=environment
+        command, cwd=inside, capture_output=True, text=True, check=False, env=ONE_THREAD
     )
     if fault == "killed":
         assert died.returncode == -signal.SIGKILL
@@ -134,3 +137,96 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
     resumed = invoke(*LONG, *output, "--resume")
     assert resumed.exit_code == 0, resumed.stderr[-2000:]
     torch.testing.assert_close(weights_of(tmp_path / "died"), whole, rtol=0, atol=0)
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
+ACCELERATE += " --mixed_precision no --dynamo_backend no --main_process_port 0"
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    "accelerate": ACCELERATE.split(),
+}
+
+
+def launch(launcher, place, *arguments):
+    command = [sys.executable, *LAUNCHERS[launcher], *arguments]
+    options = {"env": ONE_THREAD, "timeout": 300}
+    return subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=False, **options
+    )
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_script(place, tmp_path, launcher):
+    (block,) = python_blocks(ROOT / "docs" / "devices.md")
+    say = "    print(f'processes {trainer.args.world_size};')\n"
+    script = block.replace(HUB_ID, str(place / "model")).replace(
+        "report_to=[],", "report_to=[], use_cpu=True,"
+    )
+    script = script.replace("    trainer.save_model", say + "    trainer.save_model")
+    script += "    import time\n\n    time.sleep(1)  # for gloo's threads, see the page\n"
+    (tmp_path / "train.py").write_text(script)
+    done = launch(launcher, tmp_path, "train.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"processes (\d);", done.stdout) == ["2", "2"]
+    trained = SentenceTransformer(str(tmp_path / "my-retriever"), device="cpu")
+    assert trained.similarity_fn_name == "dot"
+
+
+RANKS = ["train", "--data", "data", "--model", "model", "--loss", "learnable"]
+RANKS += ["--batch-size", "2", "--max-steps", "6", "--save-steps", "2", "--json"]
+WATCHED = """
+import atexit, sys
+from pathlib import Path
+from st_magnitude.commands.app import app
+
+def show_threads():
+    names = {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
+    print("threads:", names, file=sys.stderr)
+
+atexit.register(show_threads)
+app()
+"""
+
+
+def assert_gloo_has_ended(done):
+    """A thread of gloo that runs into the interpreter's end may abort the process."""
+    threads = re.findall("threads: .*", done.stderr)
+    assert len(threads) == 2
+    assert "gloo" not in " ".join(threads)
+
+
+def test_the_command_prints_once_and_goes_on_after_a_kill(place):
+    (place / "command.py").write_text(WATCHED)
+    whole = launch("torchrun", place, "command.py", *RANKS, "--output", "ranks")
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert_gloo_has_ended(whole)
+    assert json.loads(whole.stdout)["steps"] == 6  # one line of JSON, of one process
+    record = json.loads((place / "ranks" / "training.json").read_text())
+    assert record["processes"] == 2
+    assert record["gather_across_devices"] is True
+
+    (place / "dying.py").write_text(DYING)
+    died = launch("torchrun", place, "dying.py", "killed", *RANKS, "--output", "killed")
+    assert died.returncode != 0
+    assert (place / "killed" / "checkpoints" / "checkpoint-4").exists()
+    assert not (place / "killed" / "modules.json").exists()
+    again = ("-m", "st_magnitude", *RANKS, "--output", "killed", "--resume")
+    resumed = launch("torchrun", place, *again)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    expected, found = (stm.load(place / name, device="cpu") for name in ("ranks", "killed"))
+    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+def test_revela(place):
+    (place / "command.py").write_text(WATCHED)
+    command = "revela --corpus texts --data data --retriever model --lm lm --output out --json"
+    command += " --group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2"
+    done = launch("torchrun", place, "command.py", *command.split(), "--max-length", "16")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_gloo_has_ended(done)
+    figures = json.loads(done.stdout)
+    assert figures["processes"] == 2
+    assert {"before", "after", "differences"} <= figures.keys()
+    assert (place / "out" / "modules.json").exists()
