@@ -42,13 +42,10 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument(
-        "--cache", help="folder for the pictures; default: $ST_MAGNITUDE_CACHE or ~/.cache"
-    )
     parser.add_argument("--output", default="runs/clip_emoji.pt")
     arguments = parser.parse_args()
 
-    data = emoji.build(arguments.cache)  # two styles with permissive licences
+    data = emoji.build()  # two styles with permissive licences
     splits = data.split(0)
 
     torch.manual_seed(0)

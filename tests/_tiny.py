@@ -18,60 +18,26 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+_TEXTS = """
+how long does green tea steep | two minutes are enough for green tea | see below | see also tea
+what is a prime | a prime number has two divisors | returns a number | raises an error
+where do penguins live | penguins live in the south near the ice of the pole | see the notes | none
+sort a list | a sorted copy of the list comes back | parameters list | returns a list
+why is the sky blue | short waves of light scatter more | see also light | notes
+who wrote the odyssey | homer is said to have written it | references | see the references below
+boil an egg | put the egg in hot water for six minutes | parameters | examples
+open a file | the file is opened for reading unless a mode is given | mode is a string | raises
+capital of peru | lima | see also | returns none
+train to the coast | it leaves every hour from platform nine | notes | parameters train
+what is rain | water that falls from clouds in drops | examples below | see also snow
+merge two tables | rows with the same key are joined into one | returns a table | raises key error
+oldest tree | a pine in the white mountains is almost five thousand years old | none | see below
+how do bees talk | with a dance that points to the flowers | references | notes on bees
+fix a flat tyre | take off the wheel and patch the tube | examples | parameters
+count words | a counter of all the words in the text | text is a string | returns a counter
+"""
 # (query, relevant passage, boilerplate, boilerplate); rows differ in length on purpose
-ROWS = [
-    (
-        "how long does green tea steep",
-        "two minutes are enough for green tea",
-        "see below",
-        "see also tea",
-    ),
-    ("what is a prime", "a prime number has two divisors", "returns a number", "raises an error"),
-    (
-        "where do penguins live",
-        "penguins live in the south near the ice of the pole",
-        "see the notes",
-        "none",
-    ),
-    ("sort a list", "a sorted copy of the list comes back", "parameters list", "returns a list"),
-    ("why is the sky blue", "short waves of light scatter more", "see also light", "notes"),
-    (
-        "who wrote the odyssey",
-        "homer is said to have written it",
-        "references",
-        "see the references below",
-    ),
-    ("boil an egg", "put the egg in hot water for six minutes", "parameters", "examples"),
-    (
-        "open a file",
-        "the file is opened for reading unless a mode is given",
-        "mode is a string",
-        "raises",
-    ),
-    ("capital of peru", "lima", "see also", "returns none"),
-    ("train to the coast", "it leaves every hour from platform nine", "notes", "parameters train"),
-    ("what is rain", "water that falls from clouds in drops", "examples below", "see also snow"),
-    (
-        "merge two tables",
-        "rows with the same key are joined into one",
-        "returns a table",
-        "raises key error",
-    ),
-    (
-        "oldest tree",
-        "a pine in the white mountains is almost five thousand years old",
-        "none",
-        "see below",
-    ),
-    ("how do bees talk", "with a dance that points to the flowers", "references", "notes on bees"),
-    ("fix a flat tyre", "take off the wheel and patch the tube", "examples", "parameters"),
-    (
-        "count words",
-        "a counter of all the words in the text",
-        "text is a string",
-        "returns a counter",
-    ),
-]
+ROWS = [tuple(line.split(" | ")) for line in _TEXTS.strip().splitlines()]
 COLUMNS = ("anchor", "positive", "negative_1", "negative_2")
 
 
@@ -186,20 +152,14 @@ def formula(
     """cross_entropy(scale * similarity): the definition of every ranking loss."""
     queries, *documents = (x[:, :dim] for x in embeddings)
     positives, documents = documents[0], torch.cat(documents)
-    queries, positives, documents = (
-        x / x.norm(dim=1, keepdim=True) ** gamma
-        for x, gamma in (
-            (queries, exponents[0]),
-            (positives, exponents[1]),
-            (documents, exponents[1]),
-        )
-    )
+    queries = queries / queries.norm(dim=1, keepdim=True) ** exponents[0]
+    positives = positives / positives.norm(dim=1, keepdim=True) ** exponents[1]
+    documents = documents / documents.norm(dim=1, keepdim=True) ** exponents[1]
     own = torch.arange(len(queries))
     forward = cross_entropy(scale * queries @ documents.T, own)
     backward = cross_entropy(scale * positives @ queries.T, own)
-    return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(
-        direction, (forward + backward) / 2
-    )
+    both = (forward + backward) / 2
+    return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(direction, both)
 
 
 def auto_scale(
@@ -210,40 +170,20 @@ def auto_scale(
     return unit / (queries ** (1 - exponents[0]) * positives ** (1 - exponents[1]))
 
 
-_SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-}
+_SMALL = {"hidden_size": 32, "intermediate_size": 48}
+_SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_DECODER = _SMALL | {
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+_DECODER = _SMALL | {"num_key_value_heads": 1, "head_dim": 16}
+_DECODER |= {"bos_token_id": None, "eos_token_id": None}
 _SIZES: dict[str, dict[str, object]] = {
     "bert": _SMALL | _NO_DROPOUT,
     "albert": _SMALL | _NO_DROPOUT | {"embedding_size": 16},
-    "distilbert": {
-        "dim": 32,
-        "n_layers": 2,
-        "n_heads": 2,
-        "hidden_dim": 48,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    },
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
+    | {"dropout": 0.0, "attention_dropout": 0.0},
     "modernbert": _SMALL | {"global_attn_every_n_layers": 1, "reference_compile": False},
     "llama": _DECODER,
     "qwen2": _DECODER,
     "gemma": _DECODER,
-    "t5": {
-        "d_model": 32,
-        "num_layers": 2,
-        "num_heads": 2,
-        "d_kv": 16,
-        "d_ff": 48,
-        "dropout_rate": 0.0,
-    },
+    "t5": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48}
+    | {"dropout_rate": 0.0},
 }

@@ -74,16 +74,12 @@ RELEVANT_DOCS = {
 def save_splits(folder: Path, *splits: str) -> Path:
     """The task in BEIR's layout. Every split but dev adds its name to the queries."""
     words = {split: "" if split == "dev" else f" {split}" for split in splits}
-    asked = {
-        f"{split}-{query}": text + words[split]
-        for split in splits
-        for query, text in QUERIES.items()
-    }
+    pairs = [(split, query) for split in splits for query in QUERIES]
+    asked = {f"{split}-{query}": QUERIES[query] + words[split] for split, query in pairs}
     for split in splits:
         relevant = {f"{split}-{query}": documents for query, documents in RELEVANT_DOCS.items()}
-        RetrievalData(asked, CORPUS, relevant, {query: {"d19"} for query in relevant}).save(
-            folder, split
-        )
+        negatives = {query: {"d19"} for query in relevant}
+        RetrievalData(asked, CORPUS, relevant, negatives).save(folder, split)
     return folder
 
 
@@ -121,22 +117,17 @@ def minilm(minilm_path: str) -> SentenceTransformer:
 def static_parts() -> tuple[Tokenizer, torch.Tensor]:
     """Tokenizer and table of wordllama, read once."""
     folder = _package_folder("wordllama")
-    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")[
-        "embedding.weight"
-    ].float()
-    return (
-        Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")),
-        weights,
-    )
+    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
+    tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    return Tokenizer.from_file(str(tokenizer)), weights["embedding.weight"].float()
 
 
 @pytest.fixture
 def static_model(static_parts: tuple[Tokenizer, torch.Tensor]) -> SentenceTransformer:
     """A fresh static model (wordllama's table, 32,000 x 256): it trains within seconds."""
     tokenizer, weights = static_parts
-    return SentenceTransformer(
-        modules=[StaticEmbedding(tokenizer, embedding_weights=weights.clone())], device="cpu"
-    )
+    table = StaticEmbedding(tokenizer, embedding_weights=weights.clone())
+    return SentenceTransformer(modules=[table], device="cpu")
 
 
 @pytest.fixture

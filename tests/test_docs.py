@@ -20,24 +20,22 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def python_blocks(page):
-    return re.findall(
-        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_examples():
     assert sum(len(python_blocks(page)) for page in PAGES) >= 5
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else ())
-        for p in PAGES
-        if python_blocks(p)
-    ],
-    ids=lambda p: p.name,
-)
+EXAMPLES = [
+    pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ())
+    for page in PAGES
+    if python_blocks(page)
+]
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda p: p.name)
 def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in language_model():
@@ -60,13 +58,9 @@ def test_commands_and_names_exist(page):
     commands = get_command(app).commands
     for name, arguments in re.findall(r"st-magnitude ([a-z][a-z-]*)([^\n`|#]*)", text):
         options = {option for parameter in commands[name].params for option in parameter.opts}
-        assert set(re.findall(r"(?<=\s)--[a-z-]+", arguments)) <= {*options, "--help"}, (
-            name,
-            arguments,
-        )
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", arguments)) <= {*options, "--help"}, name
     for path in re.findall(r"\bstm\.(\w+(?:\.\w+)?)", text):
         attrgetter(path)(stm)
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|md))\b", text):
-        assert any(
-            (root / path).exists() for root in (ROOT, ROOT / "st_magnitude", ROOT / "docs")
-        ), path
+        roots = (ROOT, ROOT / "st_magnitude", ROOT / "docs")
+        assert any((root / path).exists() for root in roots), path

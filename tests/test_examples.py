@@ -29,10 +29,8 @@ pytestmark = pytest.mark.usefixtures("minilm_path")
 def execute(example, folder, *arguments, code=0):
     """What an example prints, or how it fails."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
-    )
+    how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     assert finished.returncode == code, finished.stderr[-3000:]
     return finished.stderr if code else finished.stdout
 
@@ -64,11 +62,8 @@ def test_demo(tmp_path):
     options = ("--output", output, "--steps", 3, "--train-queries", 80)
     said = execute("demo", tmp_path, *options)
     assert "answers kept" in said
-    own = [
-        line
-        for line in said.splitlines()
-        if str(output) not in line and not line.startswith("{'train_")
-    ]
+    theirs = (str(output), "{'train_")
+    own = [line for line in said.splitlines() if not any(x in line for x in theirs)]
     assert max(map(len, own)) <= 80, max(own, key=len)
     results = json.loads((output / "results.json").read_text())
     assert (output / "norms.png").read_bytes().startswith(b"\x89PNG")
@@ -95,11 +90,8 @@ def test_serve(minilm, data, tmp_path):
     faiss = pytest.importorskip("faiss")
     stm.prepare(minilm, "qnorm").save_pretrained(str(tmp_path / "model"))
     said = run("serve", tmp_path, "--model", tmp_path / "model", "--data", data)
-    shares = {
-        line[:20].strip(): float(line[20:].split()[0])
-        for line in said.splitlines()
-        if "top 10" in line
-    }
+    lines = [line for line in said.splitlines() if "top 10" in line]
+    shares = {line[:20].strip(): float(line[20:].split()[0]) for line in lines}
     assert shares["inner product"] == shares["L2, augmented"] == 1
     assert shares["cosine (wrong)"] < 1
     assert faiss.read_index(str(tmp_path / "documents.faiss")).ntotal == len(CORPUS)
@@ -136,14 +128,11 @@ def test_raw_text(tmp_path):
         part.save_pretrained(tmp_path / "lm")
     (tmp_path / "corpus").mkdir()
     for i in range(4):
-        sentences = [
-            f"{text} The number of this one is {i}."
-            for text in list(CORPUS.values())[5 * i : 5 * i + 5]
-        ]
+        chosen = list(CORPUS.values())[5 * i : 5 * i + 5]
+        sentences = [f"{text} The number of this one is {i}." for text in chosen]
         (tmp_path / "corpus" / f"{i}.txt").write_text("\n\n".join(4 * sentences))
-    said = run(
-        "raw_text", tmp_path, "--steps", 2, "--lm", tmp_path / "lm", "--corpus", tmp_path / "corpus"
-    )
+    places = ("--lm", tmp_path / "lm", "--corpus", tmp_path / "corpus")
+    said = run("raw_text", tmp_path, "--steps", 2, *places)
     assert said.count("of the weight on chunks of the same document") == 2
     assert SentenceTransformer(str(tmp_path / "model")).prompts["query"] == "Query: "
 
@@ -160,10 +149,8 @@ def test_encode_with_ray(minilm, minilm_path, tmp_path):
     """Equal to one process; after a kill, what is missing is encoded, and nothing else."""
     pytest.importorskip("ray")
     pandas = pytest.importorskip("pandas")
-    rows = [
-        {"_id": key, "title": "A text." if key == "d3" else "", "text": text}
-        for key, text in CORPUS.items()
-    ]
+    rows = [{"_id": key, "title": "", "text": text} for key, text in CORPUS.items()]
+    rows[2]["title"] = "A text."
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     output = tmp_path / "embeddings"

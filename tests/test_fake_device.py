@@ -40,13 +40,8 @@ class NoFloat64(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            is_double = isinstance(value, Tensor) and value.dtype in (
-                torch.float64,
-                torch.complex128,
-            )
-            assert not (is_double and value.device.type != "cpu"), (
-                f"{function} makes {value.dtype} on {value.device}"
-            )
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                assert value.dtype not in (torch.float64, torch.complex128), function
         return result
 
 
@@ -61,12 +56,9 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def on_device(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The features of each column, as fakes."""
+    """The tensors of each column, as fakes."""
     return [
-        {
-            name: leaf(*x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x
-            for name, x in column.items()
-        }
+        {name: leaf(*x.shape, dtype=x.dtype) for name, x in column.items() if torch.is_tensor(x)}
         for column in batch
     ]
 
@@ -122,19 +114,12 @@ def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
 TEXTS = [row[:3] for row in ROWS[:6]]
 LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),
-    "keep": (stm.CosineRankingLoss, {"same_text": "keep"}),
     "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
     "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
-    "joint": (
-        stm.CosineRankingLoss,
-        {"directions": ("query_to_doc", "query_to_query"), "prior": True},
-    ),
-    "learned": (stm.DotRankingLoss, {"temperature": "learned", "prior": True}),
-    "learnable": (stm.LearnableNormLoss, {"prior": True}),
-    "temp_agg": (stm.TempAggLoss, {"similarity": "qnorm"}),
+    "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query")}),
+    "learnable": (stm.LearnableNormLoss, {"temperature": "learned", "prior": True}),
     "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm", "temperature": "learned"}),
-    "sigreg": (stm.SIGRegInfoNCE, {"prior": True, "margin": -0.1}),
     "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32), scale=None)}),
     "regression": (stm.SimilarityMSELoss, {}),
 }
@@ -181,9 +166,7 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
         loss.model = Encoder()
         columns = on_device(batch)
         if getattr(loss, "temperatures", None) is not None:
-            loss.temperatures.bias = nn.Parameter(
-                torch.empty(len(loss.temperatures.bias), device="cuda")
-            )
+            loss.temperatures.bias = nn.Parameter(leaf(len(loss.temperatures.bias)))
         if options.get("guide"):
             loss.false_negatives.guide.model = loss.model
         if mini_batch_size is None or not is_ranking:
@@ -242,24 +225,16 @@ def test_a_layer_of_in_batch_attention(dtype: torch.dtype, v_norm: bool) -> None
 
 
 @pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("preset", ["norm-sym", "nonorm-i2t", "imgnorm-i2t", "txtnorm-t2i"])
+@pytest.mark.parametrize("preset", ["norm-sym", "nonorm-i2t", "txtnorm-t2i"])
 @pytest.mark.parametrize("positives", [False, True])
 def test_the_loss_of_clip(preset: str, positives: bool) -> None:
     clip_loss = pytest.importorskip("st_magnitude.clip.loss")
     loss = clip_loss.AsymmetricClipLoss.from_preset(preset)
     loss._checked = True  # the look at the norms of the first batch waits for the device, once
-    images, texts = leaf(6, 8), leaf(6, 8, dtype=torch.bfloat16)
     labels = torch.tensor([0, 1, 2, 0, 1, 2], device="cuda") if positives else None
     for scale in (leaf(1), 14.0):
-        value = loss(images, texts.to(images.dtype), scale, positives=labels)
+        value = loss(leaf(6, 8), leaf(6, 8), scale, positives=labels)
         assert (value.dtype, value.device.type) == (torch.float32, "cuda")
-
-
-@pytest.mark.usefixtures("fakes")
-def test_sim_of_revela() -> None:
-    revela_loss = pytest.importorskip("st_magnitude.revela.loss")
-    groups = torch.tensor([0, 0, 1, 1, 1], device="cuda")
-    assert revela_loss.group_similarity(leaf(5, 8), leaf(5, 8), groups, 0.1).device.type == "cuda"
 
 
 @pytest.mark.usefixtures("fakes")
@@ -315,9 +290,7 @@ def test_exponent_norm(role: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         found = model[-1]({"sentence_embedding": leaf(5, 8, dtype=dtype)}, task=role)
         assert found["sentence_embedding"].dtype == dtype
-        assert {
-            found[name].device.type for name in ("sentence_embedding", "raw_embedding", "exponents")
-        } == {"cuda"}
+        assert found["exponents"].device.type == "cuda"
     raw = raw_features(model, features())["sentence_embedding"]
     assert (raw.shape, raw.device.type) == ((5, 8), "cuda")
 

@@ -71,9 +71,8 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
         found = [model(dict(column))["sentence_embedding"] for column in features]
     plain = make(folder, kind)
     plain.load_state_dict(model.state_dict())
-    expected = by_role(
-        model if prompts else plain, [[row[name] for row in batch] for name in rows.column_names]
-    )
+    texts = [[row[name] for row in batch] for name in rows.column_names]
+    expected = by_role(model if prompts else plain, texts)
     torch.testing.assert_close(found, expected)
     trainer.train()
     assert "The prior contains none" not in caplog.text
@@ -91,13 +90,10 @@ def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_b
     model, guide = make(folder, reader, own), make(folder, kind, guides)
     texts = list(columns(8).values())
     judge = Guide(guide, model)
-    for text, role, expected in zip(
-        texts, ("query", "document"), by_role(guide, texts), strict=True
-    ):
+    rows = zip(texts, ("query", "document"), by_role(guide, texts), strict=True)
+    for text, role, expected in rows:
         features = model.preprocess(text, prompt=(own or {}).get(role), task=role)
-        kept = {
-            key: value.clone() for key, value in features.items() if isinstance(value, torch.Tensor)
-        }
+        kept = {key: x.clone() for key, x in features.items() if torch.is_tensor(x)}
         found = judge.embed(features, role, model, mini_batch_size)
         torch.testing.assert_close(found, expected)
         assert all(torch.equal(features[key], value) for key, value in kept.items())
@@ -110,7 +106,6 @@ def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_b
         ("static", PROMPTS, (None, None), ("", ""), {1, 2}),
         ("router", PROMPTS, ("what is tea ", None), ("", ""), {2}),
         ("static", PROMPTS, ("see the notes ", "see the notes "), ("", ""), set()),
-        ("transformer", PROMPTS, ("another ", "another "), ("", ""), set()),
         ("transformer", PROMPTS, (None, None), ("What is tea ", "See the notes "), set()),
         ("static", {"query": "what is tea "}, (None, None), ("", ""), {1}),
         ("transformer", None, (None, None), ("", ""), set()),
@@ -120,18 +115,14 @@ def test_a_first_batch_without_prompts_warns_once(folder, caplog, kind, own, giv
     model = make(folder, kind, own)
     loss = stm.DotRankingLoss(model, mini_batch_size=2 if kind == "transformer" else None)
     for _ in range(2):
-        texts = (
-            [begin + text for text in column]
-            for begin, column in zip(baked, columns(4).values(), strict=True)
-        )
+        pairs = zip(baked, columns(4).values(), strict=True)
+        texts = ([begin + text for text in column] for begin, column in pairs)
         roles = zip(texts, given, ("query", "document"), strict=True)
         loss([model.preprocess(text, prompt=prompt, task=role) for text, prompt, role in roles])
-    found = [
-        record.message for record in caplog.records if "begins with no prompt" in record.message
-    ]
-    assert {
-        number for number in (1, 2) if any(f"text column {number} " in text for text in found)
-    } == warned
+    messages = [record.message for record in caplog.records]
+    found = [text for text in messages if "begins with no prompt" in text]
+    for number in (1, 2):
+        assert sum(f"text column {number} " in text for text in found) == (number in warned)
     assert len(found) == len(warned)
 
 

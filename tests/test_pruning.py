@@ -42,11 +42,10 @@ def test_zero_tokens_have_norm_zero():
     assert torch.equal(stm.NormPruning(2.0, exponent=0.0).pool([document])[0], document[2:])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_and_an_empty_document_stay(dtype):
-    documents = [torch.randn(5, 8).to(dtype) * 100, torch.empty(0, 8)]
+def test_half_precision_and_an_empty_document_stay():
+    documents = [torch.randn(5, 8).to(torch.bfloat16) * 100, torch.empty(0, 8)]
     kept, nothing = stm.NormPruning(1.0, exponent=1.0).pool(documents)
-    assert kept.dtype == dtype
+    assert kept.dtype == torch.bfloat16
     torch.testing.assert_close(kept.float().norm(dim=1), torch.ones(5), rtol=1e-2, atol=0)
     assert nothing.shape == (0, 8)
 

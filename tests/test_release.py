@@ -63,20 +63,12 @@ def test_the_recipe_for_conda_has_our_dependencies():
 
 @pytest.mark.parametrize("url", [None, "https://example.org/you/st_magnitude"])
 def test_the_readme_on_pypi_has_no_relative_links(monkeypatch, url):
-    monkeypatch.setitem(
-        sys.modules,
-        "hatchling.metadata.plugin.interface",
-        SimpleNamespace(MetadataHookInterface=object),
-    )
+    interface = SimpleNamespace(MetadataHookInterface=object)
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
     namespace: dict = {}
     exec(compile(text("hatch_build.py"), "hatch_build.py", "exec"), namespace)
-    hook, metadata = (
-        namespace["ReadmeHook"](),
-        {
-            "version": "1.2",
-            "urls": {"Repository": url} if url else {},
-        },
-    )
+    hook = namespace["ReadmeHook"]()
+    metadata = {"version": "1.2", "urls": {"Repository": url} if url else {}}
     hook.root = str(ROOT)
     hook.update(metadata)
     readme = metadata["readme"]["text"]

@@ -22,40 +22,29 @@ def loop_score(q, d, gamma_query, gamma_document):
 
 @pytest.fixture
 def pair():
-    generator = torch.Generator().manual_seed(0)
-    return (
-        torch.randn(3, 7, generator=generator, dtype=torch.float64) * 4,
-        torch.randn(5, 7, generator=generator, dtype=torch.float64) * 2,
-    )
+    return torch.randn(3, 7, dtype=torch.float64) * 4, torch.randn(5, 7, dtype=torch.float64) * 2
 
 
 @pytest.mark.parametrize("exponents", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
 def test_equals_eq_7(pair, exponents):
     queries, documents = pair
-    expected = [
-        [loop_score(q, d, *exponents) for d in documents.tolist()] for q in queries.tolist()
-    ]
+    rows = [[loop_score(q, d, *exponents) for d in documents.tolist()] for q in queries.tolist()]
+    expected = torch.tensor(rows, dtype=torch.float64)
     similarity = Similarity(*exponents)
-    torch.testing.assert_close(
-        similarity(queries, documents), torch.tensor(expected, dtype=torch.float64)
-    )
-    torch.testing.assert_close(
-        similarity.pairwise(queries, documents[:3]), similarity(queries, documents).diagonal()
-    )
-    torch.testing.assert_close(
-        similarity.swapped(documents, queries), similarity(queries, documents).T
-    )
+    torch.testing.assert_close(similarity(queries, documents), expected)
+    torch.testing.assert_close(similarity.swapped(documents, queries), expected.T)
+    found = similarity.pairwise(queries, documents[:3])
+    torch.testing.assert_close(found, expected.diagonal())
 
 
 def test_corners_are_the_known_functions(pair):
     queries, documents = (x.float() for x in pair)
     torch.testing.assert_close(COSINE(queries, documents), cos_sim(queries, documents))
     torch.testing.assert_close(DOT(queries, documents), dot_score(queries, documents))
-    norms = documents.norm(dim=1)
-    torch.testing.assert_close(QNORM(queries, documents), COSINE(queries, documents) * norms)
-    torch.testing.assert_close(
-        DNORM(queries, documents), COSINE(queries, documents) * queries.norm(dim=1)[:, None]
-    )
+    of_queries, of_documents = queries.norm(dim=1)[:, None], documents.norm(dim=1)
+    cosines = cos_sim(queries, documents)
+    torch.testing.assert_close(QNORM(queries, documents), cosines * of_documents)
+    torch.testing.assert_close(DNORM(queries, documents), cosines * of_queries)
 
 
 @pytest.mark.parametrize("similarity", [*CORNERS, Similarity(0.5, 0.5)])
@@ -68,9 +57,6 @@ def test_zero_vectors_score_zero_with_finite_gradients(similarity):
     scores.sum().backward()
     assert queries.grad.isfinite().all()
     assert documents.grad.isfinite().all()
-
-
-def test_zero_vectors_leave_learnable_exponents_finite():
     gammas = [torch.tensor(0.5, requires_grad=True) for _ in range(2)]
     Similarity(*gammas)(torch.zeros(1, 3), torch.zeros(1, 3)).sum().backward()
     assert [g.grad.item() for g in gammas] == [0.0, 0.0]
@@ -80,23 +66,19 @@ def test_zero_vectors_leave_learnable_exponents_finite():
 def test_low_precision_is_computed_in_float32(dtype):
     queries, documents = (torch.randn(2, 16) * 8).to(dtype), (torch.randn(3, 16) * 8).to(dtype)
     assert COSINE(queries, documents).dtype == torch.float32
-    torch.testing.assert_close(QNORM(queries, documents), QNORM(queries.float(), documents.float()))
-
-
-def test_autocast_does_not_reach_the_scores(pair):
-    queries, documents = (x.float() for x in pair)
+    expected = QNORM(queries.float(), documents.float())
+    torch.testing.assert_close(QNORM(queries, documents), expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        scores = COSINE(queries, documents)
-    torch.testing.assert_close(scores, COSINE(queries, documents), rtol=0, atol=0)
+        found = QNORM(queries.float(), documents.float())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_accepts_what_evaluators_pass(pair):
     queries, documents = pair
-    expected = QNORM(queries.float(), documents.float())
-    torch.testing.assert_close(QNORM(queries.float().numpy(), list(documents.float())), expected)
-    torch.testing.assert_close(
-        QNORM(queries.tolist()[0], documents.numpy()), expected[:1].double(), rtol=1e-5, atol=1e-5
-    )
+    expected = QNORM(queries, documents)
+    torch.testing.assert_close(QNORM(queries.numpy(), list(documents)), expected)
+    found = QNORM(queries.tolist()[0], documents.numpy())
+    torch.testing.assert_close(found, expected[:1], rtol=1e-5, atol=1e-5)
     assert QNORM(np.ones((2, 3), dtype=np.float64), np.ones((2, 3))).dtype == torch.float64
 
 
@@ -126,7 +108,6 @@ def test_is_a_similarity_fct_of_sentence_transformers(static_model):
     loss = MultipleNegativesRankingLoss(static_model, similarity_fct=QNORM, scale=3.0)
     queries, documents = torch.randn(4, 8), torch.randn(4, 8)
     expected = torch.nn.functional.cross_entropy(3 * QNORM(queries, documents), torch.arange(4))
-    torch.testing.assert_close(
-        loss.compute_loss_from_embeddings([queries, documents], None), expected
-    )
+    found = loss.compute_loss_from_embeddings([queries, documents], None)
+    torch.testing.assert_close(found, expected)
     assert isinstance(loss.get_config_dict()["similarity_fct"], str)

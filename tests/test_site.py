@@ -16,18 +16,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *(
-        "clip",
-        "evaluation",
-        "geometry",
-        "losses",
-        "modules",
-        "mteb",
-        "revela",
-        "serving",
-        "similarity",
-        "training",
-    ),
+    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "serving"),
+    *("similarity", "training"),
     *("data.retrieval", "diagnosis.findings", "evaluation.calibration"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
@@ -118,15 +108,7 @@ def test_examples_of_the_hooks():
 @pytest.mark.slow
 @needs_mkdocs
 def test_the_site_builds(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
     for page in navigation(configuration()["nav"]):
@@ -142,9 +124,6 @@ def test_the_site_builds(tmp_path):
     assert 'src="training.png"' in home_page
     # for search in pages that are opened from a disk
     assert 'src="assets/iframe-worker.js"' in home_page
-    assert (
-        (tmp_path / "site" / "search" / "search_index.js")
-        .read_text(encoding="utf-8")
-        .startswith("var __index")
-    )
+    index = (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert index.startswith("var __index")
     assert 'href="source/CITATION.cff.html"' in home_page

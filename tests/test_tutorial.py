@@ -28,10 +28,7 @@ def test_runs(tmp_path, monkeypatch):
     root = NOTEBOOK.parents[1]
     monkeypatch.setenv("PYTHONPATH", str(root))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()  # raises the error of a cell
+    options = {"timeout": 600, "kernel_name": "python3"}
+    options["resources"] = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, **options).execute()  # raises the error of a cell
     assert (tmp_path / "runs" / "tutorial-model" / "modules.json").exists()

@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from benchmarks.data.lexicons import _rank, default_cache
+from benchmarks.data.debian import cache_folder
+from benchmarks.data.lexicons import chance
 from numpy.typing import NDArray
 
 from st_magnitude.data.beir import DataError
@@ -62,6 +63,7 @@ _STYLES = {
 }
 STYLES = tuple(_STYLES)
 PERMISSIVE = ("noto", "fluent-emoji-flat")
+SIZE = 48  # pixels of a side
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class EmojiImages:
         - ``unseen_style``: emoji of the training, in the style that it has no image of.
         """
         known_styles = [style for style in self.images if style != held_out_style]
-        drawn = np.argsort([_rank(seed, "emoji", emoji.code) for emoji in self.emoji])
+        drawn = np.argsort([chance(seed, "emoji", emoji.code) for emoji in self.emoji])
         unseen, _, train = np.split(drawn, [num_unseen, num_unseen + num_dev])
         held_out = set(self.owners[held_out_style].tolist())
         known = [int(i) for i in train if int(i) in held_out][:num_known]
@@ -165,29 +167,24 @@ class EmojiImages:
         )
 
 
-def build(
-    cache: str | Path | None = None, size: int = 48, styles: Sequence[str] = PERMISSIVE
-) -> EmojiImages:
+def build(styles: Sequence[str] = PERMISSIVE) -> EmojiImages:
     """Fetch packages if need be, render what is not in the cache yet, and read it.
 
     Args:
-        cache: A folder; default: ``emoji`` in ``$ST_MAGNITUDE_CACHE``, else in ``st_magnitude`` in
-            ``$XDG_CACHE_HOME`` or ``~/.cache``.
-        size: Pixels of a side.
         styles: Of :data:`STYLES`; the default are those of a permissive licence.
 
     Raises:
         DataError: If a package cannot be had.
     """
-    cache = default_cache() / "emoji" if cache is None else Path(cache)
-    emoji = read_names(fetch(_NAMES, cache))
+    emoji = read_names(fetch(_NAMES))
+    cache = cache_folder() / "emoji"
     index = {e.code: i for i, e in enumerate(emoji)}
     images, owners = {}, {}
     for style in dict.fromkeys(styles):
         package = _STYLES[style]
-        rendered = cache / f"{style}-{package.version}-{size}px.npz"
+        rendered = cache / f"{style}-{package.version}-{SIZE}px.npz"
         if not rendered.is_file():
-            _render(fetch(package, cache), size, rendered)
+            _render(fetch(package), SIZE, rendered)
         with np.load(rendered) as arrays:
             codes, pixels = arrays["codes"].tolist(), arrays["pixels"]
         known = [i for i, code in enumerate(codes) if code in index]
@@ -201,12 +198,13 @@ def build(
 # --- packages -------------------------------------------------------------------------------------
 
 
-def fetch(package: _Package, cache: Path) -> Path:
+def fetch(package: _Package) -> Path:
     """The folder with the files of a package; downloaded once.
 
     Raises:
         DataError: If npm is missing or cannot download it, or a file is missing.
     """
+    cache = cache_folder() / "emoji"
     target = cache / f"{package.name.split('/')[-1]}-{package.version}"
     if target.is_dir():
         return target

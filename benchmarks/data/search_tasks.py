@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.data.docstrings import build_docstring_task
+from benchmarks.data.debian import fetch
+from benchmarks.data.docstrings import docstring_task
 from benchmarks.data.lexicons import (
     Entry,
-    default_cache,
-    fetch,
     foldoc,
     leaks,
     merge,
@@ -70,25 +69,22 @@ class Suite:
         return Suite(self.train, small(self.dev), small(self.tests))
 
 
-def build_suite(cache: Path | None = None) -> Suite:
+def build_suite() -> Suite:
     """Fetch what is missing and build everything."""
     sizes = {"num_test_queries": 400, "corpus_size": 1500}
     sizes |= {"num_dev_queries": 200, "dev_corpus_size": 800}
-    lemmas, dev, test = wordnet(fetch("wordnet-base", cache), SEED, **sizes)
-    folder = default_cache(cache) / "docstrings"
-    calls = build_docstring_task(
-        test_queries=300, seed=SEED, workers=1, cache=folder, progress=False
-    )
-    html = fetch("python3.11-doc", cache) / "usr/share/doc/python3.11/html"
+    lemmas, dev, test = wordnet(fetch("wordnet-base"), SEED, **sizes)
+    calls = docstring_task()
+    html = fetch("python3.11-doc") / "usr/share/doc/python3.11/html"
     chapters = ("tutorial", "howto", "faq", "reference", "using", "extending")
     pages = chain.from_iterable(read_pages(html / chapter) for chapter in chapters)
     tests = {
         "wordnet": test,
         "docstrings": calls.test,
-        "foldoc": foldoc(fetch("dict-foldoc", cache), SEED, num_queries=300, corpus_size=1000),
-        "man pages": man_pages([fetch(package, cache) for package in ("manpages", "manpages-dev")]),
+        "foldoc": foldoc(fetch("dict-foldoc"), SEED, num_queries=300, corpus_size=1000),
+        "man pages": man_pages([fetch(package) for package in ("manpages", "manpages-dev")]),
         "python docs": shrink(title_task(pages, max_words=60), 300, 1200, SEED, most=4),
-        "hubs": hubs(fetch("wordnet-base", cache), set(test.corpus)),
+        "hubs": hubs(fetch("wordnet-base"), set(test.corpus)),
     }
     train: dict[str, Dataset | dict[str, Dataset]] = {
         "wordnet": lemmas,

@@ -1,19 +1,16 @@
 """Texts of the evidence beside the lexicons: Debian's package descriptions, and Python's
 documentation.
 
-Both are made from what the package manager of Debian fetches, and kept in the cache folder of
-lexicons.py.
+Both are made from what the package manager of Debian fetches (debian.py).
 """
 
 from __future__ import annotations
 
 import random
-import re
-import subprocess
-from pathlib import Path
 
-from benchmarks.data.lexicons import default_cache
+from benchmarks.data.debian import package_descriptions
 from benchmarks.studies.cells import DATA, SEED, Data
+from benchmarks.studies.revela import texts as documentation
 from datasets import Dataset
 
 from st_magnitude.data.retrieval import RetrievalData
@@ -25,36 +22,6 @@ TEXTS = {  # the name of the data and of its test, to what the page calls it
     "sections": "Python's documentation",
 }
 SHARED = 12  # words: descriptions that begin with the same ones are of one source package
-
-
-def package_lists(pattern: str) -> list[Path]:
-    """The lists of apt, which stay in the cache; needs apt and, once, a network."""
-    lists = default_cache() / "package-descriptions"
-    (lists / "partial").mkdir(parents=True, exist_ok=True)
-    if not (files := sorted(lists.glob(pattern))):
-        options = (f"Dir::State::Lists={lists}", "Acquire::Languages=en", "APT::Sandbox::User=root")
-        subprocess.run(
-            ["apt-get", "-qq", *(x for option in options for x in ("-o", option)), "update"],
-            check=True,
-        )
-        files = sorted(lists.glob(pattern))
-    return files
-
-
-def package_descriptions() -> list[tuple[str, str]]:
-    """The short and the long description of each of Debian's packages, sorted; needs apt."""
-    found = set()
-    for path in package_lists("*Translation-en*"):
-        text = subprocess.run(
-            ["/usr/lib/apt/apt-helper", "cat-file", path],
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        for short, long in re.findall(r"^Description-en: (.*)((?:\n .*)*)", text.stdout, re.M):
-            lines = re.sub(r"^ \.$", "", long, flags=re.M)  # a dot alone is an empty line
-            found.add((" ".join(short.split()), " ".join(lines.split())))
-    return sorted(found)
 
 
 def different(entries: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -97,10 +64,8 @@ def packages() -> Data:
 def sections() -> Data:
     """The first half of a chunk asks for the next chunk; dev and test are titles of other pages'
     sections."""
-    from benchmarks.studies.revela import revela_text  # it loads a language model's package
-
-    found = revela_text.data()
-    return Data(revela_text.half_rows(found.pairs), found.dev, {"sections": found.test})
+    found = documentation.data()
+    return Data(documentation.half_rows(found.pairs), found.dev, {"sections": found.test})
 
 
 DATA |= {"packages": packages, "sections": sections}

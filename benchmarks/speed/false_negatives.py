@@ -1,11 +1,11 @@
 """What it costs to leave false negatives out of a batch, beside sentence-transformers' GIST losses.
 
-    python benchmarks/speed/false_negatives.py [--device cuda] [512 2048 8192]
+    python benchmarks/speed/false_negatives.py
 
 Forward and backward on embeddings (cosine, float32, D = 384 for the model and for the guide, whose
 encoding is not counted), as ratios to CosineRankingLoss(same_text="keep") within one run. Times are
-minima of interleaved rounds, on a CPU of its time, which other jobs on the machine change little;
-memory is what a step allocates at its peak.
+minima of interleaved rounds, in CPU time, which other jobs on the machine change little; memory is
+what a step allocates at its peak.
 
 - "no equal texts", "equal texts": same_text="exclude" with the hashes of 64 tokens a text; one
   document in ten occurs twice, or none does.
@@ -18,7 +18,6 @@ memory is what a step allocates at its peak.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -56,23 +55,23 @@ class Stub(Embedded):
         return {"sentence_embedding": features[self.name]}
 
 
-def pairs(size: int, device: str) -> tuple[Tensor, Tensor]:
+def pairs(size: int) -> tuple[Tensor, Tensor]:
     """Queries and positives with a cosine of about .7; the positives of the second half repeat
     every tenth time."""
-    queries = torch.randn(size, DIM, device=device)
+    queries = torch.randn(size, DIM)
     documents = queries + torch.randn_like(queries)
     documents[size // 2 :: 10] = documents[: size - size // 2 : 10]
     return queries, documents
 
 
-def steps(size: int, device: str) -> dict[str, tuple[Callable[[], Tensor], float]]:
+def steps(size: int) -> dict[str, tuple[Callable[[], Tensor], float]]:
     """For every name a step, which returns the loss, and the number of times that the batch takes
     it."""
     torch.manual_seed(0)
-    queries, documents = (x.requires_grad_() for x in pairs(size, device))
-    guided = pairs(size, device)
+    queries, documents = (x.requires_grad_() for x in pairs(size))
+    guided = pairs(size)
     guide = Texts(guide=[COSINE.document(x) for x in guided])
-    tokens = [torch.randint(30_000, (size, 64), device=device) for _ in range(3)]
+    tokens = [torch.randint(30_000, (size, 64)) for _ in range(3)]
     tokens[2][size // 2 :: 10] = tokens[2][: size - size // 2 : 10]
     columns = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in tokens]
 
@@ -101,63 +100,40 @@ def steps(size: int, device: str) -> dict[str, tuple[Callable[[], Tensor], float
         "own margin": ours(Texts, same_text="keep", margin=-0.1),
         "guide": ours(lambda: guide, same_text="keep", margin=0.05),
     }
-    gist: dict[str, Any] = {
-        "model": Stub("model"),
-        "guide": Stub("guide"),
-        "temperature": 0.05,
-        "margin": 0.05,
-    }
+    gist: dict[str, Any] = {"model": Stub("model"), "guide": Stub("guide")}
+    gist |= {"temperature": 0.05, "margin": 0.05}
     gist |= {"contrast_anchors": False, "contrast_positives": False}
     if size <= 512:
-        features = [
-            {"model": a, "guide": b} for a, b in zip((queries, documents), guided, strict=True)
-        ]
+        both = zip((queries, documents), guided, strict=True)
+        features = [{"model": a, "guide": b} for a, b in both]
         plain = GISTEmbedLoss(**gist)
-        torch.testing.assert_close(
-            found["guide"][0](), plain(features, None).detach(), rtol=1e-4, atol=1e-4
-        )
+        expected = plain(features, None).detach()
+        torch.testing.assert_close(found["guide"][0](), expected, rtol=1e-4, atol=1e-4)
         found["GISTEmbedLoss"] = step(lambda: plain(features, None)), 1.0
     if size > 2048:
         return found
     rows = queries[:CACHED_ROWS].detach().requires_grad_()
-    cached, guides = (
-        CachedGISTEmbedLoss(**gist, mini_batch_size=32),
-        [[guided[0][:CACHED_ROWS]], [guided[1]]],
-    )
+    cached = CachedGISTEmbedLoss(**gist, mini_batch_size=32)
+    guides = [[guided[0][:CACHED_ROWS]], [guided[1]]]
     run = step(lambda: cached.calculate_loss([[rows], [documents]], guides, with_backward=True))
     found["CachedGISTEmbedLoss"] = run, size / len(rows)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "sizes", type=int, nargs="*", default=[512, 2048, 8192], help="batch sizes B"
-    )
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads\n")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     rows = []
-    for size in arguments.sizes:
-        found = steps(size, arguments.device)
+    for size, repeats in REPEATS.items():
+        found = steps(size)
         ours = {name: step for name, (step, _) in found.items() if "GIST" not in name}
         theirs = {name: step for name, (step, _) in found.items() if "GIST" in name}
-        clock = time.perf_counter if arguments.device == "cuda" else time.process_time
-        measured = seconds(ours, REPEATS.get(size, 3), arguments.device, clock)
-        measured |= seconds(theirs, 1, arguments.device, clock)
-        base, base_memory = measured["no mask"], None
-        for name, (step, times) in found.items():
-            memory = peak_bytes(step, arguments.device)
-            base_memory = base_memory or memory
-            time_, share = measured[name] * times, memory / base_memory
-            row = [
-                f"{time_ * 1e3:.0f}",
-                f"{time_ / base:.2f}",
-                f"{memory / MIB:.0f}",
-                f"{share:.2f}",
-            ]
+        measured = seconds(ours, repeats, clock=time.process_time)
+        measured |= seconds(theirs, 1, clock=time.process_time)
+        memory = {name: peak_bytes(step) for name, (step, _) in found.items()}
+        for name, (_, times) in found.items():
+            time_ = measured[name] * times
+            row = [f"{time_ * 1e3:.0f}", f"{time_ / measured['no mask']:.2f}"]
+            row += [f"{memory[name] / MIB:.0f}", f"{memory[name] / memory['no mask']:.2f}"]
             rows.append([size, name, *row])
     print("\n".join(markdown(["B", "loss", "ms", "time", "MiB", "memory"], rows, "rl")))
 

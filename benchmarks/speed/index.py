@@ -1,8 +1,8 @@
 """What a large corpus costs: bytes and search time of ten million vectors by format, and hours.
 
-    python benchmarks/speed/index.py [--vectors 10000000] [--only float32,int8,rabitq]
-    python benchmarks/speed/index.py --encode      # tokens a second of two encoders
-    python benchmarks/speed/index.py --tables      # the tables of docs/scale.md from index.json
+    python benchmarks/speed/index.py [--vectors 10000000]
+    python benchmarks/speed/index.py --encode  # tokens a second of two encoders
+    python benchmarks/speed/index.py --tables  # the tables of stored figures
 
 Vectors: 96 dimensions, random directions, norms log-normal (sigma .3), by inner product, FAISS, one
 thread. Each format is a process of its own, so that its memory is measured apart. Recall is the
@@ -103,13 +103,9 @@ def encode() -> dict[str, float]:
     torch.set_num_threads(1)
     found = {}
     for name, (layers, dim, hidden) in ENCODERS.items():
-        config = BertConfig(
-            hidden_size=dim,
-            num_hidden_layers=layers,
-            intermediate_size=hidden,
-            num_attention_heads=dim // 32,
-        )
-        model = BertModel(config).eval()
+        sizes = {"hidden_size": dim, "intermediate_size": hidden}
+        sizes |= {"num_hidden_layers": layers, "num_attention_heads": dim // 32}
+        model = BertModel(BertConfig(**sizes)).eval()
         ids = torch.randint(1000, 2000, (4, TOKENS))
         with torch.inference_mode():
             model(ids[:1])
@@ -119,10 +115,6 @@ def encode() -> dict[str, float]:
                 model(ids)
                 times.append(time.process_time() - began)
         found[name] = ids.numel() / min(times)
-        print(
-            f"{name}: {found[name]:,.0f} tokens/s, {found[name] * flop_of(name) / 1e9:.0f} GFLOPS",
-            flush=True,
-        )
     return found
 
 
@@ -153,14 +145,6 @@ def tables(results: dict[str, Any]) -> None:
             rows.append([name, device, rounded(tokens), *hours])
     numbers = ["10⁶", "10⁸", "10⁹"]
     print("\n".join(["", *markdown(["encoder", "device", "tokens/s", *numbers], rows, "ll")]))
-    rows = []
-    for dim in (384, 1024):
-        codes = {"float32": 4 * dim, "int8": dim, "RaBitQ": dim // 8 + 8}
-        for name, size in {**codes, "binary + norm": dim // 8 + 4}.items():
-            sizes = [f"{rounded(n * size / 1e9)} GB" for n in NUMBERS]
-            rows.append([dim, name, f"{size:,}", *sizes])
-    head = ["dimensions", "format", "bytes a document", *numbers]
-    print("\n".join(["", *markdown(head, rows, "rl")]))
 
 
 def rounded(number: float) -> str:
@@ -174,7 +158,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vectors", type=int, default=10**7)
-    parser.add_argument("--only", default=",".join(FORMATS))
     parser.add_argument("--encode", action="store_true")
     parser.add_argument("--tables", action="store_true")
     arguments = parser.parse_args()
@@ -183,7 +166,7 @@ def main() -> None:
         results["tokens/s"] = encode()
     elif not arguments.tables:
         exact = Path(tempfile.gettempdir(), f"exact-{arguments.vectors}.npy")
-        for name in arguments.only.split(","):
+        for name in FORMATS:
             measured = in_a_process(measure, name, arguments.vectors, exact)
             results[name] = {"vectors": arguments.vectors, **measured}
             print(name, results[name], flush=True)

@@ -1,7 +1,7 @@
 """Time and memory of the infonce kernel, forward and backward on embeddings, as ratios within one
 run.
 
-    python benchmarks/speed/kernel.py [--device cuda]
+    python benchmarks/speed/kernel.py
 
 Against sentence-transformers' MultipleNegativesRankingLoss (MNRL), its MatryoshkaLoss around one
 MNRL per temperature (the way to compose dims x temperatures from its parts), and the floor: the 6
@@ -15,7 +15,6 @@ average. Options are compared with the same loss without them.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
@@ -55,7 +54,7 @@ class Embedded(nn.Module):
 def seconds(
     steps: dict[str, Callable[[], object]],
     repeats: int,
-    device: str,
+    device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """The fastest of several rounds for each, in turn, so that all meet the same machine."""
@@ -71,18 +70,16 @@ def seconds(
     return best
 
 
-def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
+def compare(size: int, dim: int, repeats: int) -> dict[str, float]:
     torch.manual_seed(0)
-    queries, documents = (
-        torch.randn(size, dim, device=device, requires_grad=True) for _ in range(2)
-    )
-    ids = torch.randint(size // 2, (size,), device=device)
+    queries, documents = (torch.randn(size, dim, requires_grad=True) for _ in range(2))
+    ids = torch.randint(size // 2, (size,))
     dims = (dim // 4, dim // 2, dim)
     many = [Term(k, temperature) for k in dims for temperature in TEMPERATURES]
     stub = Embedded(dim)
     plain = MultipleNegativesRankingLoss(stub)
-    log_q = torch.rand(size, device=device).log()
-    labels = torch.arange(size, device=device)
+    log_q = torch.rand(size).log()
+    labels = torch.arange(size)
     parts = [
         MatryoshkaLoss(stub, MultipleNegativesRankingLoss(stub, scale=1 / t), dims)
         for t in TEMPERATURES
@@ -113,15 +110,15 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
         return run
 
     steps = {name: step(loss) for name, loss in losses.items()}
-    measured = seconds(steps, repeats, device)
+    measured = seconds(steps, repeats)
     a, b, out = queries.detach(), documents.detach(), queries.new_empty(512, size)
 
     def product() -> None:  # in tiles, so that its result need not go to main memory
         for start in range(0, size, 512):
             torch.mm(a[start : start + 512], b.T, out=out)
 
-    floor = 3 * seconds({"product": product}, 2 * repeats, device)["product"]
-    memory = {name: peak_bytes(run, device) for name, run in steps.items()}
+    floor = 3 * seconds({"product": product}, 2 * repeats)["product"]
+    memory = {name: peak_bytes(run) for name, run in steps.items()}
     ratios = {
         "one term": ("one term", "mnrl"),
         "one : barest": ("one term", "barest"),
@@ -139,19 +136,14 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads\n")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     rows = []
     for size, repeats in ((512, 40), (1024, 25), (2048, 12), (4096, 5), (8192, 2)):
         for dim in (384, 1024):
-            found = compare(size, dim, repeats, arguments.device)
+            found = compare(size, dim, repeats)
             digits = {name: 0 if name in ("mnrl ms", "mnrl MB") else 2 for name in found}
             rows.append([size, dim, *(f"{x:.{digits[name]}f}" for name, x in found.items())])
-    print("\n".join(markdown(["B", "D", *found], rows, "r")), flush=True)
+    print("\n".join(markdown(["B", "D", *found], rows, "r")))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Revela: the cost of in-batch attention.
 
-    python benchmarks/speed/revela.py [--device cuda]
+    python benchmarks/speed/revela.py
 
 One attention layer, forward and backward, H = 32 query heads over 8 key heads of 64, L = 160
 tokens: materialised (B, H, L, B, L) scores against this package, exact and with a peaked Sim.
@@ -9,7 +9,6 @@ Memory is the peak of the tensors that are allocated during the step.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 from functools import partial
@@ -51,21 +50,18 @@ def materialised(
     return total.view(shared, documents, -1, dim).transpose(0, 1).reshape(query.shape)
 
 
-def similarities(size: int, peaked: bool, device: str) -> Tensor:
+def similarities(size: int, peaked: bool) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(size, size, generator=generator).fill_diagonal_(float("-inf"))
-    return (scores * (300 if peaked else 1)).softmax(-1).to(device)
+    return (scores * (300 if peaked else 1)).softmax(-1)
 
 
-def layer(size: int, repeats: int, device: str) -> None:
+def layer(size: int, repeats: int) -> None:
     torch.manual_seed(0)
-    query = torch.randn(size, HEADS, LENGTH, DIM, device=device, requires_grad=True)
-    key, value = (
-        torch.randn(size, KEY_HEADS, LENGTH, DIM, device=device, requires_grad=True)
-        for _ in range(2)
-    )
-    mask = torch.ones(size, LENGTH, device=device)
-    even, peaked = similarities(size, False, device), similarities(size, True, device)
+    query = torch.randn(size, HEADS, LENGTH, DIM, requires_grad=True)
+    key, value = (torch.randn(size, KEY_HEADS, LENGTH, DIM, requires_grad=True) for _ in range(2))
+    mask = torch.ones(size, LENGTH)
+    even, peaked = similarities(size, False), similarities(size, True)
     exact, sparse = (Neighbours.of(weights, mask) for weights in (even, peaked))
 
     def step(attend: Callable[..., Tensor], neighbours: Neighbours) -> None:
@@ -78,7 +74,7 @@ def layer(size: int, repeats: int, device: str) -> None:
         "peaked": partial(step, in_batch_attention, sparse),
     }
     scores = 4 * HEADS * (size * LENGTH) ** 2  # bytes
-    if 6 * scores > _free_bytes(device):
+    if 6 * scores > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         del steps["materialised"]
     else:
         result = in_batch_attention(query, key, value, exact)
@@ -86,20 +82,14 @@ def layer(size: int, repeats: int, device: str) -> None:
             result, materialised(query, key, value, exact), rtol=1e-4, atol=1e-5
         )
         del result
-    _compare(f"{size}", steps, repeats, device)
+    _compare(f"{size}", steps, repeats)
 
 
-def _free_bytes(device: str) -> int:
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, device: str) -> None:
+def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int) -> None:
     """One row of the table; absolute figures where the materialised scores do not fit into
     memory."""
-    times = seconds(steps, repeats, device)
-    sizes = {label: peak_bytes(step, device) for label, step in steps.items()}
+    times = seconds(steps, repeats)
+    sizes = {label: peak_bytes(step) for label, step in steps.items()}
     cells = {label: f"{times[label]:.2f} s, {sizes[label] / 2**20:,.0f} MiB" for label in steps}
     base = "materialised"
     if base in steps:
@@ -109,12 +99,7 @@ def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, devi
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args()
     print(f"{LENGTH} tokens\n\n| B | materialised | exact | peaked Sim |")
     print("| ---: | --- | --- | --- |")
     for size in (8, 16, 32):
-        layer(size, 3, arguments.device)
+        layer(size, 3)

@@ -1,7 +1,7 @@
 """Negatives of all ranks, gathered and in a ring: time and memory of a rank against the number of
 ranks, on a CPU.
 
-    python benchmarks/speed/ring.py [--rows B] [--dim D] [--ranks 1 2 4]
+    python benchmarks/speed/ring.py
 
 Forward and backward on embeddings (B queries and B documents a rank, D dimensions), cosine, one
 term, float32, gloo:
@@ -17,7 +17,6 @@ because the ranks share two cores with other jobs. It reads /proc, so it runs on
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -39,6 +38,7 @@ def gathering(queries: Tensor, documents: Tensor) -> Tensor:
     return infonce(queries, all_gather_with_grad(documents), offset=dist.get_rank() * len(queries))
 
 
+ROWS, DIM, RANKS = 2048, 1024, (1, 2, 4)  # queries and documents of a rank
 LOSSES = {"gathering": gathering, "ring": ring_infonce}
 
 
@@ -48,9 +48,7 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def measure(
-    name: str, rank: int, num_ranks: int, rows: int, dim: int, store: str
-) -> tuple[float, float]:
+def measure(name: str, rank: int, num_ranks: int, store: str) -> tuple[float, float]:
     """CPU seconds, and bytes beyond inputs and gradients, of one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
@@ -59,10 +57,10 @@ def measure(
     generator = torch.Generator().manual_seed(rank)
 
     def inputs(n: int) -> list[Tensor]:
-        return [torch.randn(n, dim, generator=generator).requires_grad_() for _ in range(2)]
+        return [torch.randn(n, DIM, generator=generator).requires_grad_() for _ in range(2)]
 
     loss(*inputs(64)).backward()  # threads, libraries, connections
-    pair = inputs(rows)
+    pair = inputs(ROWS)
     seconds, memory = [], []
     for _ in range(4):
         for x in pair:
@@ -72,12 +70,12 @@ def measure(
         before, began = resident("VmRSS"), time.process_time()
         loss(*pair).backward()
         seconds.append(time.process_time() - began)
-        memory.append(resident("VmHWM") - before - 8 * rows * dim)
+        memory.append(resident("VmHWM") - before - 8 * ROWS * DIM)
     dist.destroy_process_group()
     return min(seconds), max(memory)
 
 
-def on_ranks(name: str, num_ranks: int, rows: int, dim: int) -> tuple[float, float]:
+def on_ranks(name: str, num_ranks: int) -> tuple[float, float]:
     """The mean of the seconds and the largest memory of the ranks, each a fresh process with the
     libraries loaded."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # what is freed goes back to the system at once
@@ -86,7 +84,7 @@ def on_ranks(name: str, num_ranks: int, rows: int, dim: int) -> tuple[float, flo
         ProcessPoolExecutor(num_ranks, mp_context=fresh_processes()) as pool,
     ):
         ranks = [
-            pool.submit(measure, name, rank, num_ranks, rows, dim, f"{folder}/store")
+            pool.submit(measure, name, rank, num_ranks, f"{folder}/store")
             for rank in range(num_ranks)
         ]
         seconds, memory = zip(*(rank.result() for rank in ranks), strict=True)
@@ -94,21 +92,10 @@ def on_ranks(name: str, num_ranks: int, rows: int, dim: int) -> tuple[float, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=2048, help="queries, and documents, of a rank")
-    parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    arguments = parser.parse_args()
-    rows, dim = arguments.rows, arguments.dim
-    print(
-        f"torch {torch.__version__}, {rows} x {dim} a rank ({4 * rows * dim / MIB:.0f} MiB),"
-        " float32, cosine\n"
-    )
+    print(f"torch {torch.__version__}, {ROWS} x {DIM} a rank\n")
     found = []
-    for num_ranks in arguments.ranks:
-        gathered, ring = (on_ranks(name, num_ranks, rows, dim) for name in LOSSES)
+    for num_ranks in RANKS:
+        gathered, ring = (on_ranks(name, num_ranks) for name in LOSSES)
         times = [f"{gathered[0]:.3g}", f"{ring[0]:.3g}", f"{ring[0] / gathered[0]:.2f}"]
         sizes = [f"{x[1] / MIB:.0f}" for x in (gathered, ring)]
         found.append([num_ranks, *times, *sizes, f"{ring[1] / gathered[1]:.2f}"])

@@ -1,6 +1,6 @@
 """The infonce kernel at large batches: time and memory against B, up to 65,536 x 1024 on a CPU.
 
-    python benchmarks/speed/scale.py [--dim 1024] [--largest B]
+    python benchmarks/speed/scale.py
 
 Forward and backward on embeddings (B queries, B documents, D dimensions), cosine, float32:
 
@@ -16,7 +16,6 @@ squares on the logarithms over the upper half of B.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 
@@ -36,16 +35,17 @@ def naive(queries: Tensor, documents: Tensor) -> Tensor:
 
 
 LOSSES = {"one term": infonce, "naive": naive}
+DIM = 1024
 LIMITS = {"one term": 2**16, "naive": 2**14}
 
 
-def measure(name: str, size: int, dim: int) -> dict[str, float]:
+def measure(name: str, size: int) -> dict[str, float]:
     """CPU seconds, bytes beyond inputs and gradients, and bytes of the process."""
     loss = LOSSES[name]
     generator = torch.Generator().manual_seed(0)
 
     def inputs(n: int) -> list[Tensor]:
-        return [torch.randn(n, dim, generator=generator).requires_grad_() for _ in range(2)]
+        return [torch.randn(n, DIM, generator=generator).requires_grad_() for _ in range(2)]
 
     def step() -> float:
         for x in pair:
@@ -59,9 +59,9 @@ def measure(name: str, size: int, dim: int) -> dict[str, float]:
     before = process_peak()
     seconds = step()
     peak = process_peak()
-    for _ in range(min(12, int(2e11 / (6 * size * size * dim)))):  # about a second or two each
+    for _ in range(min(12, int(2e11 / (6 * size * size * DIM)))):  # about a second or two each
         seconds = min(seconds, step())
-    return {"seconds": seconds, "memory": peak - before - 8 * size * dim, "process": peak}
+    return {"seconds": seconds, "memory": peak - before - 8 * size * DIM, "process": peak}
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
@@ -71,19 +71,13 @@ def exponent(sizes: list[int], values: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--largest", type=int, default=2**16, help="the largest B")
-    arguments = parser.parse_args()
     # Threads that wait sleep, so that waiting is no CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, D = {arguments.dim}\n")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, D = {DIM}\n")
     rows, growth = [], []
     for name, limit in LIMITS.items():
-        sizes = [2**k for k in range(10, min(limit, arguments.largest).bit_length())]
-        found = [in_a_process(measure, name, size, arguments.dim) for size in sizes]
+        sizes = [2**k for k in range(10, limit.bit_length())]
+        found = [in_a_process(measure, name, size) for size in sizes]
         for size, x in zip(sizes, found, strict=True):
             memory = [f"{x[key] / MIB:.0f}" for key in ("memory", "process")]
             rows.append([name, size, f"{x['seconds']:.3g}", *memory])

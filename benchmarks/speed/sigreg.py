@@ -62,8 +62,8 @@ def cost(size: int, dim: int, num_directions: int, repeats: int = 8) -> None:
         torch.mm(out, directions.T, out=back)
 
     steps["products"] = products
-    measured = seconds(steps, repeats, "cpu")
-    memory = {name: peak_bytes(run, "cpu") for name, run in steps.items()}
+    measured = seconds(steps, repeats)
+    memory = {name: peak_bytes(run) for name, run in steps.items()}
     rows = []
     for name, t in measured.items():
         part = f"1/{memory['naive'] / memory[name]:.0f}" if memory[name] else "-"

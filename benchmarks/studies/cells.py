@@ -22,7 +22,6 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import platform
 import time
 import zlib
@@ -35,8 +34,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.docstrings import DocstringTask, build_docstring_task
-from benchmarks.data.lexicons import build, default_cache
+from benchmarks.data.docstrings import docstring_task
+from benchmarks.data.lexicons import build
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
 from benchmarks.studies.models import minilm, static_model, train
@@ -55,7 +54,6 @@ from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import MagnitudeRankingLoss
 
 ROOT = Path(__file__).parents[2]
-PICTURES = ROOT / "docs" / "assets" / "evidence"
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but Learnable
 SCORINGS = ("matched", "calibrated")
@@ -90,9 +88,6 @@ class Store:
     def path(self, cell: Any) -> Path:
         return self.folder / f"{cell.name}.json"
 
-    def has(self, cell: Any) -> bool:
-        return self.path(cell).is_file()
-
     def load(self, cell: Any) -> Figures | None:
         return read(self.path(cell))
 
@@ -103,7 +98,7 @@ class Store:
 
     def run(self, measure: Callable[[Any], Figures], cells: Iterable[Any]) -> None:
         """Measures the cells that are missing."""
-        todo = [cell for cell in dict.fromkeys(cells) if not self.has(cell)]
+        todo = [cell for cell in dict.fromkeys(cells) if not self.path(cell).is_file()]
         prepare_process()
         for i, cell in enumerate(todo, 1):
             figures = measure(cell)
@@ -157,14 +152,6 @@ class Cell:
         how += f"-{self.steps}x{self.batch}-lr{self.rate:g}" + ("-bf16" if self.bf16 else "")
         return f"{where}-{how}-seed{self.seed}"
 
-    @property
-    def is_stored(self) -> bool:
-        return POOL.has(self)
-
-    def load(self) -> Figures | None:
-        """The stored figures, or None."""
-        return POOL.load(self)
-
 
 # --- data -----------------------------------------------------------------------------------------
 
@@ -187,26 +174,9 @@ def fingerprint(texts: Any) -> str:
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
-def pickled(path: Path, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, from a file if it has been made before, by this or another process."""
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(pickle.dumps(make()))
-        os.replace(temporary, path)
-    return pickle.loads(path.read_bytes())
-
-
 @lru_cache(maxsize=4)
 def data(name: str) -> Data:
     return DATA[name]()
-
-
-@lru_cache(maxsize=1)
-def docstring_task() -> DocstringTask:
-    """The docstrings of the installed packages."""
-    options: dict[str, Any] = {"test_queries": 300, "seed": SEED, "workers": 1, "progress": False}
-    return build_docstring_task(cache=default_cache() / "docstrings", **options)
 
 
 def docstrings() -> Data:
@@ -320,7 +290,7 @@ def measure(cell: Cell, evaluations: int = 10) -> Figures:
         encoded = at[best["step"]]
         scorings[name] = best | {
             "tests": {task: searched(x, similarity) for task, x in encoded.items()},
-            "shape": {task: shape(x) for task, x in encoded.items()},
+            "shape": {task: {"isoscore": isoscore(x)} for task, x in encoded.items()},
         }
     packages = ("torch", "sentence-transformers", "st-magnitude")
     return {
@@ -353,10 +323,9 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
     return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
 
 
-def shape(encoded: EncodedTask) -> dict[str, float]:
-    """IsoScore of the directions of the documents."""
-    isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
-    return {"isoscore": round(isoscore, 5)}
+def isoscore(encoded: EncodedTask) -> float:
+    """Of the directions of the documents."""
+    return round(stm.geometry.isoscore(stm.COSINE.document(encoded.documents)), 5)
 
 
 def packed(values: NDArray[np.floating[Any]]) -> str:
@@ -428,7 +397,7 @@ def seeds_of(cell: Any, number: int = 3) -> list[Any]:
 
 
 def stored_seeds(cell: Cell) -> list[Cell]:
-    return [seed for seed in seeds_of(cell) if seed.is_stored]
+    return [seed for seed in seeds_of(cell) if POOL.path(seed).is_file()]
 
 
 def dev_of(cell: Cell, scoring: str) -> float:
@@ -439,21 +408,16 @@ def dev_of(cell: Cell, scoring: str) -> float:
 
 def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
     """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
-    found = {cell: x for cell in cells if (x := replace(cell, seed=0).load())}
+    found = {cell: x for cell in cells if (x := POOL.load(replace(cell, seed=0)))}
     dev = {cell: x["scorings"][scoring]["dev"] for cell, x in found.items()}
     return max(dev, key=lambda cell: dev[cell]) if dev else None
-
-
-def best_of_all(cells: Sequence[Cell], scoring: str) -> Cell | None:
-    """The best one on dev with seed 0; None before all of them are stored."""
-    return best_of(cells, scoring) if all(replace(c, seed=0).is_stored for c in cells) else None
 
 
 def per_query(
     cells: Sequence[Cell], task: str, scoring: str, size: str = "full"
 ) -> NDArray[np.float64]:
     """nDCG@10 of every query, (S, n)."""
-    figures = [x for cell in cells if (x := cell.load())]
+    figures = [x for cell in cells if (x := POOL.load(cell))]
     return np.array([unpacked(x["scorings"][scoring]["tests"][task][size]) for x in figures])
 
 
@@ -463,12 +427,11 @@ def gain(
     tasks: Iterable[str],
     scoring: str,
     size: str = "full",
-    plain: str | None = None,
+    plain: str = "",
 ) -> Gain | None:
     """nDCG@10 of one less that of the other over the seeds that both have, and their number.
 
-    Args:
-        plain: The scoring of ``before``, if it is another one.
+    ``plain`` is the scoring of ``before``, if it is another one.
     """
     both = same_seeds(after, before)
     if not both:
@@ -482,5 +445,5 @@ def gain(
 def same_seeds(after: Cell, before: Cell) -> list[tuple[Cell, Cell]]:
     """Two settings with each seed that both have stored, on the same texts."""
     pairs = zip(seeds_of(after), seeds_of(before), strict=True)
-    both = [(pair, pair[0].load(), pair[1].load()) for pair in pairs]
+    both = [(pair, POOL.load(pair[0]), POOL.load(pair[1])) for pair in pairs]
     return [pair for pair, a, b in both if a and b and a["data"] == b["data"]]

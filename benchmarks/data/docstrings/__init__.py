@@ -3,12 +3,20 @@ benchmarks."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.data.debian import cache_folder
 from benchmarks.data.docstrings.task import DocstringTask, build_docstring_task
 
-__all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm"]
+__all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm", "docstring_task"]
+
+
+@lru_cache(maxsize=1)
+def docstring_task() -> DocstringTask:
+    """The task of the studies, which stays in the cache."""
+    return build_docstring_task(test_queries=300, seed=0, cache=cache_folder() / "docstrings")
 
 
 def bundled_minilm() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import inspect
 import multiprocessing
-import os
 import re
 import sys
 import warnings
@@ -54,49 +53,33 @@ _NOT_PARSED = re.compile(  # templates of docstrings, and Epydoc's fields
 )
 
 
-def read_files(
-    jobs: Sequence[tuple[str, Path, Path]], max_words: int, workers: int | None, progress: bool
-) -> list[DocumentedObject]:
+def read_files(jobs: Sequence[tuple[str, Path, Path]]) -> list[DocumentedObject]:
     """The documented objects of all files, in the order of the files."""
-    arguments = [(name, root, path, max_words) for name, root, path in jobs]
-    workers = (
-        ((os.cpu_count() or 1) if sys.platform == "linux" else 1) if workers is None else workers
-    )
-    bar: dict[str, Any] = {
-        "total": len(jobs),
-        "desc": "Reading docstrings",
-        "unit": "file",
-        "disable": not progress,
-    }
-    if workers <= 1 or len(jobs) < _MIN_JOBS_FOR_POOL:
-        return [found for objects in tqdm(map(_read_file, arguments), **bar) for found in objects]
+    bar: Any = {"total": len(jobs), "desc": "Reading docstrings", "unit": "file", "disable": None}
+    if sys.platform != "linux" or len(jobs) < _MIN_JOBS_FOR_POOL:
+        return [found for objects in tqdm(map(_read_file, jobs), **bar) for found in objects]
     with warnings.catch_warnings():
         # fork beside torch's threads: children only parse
         warnings.simplefilter("ignore", DeprecationWarning)
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-            results = pool.map(_read_file, arguments, chunksize=16)
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+            results = pool.map(_read_file, jobs, chunksize=16)
             return [found for objects in tqdm(results, **bar) for found in objects]
 
 
-def _read_file(job: tuple[str, Path, Path, int]) -> list[DocumentedObject]:
-    package, root, path, max_words = job
+def _read_file(job: tuple[str, Path, Path]) -> list[DocumentedObject]:
+    package, root, path = job
     parts = [part for part in path.relative_to(root).with_suffix("").parts if part != "__init__"]
     try:
         source = path.read_bytes()
         if not _HAS_SECTIONS.search(source):  # saves parsing half of the files
             return []
-        return list(documented_objects(source, ".".join(parts), package, max_words))
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        OSError,
-    ):  # Python of another version, a template, a null byte
+        return list(documented_objects(source, ".".join(parts), package))
+    except (SyntaxError, ValueError, RecursionError, OSError):  # another Python, a template
         return []
 
 
 def documented_objects(
-    source: str | bytes, module: str, package: str | None = None, max_words: int = 60
+    source: str | bytes, module: str, package: str | None = None
 ) -> Iterator[DocumentedObject]:
     """The public objects of a module that have a query, a description and boilerplate.
 
@@ -136,7 +119,7 @@ def documented_objects(
         query = as_query(first_sentence(docstring), name.rpartition(".")[2])
         if query is None:
             continue
-        _, description, boilerplate = split_docstring(docstring, max_words)
+        _, description, boilerplate = split_docstring(docstring)
         core = query_core(query)
         relevant = tuple(chunk for chunk in description if core not in normalised(chunk))[
             :_MAX_RELEVANT

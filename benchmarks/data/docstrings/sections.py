@@ -19,6 +19,7 @@ import griffe
 __all__ = ["MIN_WORDS", "first_sentence", "split_docstring"]
 
 MIN_WORDS = 8  # a chunk with fewer words is a fragment
+MAX_WORDS = 60  # of a chunk
 _MAX_SECTION_CHUNKS = 2
 
 _KNOWN_TITLES = (
@@ -35,33 +36,10 @@ _BOILERPLATE_TITLE = re.compile(
     re.I,
 )
 _DIRECTIVE = re.compile(r"\.\. ([\w:-]+)::")
-_DIRECTIVE_KINDS = dict.fromkeys(
-    (
-        "note",
-        "warning",
-        "tip",
-        "hint",
-        "important",
-        "attention",
-        "caution",
-        "danger",
-        "admonition",
-        "topic",
-    ),
-    "prose",
-) | dict.fromkeys(
-    (
-        "code",
-        "code-block",
-        "sourcecode",
-        "ipython",
-        "plot",
-        "doctest",
-        "testcode",
-        "parsed-literal",
-    ),
-    "code",
-)
+_PROSE = "note warning tip hint important attention caution danger admonition topic"
+_CODE = "code code-block sourcecode ipython plot doctest testcode parsed-literal"
+_DIRECTIVE_KINDS = dict.fromkeys(_PROSE.split(), "prose")
+_DIRECTIVE_KINDS |= dict.fromkeys(_CODE.split(), "code")
 _FENCE = re.compile(r"^( *)(```|~~~).*\n([\s\S]*?)(?:^ *\2.*|\Z)", re.M)
 # in this order: numpydoc may contain a line such as "Warning:"
 _STYLES: Any = ["numpy", "sphinx", "google"]
@@ -72,7 +50,7 @@ _OPTIONS: Any = {
 }
 
 
-def split_docstring(docstring: str, max_words: int = 60) -> tuple[str, list[str], list[str]]:
+def split_docstring(docstring: str) -> tuple[str, list[str], list[str]]:
     """Summary, chunks of the description, and chunks of the boilerplate of a docstring, without
     markup.
 
@@ -99,11 +77,11 @@ def split_docstring(docstring: str, max_words: int = 60) -> tuple[str, list[str]
             continue
         entries += filter(None, texts)
         if len(" ".join(entries).split()) >= MIN_WORDS:
-            chunks = _pack(entries, max_words)[:_MAX_SECTION_CHUNKS]
+            chunks = _pack(entries)[:_MAX_SECTION_CHUNKS]
             boilerplate += [chunk for chunk in chunks if len(chunk.split()) >= MIN_WORDS]
             entries = []
     summary, rest = (sentences[0], sentences[1:]) if sentences else ("", [])
-    prose = _pack((sentence for sentence in rest if not _DEBRIS.match(sentence)), max_words)
+    prose = _pack(sentence for sentence in rest if not _DEBRIS.match(sentence))
     return summary, [chunk for chunk in prose if _is_prose(chunk)], boilerplate
 
 
@@ -230,16 +208,16 @@ def _plain(text: str) -> str:
     return text.strip()
 
 
-def _pack(pieces: Iterable[str], max_words: int) -> list[str]:
-    """Joins pieces to chunks of at most ``max_words`` words and cuts pieces that are longer."""
+def _pack(pieces: Iterable[str]) -> list[str]:
+    """Joins pieces to chunks of at most ``MAX_WORDS`` words and cuts pieces that are longer."""
     chunks: list[list[str]] = [[]]
     for piece in pieces:
         words = piece.split()
-        if chunks[-1] and len(chunks[-1]) + len(words) > max_words:
+        if chunks[-1] and len(chunks[-1]) + len(words) > MAX_WORDS:
             chunks.append([])
         chunks[-1] += words
-        while len(chunks[-1]) > max_words:
-            chunks[-1:] = [chunks[-1][:max_words], chunks[-1][max_words:]]
+        while len(chunks[-1]) > MAX_WORDS:
+            chunks[-1:] = [chunks[-1][:MAX_WORDS], chunks[-1][MAX_WORDS:]]
     return [" ".join(words) for words in chunks if words]
 
 

@@ -61,20 +61,17 @@ class DocstringTask:
 
 def build_docstring_task(
     train: Sequence[str] | None = None,
-    dev: str | Sequence[str] = "pandas",
-    test: str | Sequence[str] = ("scipy", "networkx", "sklearn"),
+    dev: Sequence[str] = ("pandas",),
+    test: Sequence[str] = ("scipy", "networkx", "sklearn"),
     *,
     train_queries: int = 3400,
     dev_queries: int = 150,
     test_queries: int = 450,
     max_files: int = 160,
     max_train_files: int | None = None,
-    max_words: int = 60,
     seed: int = 0,
     roots: Sequence[str | Path] | None = None,
-    workers: int | None = None,
     cache: str | Path | None = None,
-    progress: bool = True,
 ) -> DocstringTask:
     """Builds the task from the packages of this environment. The same environment and seed give the
     same task.
@@ -89,37 +86,38 @@ def build_docstring_task(
         max_files: Largest number of files that are read of each package (a seeded sample).
         max_train_files: The same for training packages, of which there are many; default:
             ``max_files``.
-        max_words: Largest number of words in a chunk.
         seed: Seed for all sampling.
         roots: Folders that hold packages; default: the running interpreter's site-packages and
             standard library.
-        workers: Number of processes that parse; default: one per CPU on Linux, only this process
-            elsewhere.
         cache: Folder that keeps the task in BEIR's layout, for the same arguments and the same
             installed packages.
-        progress: Whether to show a progress bar.
 
     Raises:
-        DataError: If a package is not installed or named twice, or a split has too few queries.
+        DataError: If a package is not installed, or a split has too few queries.
     """
-    dev, test = ([names] if isinstance(names, str) else list(names) for names in (dev, test))
     sizes = {"test": test_queries, "dev": dev_queries, "train": train_queries}
     settings: dict[str, object] = {}
     if cache is not None:
         settings = {
-            "packages": [None if train is None else list(train), dev, test],
-            "numbers": [*sizes.values(), max_files, max_train_files, max_words, seed, _PARSER],
+            "packages": [train and [*train], [*dev], [*test]],
+            "numbers": [*sizes.values(), max_files, max_train_files, seed, _PARSER],
             "environment": environment_fingerprint(roots),
         }
         if cached := _load(Path(cache), settings):
             return cached
 
     files = package_files(roots)
+    if missing := [name for name in (*test, *dev, *(train or ())) if name not in files]:
+        install = " ".join(sorted({_DISTRIBUTION.get(name, name) for name in missing}))
+        raise DataError(
+            f"No source files of {', '.join(missing)} were found among {len(files)} packages"
+            f" ({', '.join(files) or 'the folders hold no package'}). Run pip install {install}, or"
+            " name other packages."
+        )
     if train is None:
         train = [name for name in files if name not in (*dev, *test)]
     # a near-duplicate belongs to the first of them
-    packages = {"test": test, "dev": dev, "train": list(train)}
-    _check_packages(packages, files)
+    packages = {"test": test, "dev": dev, "train": train}
 
     limits = dict.fromkeys(train, max_files if max_train_files is None else max_train_files)
     jobs = [
@@ -127,7 +125,7 @@ def build_docstring_task(
         for name in (*test, *dev, *train)
         for path in _sample(files[name][1], limits.get(name, max_files), f"{seed} {name}")
     ]
-    objects = _drop_duplicates(read_files(jobs, max_words, workers, progress))
+    objects = _drop_duplicates(read_files(jobs))
 
     chosen = {
         split: _draw_evenly(split, names, objects, sizes[split], seed)
@@ -146,21 +144,6 @@ def build_docstring_task(
 
 def _sample(paths: list[Path], most: int, seed: str) -> list[Path]:
     return paths if len(paths) <= most else sorted(random.Random(seed).sample(paths, most))
-
-
-def _check_packages(packages: Mapping[str, Sequence[str]], files: Mapping[str, object]) -> None:
-    named = [name for names in packages.values() for name in names]
-    if twice := sorted(name for name, count in Counter(named).items() if count > 1):
-        raise DataError(
-            f"{twice[0]!r} is named twice in train, dev and test; a package belongs to one split."
-        )
-    if missing := [name for name in named if name not in files]:
-        install = " ".join(sorted({_DISTRIBUTION.get(name, name) for name in missing}))
-        raise DataError(
-            f"No source files of {', '.join(missing)} were found among {len(files)} packages"
-            f" ({', '.join(files) or 'the folders hold no package'}). Run pip install {install}, or"
-            " name other packages."
-        )
 
 
 # --------------------------------------------------------------------------------------------------

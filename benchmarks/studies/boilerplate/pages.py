@@ -17,15 +17,21 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.data.pages import (
+    KINDS,
+    SHOWN,
+    SHOWN_FRAGMENTS,
+    UNSEEN,
+    UNSEEN_FRAGMENTS,
+    fragments,
+    page,
+)
 from benchmarks.data.surface import auroc, surface_features
 from benchmarks.studies.cells import (
     BASES,
@@ -57,35 +63,6 @@ from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "title": ("{0}",),
-    "question": (
-        "What does {0} mean?",
-        "Does anybody know what {0} is?",
-        "Looking for the meaning of {0}, thanks",
-    ),
-    "stub": (
-        "This entry on {0} is a stub. You can help by expanding it.",
-        "Nobody has defined {0} yet.",
-    ),
-    "list": ("{1}, {0}, {2}", "Entries near {0}: {1}, {2}, {3}"),
-    "see": ("{0}: see {1}.", "For {0}, see also {1} and {2}."),
-    "sound": (
-        "How to pronounce {0}: listen to a recording",
-        "Audio of {0}, spoken slowly by a native speaker",
-    ),
-    "translation": (
-        "Translations of {0} into French, German and Spanish",
-        "Add a translation of {0}",
-    ),
-    "talk": (
-        "Talk page of {0}. Please sign your comments.",
-        "Edit history of {0}, last changed by a guest",
-    ),
-}
-SHOWN, UNSEEN = ("title", "question", "stub", "list"), ("see", "sound", "translation", "talk")
-SHOWN_FRAGMENTS, UNSEEN_FRAGMENTS = ("navigation", "url", "word"), ("contents", "licence")
-KINDS = (*SHOWN, *UNSEEN, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS)
 # a corpus by what it has besides the definitions
 PARTS = {"definitions alone": (), "with titles": ("title",), "with all": KINDS}
 SIZES = {
@@ -105,86 +82,7 @@ STORE = Store(Path(__file__).parent / "pages")
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC"}
 
 
-# --- fragments ------------------------------------------------------------------------------------
-
-
-def fragments(
-    corpus: Mapping[str, str],
-    number: int,
-    seed: int = SEED,
-    kinds: Sequence[str] = (*SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
-) -> dict[str, str]:
-    """Fragments of the kinds in turn, all different, from the words of a corpus.
-
-    Example:
-        >>> made = fragments({"d": "sparse matrices are stored by rows and columns"}, 4)
-        >>> sorted(made)
-        ['contents-3', 'navigation-0', 'url-1', 'word-2']
-        >>> made["url-1"].startswith("https://"), len(made["word-2"].split())
-        (True, 1)
-    """
-    rng = random.Random(seed)
-    found_words = {word.strip(".,:;()`'\"") for text in corpus.values() for word in text.split()}
-    words = [word for word in sorted(found_words - {""}) if word.isalpha() and len(word) > 3]
-    licences = licence_chunks()
-    found: dict[str, str] = {}  # text to kind
-    attempts = 0
-    while len(found) < number:
-        kind = kinds[attempts % len(kinds)] if attempts < 20 * number else "contents"
-        attempts += 1
-        text = fragment(kind, [rng.choice(words or ["page"]) for _ in range(4)], licences, rng)
-        found.setdefault(text, kind)
-    return {f"{kind}-{i}": text for i, (text, kind) in enumerate(found.items())}
-
-
-def fragment(kind: str, words: Sequence[str], licences: Sequence[str], rng: random.Random) -> str:
-    a, b, c, _ = words
-    navigation = rng.choice(
-        (
-            f"Home » {a.title()} » {b.title()} | Next | Previous",
-            f"Skip to content  {a}  {b}  Search  About",
-        )
-    )
-    entries = enumerate(words, 1)
-    contents = [f"{i}. {w.title()} {' .' * 5} {7 * i + rng.randrange(9)}" for i, w in entries]
-    copyright = f"Copyright (c) {a.title()} and {b.title()} contributors."
-    return {
-        "navigation": navigation,
-        "url": f"https://docs.{a.lower()}.org/en/stable/{b.lower()}/{c.lower()}.html",
-        "word": a,
-        "contents": " ".join(contents),
-        "licence": rng.choice(licences) if licences else copyright,
-    }[kind]
-
-
-@lru_cache(maxsize=1)
-def licence_chunks(words: int = 40, most: int = 400) -> list[str]:
-    """Pieces of the licences of the installed packages, of so many words."""
-    texts = set()
-    for distribution in distributions():
-        for file in distribution.files or ():
-            path = Path(str(distribution.locate_file(file)))
-            is_text = path.suffix.lower() in ("", ".txt", ".md")
-            if "licen" in path.name.lower() and is_text and path.is_file():
-                texts.add(path.read_text(encoding="utf-8", errors="ignore"))
-    chunks = set()
-    for found in (text.split() for text in texts):
-        starts = range(0, min(len(found), 2000), words)
-        chunks |= {" ".join(found[i : i + words]) for i in starts}
-    return random.Random(SEED).sample(sorted(chunks), min(most, len(chunks)))
-
-
 # --- data -----------------------------------------------------------------------------------------
-
-
-def page(kind: str, name: str, names: list[str], rng: random.Random) -> str:
-    """A page about a name that answers nothing.
-
-    Example:
-        >>> page("see", "sea lion", ["otary"], random.Random(2))
-        'sea lion: see otary.'
-    """
-    return rng.choice(TEMPLATES[kind]).format(name, *(rng.choice(names) for _ in range(3)))
 
 
 def with_pages(task: RetrievalData, names: list[str], unseen: bool, number: int) -> RetrievalData:
@@ -210,20 +108,14 @@ def pages() -> Data:
     names, texts = plain.rows["anchor"], plain.rows["positive"]
     chosen = rng.sample(range(len(names)), 30_000)
     anchors, positives = [names[i] for i in chosen], [texts[i] for i in chosen]
-    others = list(
-        fragments(
-            dict(zip(map(str, chosen), positives, strict=True)), 6000, 1, SHOWN_FRAGMENTS
-        ).values()
-    )
+    own = dict(zip(map(str, chosen), positives, strict=True))
+    others = list(fragments(own, 6000, 1, SHOWN_FRAGMENTS).values())
     kinds = ("title", "title", *SHOWN, "fragment", "fragment")
-    negatives = [
-        (
-            rng.choice(others)
-            if (kind := kinds[i % len(kinds)]) == "fragment"
-            else page(kind, name, anchors, rng)
-        )
-        for i, name in enumerate(anchors)
-    ]
+    negatives = []
+    for i, name in enumerate(anchors):
+        kind = kinds[i % len(kinds)]
+        is_fragment = kind == "fragment"
+        negatives.append(rng.choice(others) if is_fragment else page(kind, name, anchors, rng))
     rows = Dataset.from_dict({"anchor": anchors, "positive": positives, "negative": negatives})
     tests = {name: with_pages(task, anchors, True, 200) for name, task in plain.tests.items()}
     return Data(rows, with_pages(plain.dev, anchors, False, 100), tests)

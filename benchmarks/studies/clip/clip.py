@@ -1,6 +1,6 @@
 """Asymmetric losses for CLIP: Table 6 of the magnitude paper on real images, for two cores.
 
-    python benchmarks/studies/clip/clip.py [--cache FOLDER] [--jobs 2] [--seeds 0,1,2] [--table]
+    python benchmarks/studies/clip/clip.py [--rows 2,3,5,6] [--seeds 0,1,2] [--table]
 
 Small open_clip models from scratch learn emoji and what they are called (data/emoji.py). One
 training serves two tests: 500 emoji of the training data in a drawing style that training never
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 import st_magnitude as stm
 from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
 
-SIZE, CONTEXT, DIM = 48, 20, 128
+CONTEXT, DIM = 20, 128
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TABLE_6 = {  # preset to the paper's d image, d text; R@1 cosine I->T, T->I; dot I->T, T->I
     "norm-sym": (-0.55, -0.30, 38.4, 28.0, 32.8, 26.3),
@@ -48,17 +48,7 @@ TABLE_6 = {  # preset to the paper's d image, d text; R@1 cosine I->T, T->I; dot
     "nonorm-t2i": (1.31, 1.21, 8.6, 13.5, 6.9, 16.7),
 }
 
-
-class Settings(NamedTuple):
-    """Of one training; chosen beforehand and the same for all rows."""
-
-    steps: int = 300
-    batch_size: int = 128
-    lr: float = 1e-3
-    warmup: int = 30
-    weight_decay: float = 0.1
-
-
+STEPS, WARMUP, BATCH, RATE, DECAY = 300, 30, 128, 1e-3, 0.1  # of all rows, chosen beforehand
 Floats = NDArray[np.float32]
 RESULTS = Path(__file__).parent / "cells"
 TESTS = {"unseen_style": "Unseen style", "unseen_emoji": "Unseen emoji"}
@@ -88,7 +78,7 @@ def small_clip(vocabulary: int, seed: int) -> CLIP:
     torch.manual_seed(seed)
     return CLIP(
         DIM,
-        CLIPVisionCfg(layers=(1, 1, 1, 1), width=16, image_size=SIZE),
+        CLIPVisionCfg(layers=(1, 1, 1, 1), width=16, image_size=emoji.SIZE),
         CLIPTextCfg(context_length=CONTEXT, vocab_size=vocabulary, width=64, heads=4, layers=2),
     )
 
@@ -116,7 +106,7 @@ def captions(which: list[emoji.Emoji], rng: np.random.Generator) -> list[str]:
 
 
 def train(
-    row: str, seed: int, data: emoji.EmojiImages, splits: emoji.Splits, settings: Settings
+    row: str, seed: int, data: emoji.EmojiImages, splits: emoji.Splits
 ) -> tuple[CLIP, Tokens]:
     """A model from scratch. A batch holds an emoji once, in a style drawn at random."""
     tokens = Tokens([e.text for e in data.emoji] + sorted({e.group for e in data.emoji}))
@@ -125,7 +115,7 @@ def train(
     images_of = [np.flatnonzero(splits.owners == i) for i in np.unique(splits.owners)]
 
     def batch() -> tuple[Tensor, Tensor]:
-        drawn = rng.choice(len(images_of), settings.batch_size, replace=False)
+        drawn = rng.choice(len(images_of), BATCH, replace=False)
         rows = np.array([rng.choice(images_of[i]) for i in drawn])
         texts = tokens(captions([data.emoji[i] for i in splits.owners[rows]], rng))
         return pixels(splits.images[rows], generator).to(DEVICE), texts.to(DEVICE)
@@ -135,17 +125,17 @@ def train(
     loss_function = AsymmetricClipLoss.from_preset(row)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}]
+    groups = [{"params": matrices, "weight_decay": DECAY}]
     groups += [{"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), eps=1e-6)
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.98), eps=1e-6)
 
     def share(step: int) -> float:
-        warm = min(1.0, (step + 1) / settings.warmup)
-        return warm * (1 + np.cos(np.pi * step / settings.steps)) / 2
+        warm = min(1.0, (step + 1) / WARMUP)
+        return warm * (1 + np.cos(np.pi * step / STEPS)) / 2
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     model.train()
-    for _ in range(settings.steps):
+    for _ in range(STEPS):
         images, texts = batch()
         loss = loss_function(*model(images, texts))
         optimizer.zero_grad()
@@ -190,19 +180,18 @@ def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[
     return metrics
 
 
-def one_run(row: str, seed: int, cache: str | None) -> None:
+def one_run(row: str, seed: int) -> None:
     """Train, measure both tests, and keep that as JSON."""
     torch.set_num_threads(1)
-    data = emoji.build(cache, SIZE, emoji.STYLES)
+    data = emoji.build(emoji.STYLES)
     splits = data.split(seed)
-    model, tokens = train(row, seed, data, splits, Settings())
-    record: dict[str, Any] = {"row": row, "seed": seed, "settings": Settings()._asdict()}
-    record["tests"] = {}
+    model, tokens = train(row, seed, data, splits)
+    record: dict[str, Any] = {"row": row, "seed": seed, "tests": {}}
     for name in TESTS:
         test: emoji.Split = getattr(splits, name)
         metrics = measure(*encode(model, tokens, test.images, test.texts), test.relevance)
-        finite = {k: v if np.isfinite(v) else None for k, v in metrics.items()}
-        record["tests"][name] = {"metrics": finite, "sizes": [len(test.images), len(test.texts)]}
+        metrics = {k: v for k, v in metrics.items() if np.isfinite(v)}  # JSON has no nan
+        record["tests"][name] = {"metrics": metrics, "sizes": [len(test.images), len(test.texts)]}
     store(path_of(row, seed), record)
 
 
@@ -247,15 +236,11 @@ def verdict(values: Sequence[float], paper: float) -> str:
     return "agrees" if np.sign(np.mean(values)) == np.sign(paper) else "disagrees"
 
 
-def columns_of(rows: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    return list(zip(*rows, strict=True))
-
-
 def sign_table(runs: Runs, test: str) -> list[str]:
     """The figures with a sign in the paper's Table 6, with interval and verdict."""
     rows = []
     for row in (row for row in TABLE_6 if row in runs):
-        columns = columns_of([signed(cells(record, test)) for record in runs[row]])
+        columns = zip(*(signed(cells(record, test)) for record in runs[row]), strict=True)
         pairs = enumerate(zip(columns, signed(TABLE_6[row]), strict=True))
         entries = [
             f"{shown(v, 2 if i < 2 else 1, sign=True)} {verdict(v, paper)}"
@@ -269,7 +254,7 @@ def tables(runs: Runs, test: str) -> list[str]:
     """Hard Cohen's d and R@1 in %, and N_10 by cosine against the norm."""
     rows, hubs = [], []
     for row, records in runs.items():
-        columns = columns_of([cells(record, test) for record in records])
+        columns = zip(*(cells(record, test) for record in records), strict=True)
         digits = [2, 2, 1, 1, 1, 1]
         values = [shown(v, n, n == 2) for v, n in zip(columns, digits, strict=True)]
         paper = [f"{x:.{n}f}" for x, n in zip(TABLE_6[row], digits, strict=True)]
@@ -290,38 +275,28 @@ def tables(runs: Runs, test: str) -> list[str]:
 # --- the study ------------------------------------------------------------------------------------
 
 
-def collect(seeds: Sequence[int] = range(5)) -> Runs:
+def collect() -> Runs:
     """The stored runs."""
-    runs: Runs = {}
-    for row in TABLE_6:
-        for seed in seeds:
-            if record := read(path_of(row, seed)):
-                for test in record["tests"].values():  # JSON has no nan
-                    metrics = test["metrics"].items()
-                    test["metrics"] = {k: np.nan if v is None else v for k, v in metrics}
-                runs.setdefault(row, []).append(record)
-    return runs
+    found = {row: [read(path_of(row, seed)) for seed in range(5)] for row in TABLE_6}
+    return {row: stored for row, x in found.items() if (stored := [*filter(None, x)])}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cache", help="a folder for packages and images")
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--rows", help=f"numbers from 1 of {', '.join(TABLE_6)}; default: all")
+    parser.add_argument("--rows", default="1,2,3,4,5,6", help=f"of {', '.join(TABLE_6)}")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--table", action="store_true", help="train nothing, print what there is")
     arguments = parser.parse_args()
-    rows = list(TABLE_6)
-    if arguments.rows:
-        rows = [rows[int(i) - 1] for i in arguments.rows.split(",")]
+    rows = [list(TABLE_6)[int(i) - 1] for i in arguments.rows.split(",")]
     jobs = [(row, int(seed)) for seed in arguments.seeds.split(",") for row in rows]
-    if not arguments.table:
-        emoji.build(arguments.cache, SIZE, emoji.STYLES)  # once, before processes race for it
+    todo = [job for job in jobs if not path_of(*job).is_file()]
+    if todo and not arguments.table:
+        emoji.build(emoji.STYLES)  # once, before processes race for it
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-            todo = [job for job in jobs if not path_of(*job).is_file()]
-            for result in [pool.submit(one_run, *job, arguments.cache) for job in todo]:
+            for result in [pool.submit(one_run, *job) for job in todo]:
                 result.result()
     runs = collect()
     for test in TESTS:

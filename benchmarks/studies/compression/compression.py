@@ -117,7 +117,7 @@ def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estim
 def texts_table() -> list[str]:
     """nDCG@10 on each kind of text by size, and TempAgg less single temperatures, over all."""
     cells = texts()
-    if not all(cell.is_stored for cell in cells.values()):
+    if not all(map(POOL.load, cells.values())):
         return NOTHING
     rows = []
     for label, cell in cells.items():

@@ -3,17 +3,17 @@
     python benchmarks/studies/compression/principal_axes.py
 
 nDCG@10 in points of models as their authors left them, at a half, a quarter and an eighth of their
-dimensions, float32: all-MiniLM-L6-v2 and paraphrase-MiniLM-L3-v2 (run data/paraphrase.py once), by
-cosine. The axes are fitted on the corpus of each task, without queries. The difference has a 95 %
-interval over queries.
+dimensions, float32: all-MiniLM-L6-v2 and paraphrase-MiniLM-L3-v2, by cosine. The axes are fitted on
+the corpus of each task, without queries. The difference has a 95 % interval over queries.
 """
 
 from __future__ import annotations
 
 import logging
 
+from benchmarks.data.debian import cache_folder, fetch
 from benchmarks.data.docstrings import build_docstring_task, bundled_minilm
-from benchmarks.data.lexicons import default_cache, fetch, foldoc, wordnet
+from benchmarks.data.lexicons import foldoc, wordnet
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.data.search_tasks import answers_only
 from benchmarks.studies.estimates import Estimate, in_points, markdown
@@ -27,8 +27,8 @@ OPTIONS = {"precisions": ["float32"], "similarity": "cosine", "pca": True}
 
 
 def tasks() -> dict[str, stm.RetrievalData]:
-    sizes = {"test_queries": 600, "dev_queries": 300, "seed": 1, "workers": 1, "progress": False}
-    chunks = build_docstring_task(cache=default_cache() / "docstrings-late", **sizes).test
+    sizes = {"test_queries": 600, "dev_queries": 300, "seed": 1}
+    chunks = build_docstring_task(cache=cache_folder() / "docstrings-late", **sizes).test
     return {
         "FOLDOC": foldoc(fetch("dict-foldoc"), 1, num_queries=600, corpus_size=3000),
         "WordNet": wordnet(fetch("wordnet-base"), 1, num_test_queries=600, corpus_size=3000)[2],

@@ -4,13 +4,13 @@
 
 Recall@10 of the exact inner product by HNSW in FAISS and usearch (16 links, 128 candidates while
 building, float32, one thread), for documents as they are (metric: inner product) and after
-`augment` (same metric), with M the largest norm, and once twice that, which leaves room for
-documents that come later. Next to it are the distances that were computed for a query.
+`augment` (same metric), with M the largest norm. Next to it are the distances that were computed
+for a query.
 
 Data: 6000 definitions of WordNet's nouns under wordllama's static table, 300 other nouns are the
-queries; the same directions with synthetic norms, lognormal with sigma .5 and 1; the same at sigma
-.5, added in ascending order of norms; with --demo, the data of a run of examples/demo.py with its
-model ``qnorm``. What was expected is on the page, docs/research/graphs.md.
+queries; the same directions with synthetic norms, lognormal with sigma .5 and 1; with --demo, the
+data of a run of examples/demo.py with its model ``qnorm``. What was expected is on the page,
+docs/research/graphs.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from benchmarks.data.lexicons import fetch, synsets
+from benchmarks.data.debian import fetch
+from benchmarks.data.lexicons import synsets
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.models import static_model
 from numpy.typing import NDArray
@@ -97,15 +98,13 @@ def augment(documents: Array, norm: float) -> Array:
     return np.column_stack([documents, np.sqrt(np.clip(rest, 0, None))]).astype(np.float32)
 
 
-def measure(name: str, queries: Array, documents: Array, room: bool = False) -> None:
+def measure(name: str, queries: Array, documents: Array) -> None:
     queries, documents = unit(queries), np.ascontiguousarray(documents, dtype=np.float32)  # QNorm
     norms = np.linalg.norm(documents, axis=1)
     spread, largest = norms.std() / norms.mean(), float(norms.max())
     best = np.argsort(-(queries.astype(float) @ documents.T.astype(float)), axis=1)[:, :K]
     longer = np.pad(queries, ((0, 0), (0, 1)))
     forms = {"raw": (documents, queries), "augmented": (augment(documents, largest), longer)}
-    if room:
-        forms["augmented, M x 2"] = (augment(documents, 2 * largest), longer)
     rows = []
     for engine, search in ENGINES.items():
         for form, (stored, sent) in forms.items():
@@ -128,13 +127,11 @@ def main() -> None:
     faiss.omp_set_num_threads(1)
     queries, documents = static()
     print("In each cell recall@10 (distances computed a query)\n")
-    measure("static, its own norms", queries, documents, room=True)
+    measure("static, its own norms", queries, documents)
     for sigma in (0.5, 1.0):
         norms = np.random.default_rng(1).lognormal(sigma=sigma, size=(len(documents), 1))
         made = unit(documents) * norms
         measure(f"lognormal norms, sigma {sigma}", queries, made)
-        if sigma == 0.5:
-            measure("the same, in ascending order", queries, made[np.argsort(norms[:, 0])])
     if arguments.demo:
         measure("trained with QNorm", *demo(arguments.demo))
 

@@ -1,14 +1,14 @@
 """Losses on Banking77 and CLINC150: which one is best where nobody has tuned?
 
-    python benchmarks/studies/known/run.py losses temperatures forgetting graded --data FOLDER
+    python benchmarks/studies/known/run.py losses forgetting --data FOLDER
     python benchmarks/studies/known/run.py losses --base MiniLM --data FOLDER
 
 FOLDER has banking77_train.csv, banking77_test.csv, clinc150_full.json and xquad_en.json
 (benchmarks/data says where they are published). A run is a line of cells.jsonl with its settings;
 runs that are there are not repeated. Temperatures and document exponents are chosen on dev with
-seed 0; the test is read once a run. nDCG@10, in full, at a quarter of the dimensions, and as bits
-that the float query rescores. docs/research/known.md has the tables, the expectations, which were
-written before the runs, and what came of them.
+seed 0; the test is read once a run. nDCG@10 is measured in full and at a quarter of the dimensions.
+docs/research/known.md has the tables, the expectations, which were written before the runs, and
+what came of them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.studies.estimates import Estimate
-from benchmarks.studies.known import graded, training
-from benchmarks.studies.known.training import INTENTS, Cell, unpacked
+from benchmarks.studies.known.training import INTENTS, Cell, Figures, measure, unpacked
 
 CELLS = Path(__file__).parent / "cells.jsonl"
-SIZES = ("full", "quarter", "bits")
+SIZES = ("full", "quarter")
 TAUS = (0.02, 0.05, 0.1)
-SINGLES = (0.02, 0.05, 0.1, 0.2)
 NARROW = (0.03, 0.06, 0.1)
-SUMS = {
-    "narrow, paper": (NARROW, 0.0),
-    "narrow, τ^2": (NARROW, 2.0),
-    "wide, τ^1": (SINGLES, 1.0),
-}
-TEXTS = ("banking names", "clinc names", "packages")
 ENCODED = ("banking names", "banking questions")
-STUDIES = ("losses", "temperatures", "forgetting", "graded")
+STUDIES = ("losses", "forgetting")
 BASES: dict[str, dict[str, Any]] = {
     "table": {},
     "MiniLM": {"base": "MiniLM", "steps": 100, "batch": 32, "rate": 2e-4, "elsewhere": True},
@@ -68,16 +60,6 @@ def losses(data: str, base: str = "table") -> dict[str, list[Cell]]:
     return rows
 
 
-def temperatures(data: str, prefixes: bool = False) -> dict[str, Cell]:
-    """The rows of the table of temperatures; with prefixes a quarter and a half have terms too."""
-    one = Cell(data, "Cosine", (0.05,), batch=64 if data in INTENTS else 128, prefixes=prefixes)
-    taus = (0.05, 0.1) if prefixes else SINGLES
-    rows = {f"τ {tau:g}": replace(one, temperatures=(tau,)) for tau in taus}
-    for label, (taus, power) in [*SUMS.items()][: 1 if prefixes else None]:
-        rows[label] = replace(one, temperatures=taus, power=power)
-    return rows
-
-
 def forgetting() -> dict[str, Cell]:
     """Trainings whose models are measured in other domains too, before and after merging."""
     table = Cell("banking names", "Cosine", (0.05,), elsewhere=True)
@@ -90,8 +72,6 @@ def forgetting() -> dict[str, Cell]:
 
 
 # --- runs ---------------------------------------------------------------------------------------
-
-Figures = dict[str, Any]
 
 
 def stored() -> dict[str, Figures]:
@@ -110,7 +90,7 @@ def run(cells: Iterable[Cell], folder: Path | None) -> None:
     for cell in dict.fromkeys(cells):
         if cell.key in known:
             continue
-        figures = (graded if cell.data.startswith("graded") else training).measure(cell, folder)
+        figures = measure(cell, folder)
         with CELLS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(figures, separators=(",", ":")) + "\n")
         dev = " ".join(f"{x:.4f}" for x in figures["dev"].values())
@@ -129,9 +109,9 @@ def seeds(cell: Cell) -> list[Cell]:
     return [replace(cell, seed=seed) for seed in range(3)]
 
 
-def best(cells: Iterable[Cell], known: Mapping[str, Figures], size: str = "full") -> Cell | None:
+def best(cells: Iterable[Cell], known: Mapping[str, Figures]) -> Cell | None:
     """The cell with the highest score on dev with seed 0."""
-    found = {cell: known[cell.key]["dev"][size] for cell in cells if cell.key in known}
+    found = {cell: known[cell.key]["dev"]["full"] for cell in cells if cell.key in known}
     return max(found, key=lambda cell: found[cell]) if found else None
 
 
@@ -154,24 +134,18 @@ def points(found: Mapping[int, Any]) -> str:
     return f"{100 * np.mean(list(found.values())):.1f}" if found else ""
 
 
-def gain(pairs: Sequence[tuple[Mapping[int, Any], Mapping[int, Any]]]) -> str:
-    """Scores of the first less those of the second, in points, as a mean over data sets.
+def gain(first: Mapping[int, Any], second: Mapping[int, Any]) -> str:
+    """Scores of the first less those of the second, in points.
 
-    The interval is a bootstrap over the queries of each set, of their means over the seeds that
-    both have.
+    The interval is a bootstrap over queries, of their means over the seeds that both have.
     """
-    rng = np.random.default_rng(0)
-    mean, resampled = 0.0, np.zeros(2000)
-    for first, second in pairs:
-        common = first.keys() & second.keys()
-        if not common:
-            return ""
-        difference = np.mean([first[seed] - second[seed] for seed in common], axis=0)  # (n,)
-        rows = rng.integers(len(difference), size=(len(resampled), len(difference)))
-        mean += float(difference.mean()) / len(pairs)
-        resampled += difference[rows].mean(axis=1) / len(pairs)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return Estimate(mean, float(low), float(high)).show(digits=2)
+    common = first.keys() & second.keys()
+    if not common:
+        return ""
+    difference = np.mean([first[seed] - second[seed] for seed in common], axis=0)  # (n,)
+    rows = np.random.default_rng(0).integers(len(difference), size=(2000, len(difference)))
+    low, high = np.quantile(difference[rows].mean(axis=1), [0.025, 0.975])
+    return Estimate(float(difference.mean()), float(low), float(high)).show(digits=2)
 
 
 def table_losses(size: str) -> list[str]:
@@ -185,7 +159,7 @@ def table_losses(size: str) -> list[str]:
             if cell is None:
                 continue
             found = scores(cell, known, "test", size)
-            shown = points(found) if loss == "MNRL" else gain([(found, mnrl)])
+            shown = points(found) if loss == "MNRL" else gain(found, mnrl)
             rows.setdefault(loss, {})[name] = shown
     cells = [row(loss, *(found.get(name, "") for name in INTENTS)) for loss, found in rows.items()]
     return [header("loss", *INTENTS), *cells]
@@ -197,16 +171,16 @@ def table_encoder(name: str) -> list[str]:
     chosen = {loss: best(cells, known) for loss, cells in losses(name, "MiniLM").items()}
     lines = [header("loss", "τ", "full", "quarter", "XQuAD")]
     before = untrained(chosen["MNRL"])
-    shown = [points(scores(before, known, "test", size)) for size in SIZES[:2]]
+    shown = [points(scores(before, known, "test", size)) for size in SIZES]
     lines.append(row("none", "", *shown, points(where(before, known, "XQuAD"))))
     for loss, cell in chosen.items():
         if cell is None:
             continue
         shown = []
-        for size in SIZES[:2]:
+        for size in SIZES:
             found = scores(cell, known, "test", size)
             mnrl = scores(chosen["MNRL"], known, "test", size)
-            shown.append(points(found) if loss == "MNRL" else gain([(found, mnrl)]))
+            shown.append(points(found) if loss == "MNRL" else gain(found, mnrl))
         shown.append(points(where(cell, known, "XQuAD")))
         tau = f"{cell.temperatures[0]:g}" if len(cell.temperatures) == 1 else ""
         lines.append(row(loss, tau, *shown))
@@ -216,26 +190,6 @@ def table_encoder(name: str) -> list[str]:
 def untrained(cell: Cell) -> Cell:
     one = {"loss": "MNRL", "temperatures": (0.05,), "steps": 0, "seed": 0}
     return replace(cell, **one, rate=BASES[cell.base].get("rate", 0.03))
-
-
-def table_temperatures() -> list[str]:
-    """Gains of every list and power over the one temperature that dev chooses at that size."""
-    known = stored()
-    lines = [header("temperatures", *SIZES)]
-    for sets, prefixes in ((TEXTS, False), (TEXTS[:1], True)):
-        pairs: dict[str, dict[str, list[Any]]] = {}
-        for name in sets:
-            rows = temperatures(name, prefixes)
-            for size in SIZES:
-                singles = [cell for cell in rows.values() if len(cell.temperatures) == 1]
-                chosen = scores(best(singles, known, size), known, "test", size)
-                for label, cell in rows.items():
-                    found = (scores(cell, known, "test", size), chosen)
-                    pairs.setdefault(label, {}).setdefault(size, []).append(found)
-        for label, found in pairs.items():
-            shown = [gain(found[size]) for size in SIZES]
-            lines.append(row(label + ", prefixes" * prefixes, *shown))
-    return lines
 
 
 def table_forgetting() -> list[str]:
@@ -248,29 +202,13 @@ def table_forgetting() -> list[str]:
         half = [scores(cell, known, "half", place) for place in places]
         weights = [known[x.key].get("merged, weight") for x in seeds(cell) if x.key in known]
         before = [points(where(untrained(cell), known, place)) for place in places]
-        gains = [gain([pair]) for pair in zip(half, trained.values(), strict=True)]
+        gains = [gain(*pair) for pair in zip(half, trained.values(), strict=True)]
         lines.append(row(label, "base", *before, ""))
         after = ", ".join(f"{weight:g}" for weight in weights if weight)
         lines.append(row("", "trained", *map(points, trained.values()), after))
         if all(half):
             lines.append(row("", "half - trained", *gains, ""))
     return lines
-
-
-def table_graded() -> list[str]:
-    """Gains over in-batch negatives of every use of a teacher, in full."""
-    known = stored()
-    rows: dict[str, dict[str, str]] = {"teacher itself": {}}
-    for teacher in graded.TEACHERS:
-        chosen = {loss: best(cells, known) for loss, cells in graded.cells(teacher).items()}
-        found = {x: scores(cell, known, "test", "full") for x, cell in chosen.items() if cell}
-        for loss, of_loss in found.items():
-            shown = points(of_loss) if loss == "Cosine" else gain([(of_loss, found["Cosine"])])
-            rows.setdefault(loss, {})[teacher] = shown
-        own = known.get(chosen["teacher, all"].key, {}).get("teacher scores")
-        rows["teacher itself"][teacher] = f"{100 * own['test']:.1f}" if own else ""
-    lines = [header("loss", *graded.TEACHERS)]
-    return lines + [row(x, *(of.get(t, "") for t in graded.TEACHERS)) for x, of in rows.items()]
 
 
 def where(cell: Cell, known: Mapping[str, Figures], place: str) -> dict[int, Any]:
@@ -289,9 +227,7 @@ def header(*names: str) -> str:
 TABLES = {
     **{f"known losses, {size}": partial(table_losses, size) for size in SIZES},
     **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in ENCODED},
-    "known temperatures": table_temperatures,
     "known forgetting": table_forgetting,
-    "known graded": table_graded,
 }
 
 
@@ -307,16 +243,10 @@ def main() -> None:
     if "losses" in given.studies:
         for name in given.sets:
             run_rows(losses(name, given.base), given.data)
-    cells: list[Cell] = []
-    if "temperatures" in given.studies:
-        cells += [cell for name in TEXTS for cell in temperatures(name).values()]
-        cells += temperatures(TEXTS[0], prefixes=True).values()
     if "forgetting" in given.studies:
-        cells += forgetting().values()
-        run((untrained(cell) for cell in cells if cell.elsewhere), given.data)
-    run((x for cell in cells for x in seeds(cell)), given.data)
-    for teacher in graded.TEACHERS if "graded" in given.studies else ():
-        run_rows(graded.cells(teacher), given.data)
+        cells = forgetting().values()
+        run(map(untrained, cells), given.data)
+        run((x for cell in cells for x in seeds(cell)), given.data)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -33,34 +33,30 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import Transformer
-from torch import Tensor, nn
+from torch import nn
 
-# benchmarks/ is not a package
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.compression import search_compressed
 
+Figures = dict[str, Any]
 INTENTS = ("banking names", "clinc names", "banking questions", "clinc questions")
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the document, among which dev chooses
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The settings of a training. Weights of the terms are temperature ** power."""
+    """The settings of a training; several temperatures are terms of equal weights."""
 
     data: str
     loss: str
     temperatures: tuple[float, ...]
-    power: float = 0.0
-    prefixes: bool = False  # whether a quarter and a half of the dimensions have terms as well
     base: str = "table"
     steps: int = 300
     batch: int = 64
     rate: float = 0.03
     seed: int = 0
     elsewhere: bool = False  # whether other domains and merging with the base are measured
-    teacher: float | None = None  # temperature of a teacher's targets
 
     @property
     def key(self) -> str:
@@ -79,19 +75,8 @@ class Data:
 
 @cache
 def data(name: str, folder: Path | None) -> Data:
-    if name in INTENTS:
-        return intents(*name.split(), folder)
-    if name == "XQuAD":
-        return paragraphs(folder)
-    from benchmarks.data import texts  # noqa: F401  which adds package descriptions to DATA
-    from benchmarks.studies.cells import DATA
-
-    found = DATA[name]()
-    return Data(found.rows, found.dev, found.tests[name])
-
-
-def intents(source: str, documents: str, folder: Path | None) -> Data:
     """Questions of Banking77 or CLINC150, with names of intents or other questions as documents."""
+    source, documents = name.split()
     if folder is None:
         raise SystemExit("Give the folder of Banking77 and CLINC150 with --data FOLDER.")
     if source == "banking":
@@ -107,21 +92,6 @@ def intents(source: str, documents: str, folder: Path | None) -> Data:
         return Data(question_pairs(train), find_questions(dev, train), find_questions(test, train))
     names = sorted({intent for _, intent in train})
     return Data(name_pairs(train), find_name(dev, names), find_name(test, names))
-
-
-def paragraphs(folder: Path | None) -> Data:
-    """XQuAD, with the questions on 60 of its 240 paragraphs for dev, and on 60 for the test."""
-    task = xquad.find_paragraph(Path(folder or ".") / "xquad_en.json")
-    part = {d: i % 4 for i, d in enumerate(np.random.default_rng(0).permutation(list(task.corpus)))}
-    rows, held = [], ({}, {})
-    for query, text in task.queries.items():
-        (document,) = task.relevant[query]
-        if part[document] > 1:
-            rows.append({"anchor": text, "positive": task.corpus[document]})
-        else:
-            held[part[document]][query] = text
-    dev, test = (RetrievalData(x, task.corpus, {q: task.relevant[q] for q in x}) for x in held)
-    return Data(Dataset.from_list(rows), dev, test)
 
 
 # --- one training -------------------------------------------------------------------------------
@@ -152,10 +122,8 @@ def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
         return MultipleNegativesRankingLoss(model, scale=1 / tau)
     if cell.loss == "GIST":
         return GISTEmbedLoss(model, base_model(cell.base), temperature=tau)
-    width = model.get_embedding_dimension()
-    dims = (width // 4, width // 2, width) if cell.prefixes else (None,)
-    total = sum(t**cell.power for t in cell.temperatures)
-    terms = [stm.Term(d, t, t**cell.power / total) for d in dims for t in cell.temperatures]
+    share = 1 / len(cell.temperatures)
+    terms = [stm.Term(temperature=t, weight=share) for t in cell.temperatures]
     if cell.loss == "QNorm":
         return stm.QNormRankingLoss(model, terms=terms)
     if cell.loss == "Dot":
@@ -197,7 +165,7 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     columns = [rows[name][:] for name in rows.column_names if name != "label"]
     loss = objective(model, cell)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
-    fit(cell, loss, columns, batches(rows, cell), lambda x: None if labels is None else labels[x])
+    fit(cell, loss, columns, batches(rows, cell), labels)
     learned = getattr(model[-1], "gamma_document", None)
     own = 0.0 if cell.loss in ("QNorm", "Dot") else 1.0 if learned is None else float(learned)
     return model.eval(), own
@@ -207,8 +175,8 @@ def fit(
     cell: Cell,
     loss: nn.Module,
     columns: list[list[str]],
-    order: Iterable[list[int]],
-    labels: Callable[[list[int]], Tensor | None],
+    order: Iterator[list[int]],
+    labels: torch.Tensor | None,
 ) -> None:
     """AdamW without weight decay, a tenth of the steps for warm-up, then down to 0."""
     exponents = [p for name, p in loss.named_parameters() if "gamma" in name]
@@ -223,7 +191,7 @@ def fit(
     )
     for _, batch in zip(range(cell.steps), order, strict=False):
         inputs = [loss.model.preprocess([texts[i] for i in batch]) for texts in columns]
-        found = loss(inputs, labels(batch))
+        found = loss(inputs, None if labels is None else labels[batch])
         optimizer.zero_grad()
         (sum(found.values()) if isinstance(found, dict) else found).backward()
         nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
@@ -231,38 +199,35 @@ def fit(
         schedule.step()
 
 
-def measure(cell: Cell, folder: Path | None) -> dict[str, Any]:
-    """The settings, the scores on dev and, packed, those of every test query."""
+def measure(cell: Cell, folder: Path | None) -> Figures:
+    """The settings, the scores on dev and, packed, those of every test query.
+
+    Dev chooses the document exponent, among that of the training and others.
+    """
     found = data(cell.data, folder)
     began = time.perf_counter()
     model, own = trained(cell, found.rows)
     seconds = time.perf_counter() - began
-    figures = asdict(cell) | scored(model, own, found) | {"seconds": round(seconds, 1)}
-    if not cell.elsewhere:
-        return figures
-    return figures | forgetting(model, cell, figures["exponents"]["chosen"], folder)
-
-
-def scored(model: SentenceTransformer, own: float, found: Data) -> dict[str, Any]:
-    """The document exponent that dev chooses, among that of the training and others; scores."""
     dev = found.dev.encode(model, batch_size=256)
     exponents = [own] if own == 1 else [own, *EXPONENTS]
     tops = dev.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
     chosen = exponents[int(np.argmax([float(dev.ndcg(top).mean()) for top in tops]))]
     test = found.test.encode(model, batch_size=256)
-    return {
+    figures = asdict(cell) | {
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
         "test": {size: packed(x) for size, x in sizes(test, chosen).items()},
+        "seconds": round(seconds, 1),
     }
+    return figures | forgetting(model, cell, chosen, folder) if cell.elsewhere else figures
 
 
 def forgetting(
     model: SentenceTransformer, cell: Cell, exponent: float, folder: Path | None
-) -> dict[str, Any]:
+) -> Figures:
     """The scores in other domains, and all of these half of the way to the base."""
     elsewhere = others(cell, folder)
-    figures: dict[str, Any] = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
+    figures: Figures = {"others": of_tasks(model, elsewhere, stm.Similarity(1.0, exponent))}
     if cell.loss != "Cosine" or len(cell.temperatures) > 1:
         return figures
     found = data(cell.data, folder)
@@ -300,16 +265,10 @@ def of_tasks(
 
 
 def sizes(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:
-    """nDCG@10 of every query in full, at a quarter of the dimensions, and by rescored bits."""
+    """nDCG@10 of every query in full and at a quarter of the dimensions."""
+    parts = {"full": encoded, "quarter": encoded.prefix(encoded.queries.shape[1] // 4)}
     similarity = stm.Similarity(1.0, exponent)
-    quarter = encoded.prefix(encoded.queries.shape[1] // 4)
-    q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
-    tops = {
-        "full": encoded.top(similarity),
-        "quarter": quarter.top(similarity),
-        "bits": search_compressed(q, d, "binary", 100, stm.COSINE, encoded.own)["query"],
-    }
-    return {name: encoded.ndcg(top) for name, top in tops.items()}
+    return {name: encoded.ndcg(part.top(similarity)) for name, part in parts.items()}
 
 
 def packed(values: NDArray[np.float64]) -> str:

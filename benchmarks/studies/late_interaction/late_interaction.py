@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.data.debian import cache_folder
 from benchmarks.data.docstrings import build_docstring_task
-from benchmarks.data.lexicons import default_cache
 from benchmarks.data.search_tasks import answers_only
 from benchmarks.studies.cells import (
     DATA,
@@ -84,8 +84,7 @@ GRID = [replace(CELL, loss=loss, temperature=tau) for loss in LOSSES for tau in 
 def chunks() -> Data:
     """Docstrings, without the chunks that are never relevant."""
     sizes: dict[str, Any] = {"test_queries": 600, "dev_queries": 300, "seed": SEED}
-    sizes |= {"workers": 1, "progress": False}
-    task = build_docstring_task(cache=default_cache() / "docstrings-late", **sizes)
+    task = build_docstring_task(cache=cache_folder() / "docstrings-late", **sizes)
     dev, test = answers_only(task.dev), answers_only(task.test)
     return Data(task.train.triplets(0, SEED), dev, {TEST: test})
 
@@ -270,7 +269,7 @@ class Choice:
 def best(way: str, share: str) -> Choice | None:
     """The choice, or None where no stored cell has a rule for the share."""
     choices = []
-    for cell in filter(CELLS.has, GRID):
+    for cell in filter(CELLS.load, GRID):
         dev = CELLS.load(cell)["dev"]
         rules = [rule for rule in WAYS[way] if share in dev.get(rule, {})]
         choices += [Choice(cell, rule, share, dev[rule][share]) for rule in rules]

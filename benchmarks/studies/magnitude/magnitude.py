@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.lexicons import default_cache
+from benchmarks.data.debian import cache_folder
 from benchmarks.data.search_tasks import TRAIN_SETS, Suite, build_suite
-from benchmarks.studies.cells import EXPONENTS, prepare_process, store
+from benchmarks.studies.cells import EXPONENTS, encode, prepare_process, store
 from benchmarks.studies.cells import read as read_json
 from benchmarks.studies.estimates import Estimate, markdown, paired, show
 from benchmarks.studies.models import language_model, minilm, static_model, table_of, train
@@ -31,7 +31,6 @@ from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer
-from torch import Tensor
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -39,7 +38,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, cohens_d, norms
 from st_magnitude.revela.trainer import lora_config
-from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.run_folder import has_fast_bf16
 
 # loss to its name and its document exponent
@@ -52,23 +50,23 @@ Cells = dict[tuple[str, str, str], dict[int, Figures]]  # (base, training set, l
 # --- bases ----------------------------------------------------------------------------------------
 
 
-def random_table(cache: Path) -> SentenceTransformer:
+def random_table() -> SentenceTransformer:
     """A table as sentence-transformers initialises it, N(0, 1), at half of wordllama's width."""
     table = StaticEmbedding(static_model()[0].tokenizer, embedding_dim=128)
     return SentenceTransformer(modules=[table], device="cpu")
 
 
-def lm_table(cache: Path) -> SentenceTransformer:
+def lm_table() -> SentenceTransformer:
     """The token embeddings of SmolLM2-135M: learned by a language model, never contrastively."""
-    folder = language_model(cache)
+    folder = language_model(cache_folder())
     with safe_open(folder / "model.safetensors", "pt") as weights:
         table = weights.get_tensor("model.embed_tokens.weight").float()
     return table_of(Tokenizer.from_file(str(folder / "tokenizer.json")), table)
 
 
-def decoder(cache: Path) -> SentenceTransformer:
+def decoder() -> SentenceTransformer:
     """SmolLM2-135M-Instruct with mean pooling and LoRA on queries and values."""
-    transformer = Transformer(str(language_model(cache)), max_seq_length=32)
+    transformer = Transformer(str(language_model(cache_folder())), max_seq_length=32)
     tokenizer = transformer.tokenizer
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
@@ -81,7 +79,7 @@ def decoder(cache: Path) -> SentenceTransformer:
 
 @dataclass(frozen=True)
 class Base:
-    load: Callable[[Path], SentenceTransformer]
+    load: Callable[[], SentenceTransformer]
     how: dict[str, Any]
     seeds: int = 3
     sizes: tuple[int, int] | None = None  # queries and documents of a test; default: all
@@ -94,22 +92,15 @@ def how(steps: int, batch: int, rate: float, bf16: bool = False) -> dict[str, An
 
 BF16 = has_fast_bf16()
 BASES = {
-    "static": Base(lambda _: static_model(), how(200, 128, 3e-2)),
+    "static": Base(static_model, how(200, 128, 3e-2)),
     "LM table": Base(lm_table, how(100, 128, 1e-2)),
     "random": Base(random_table, how(500, 128, 1e-1)),
-    "MiniLM": Base(lambda _: minilm(), how(40, 32, 5e-5, BF16), sizes=(200, 400)),
+    "MiniLM": Base(minilm, how(40, 32, 5e-5, BF16), sizes=(200, 400)),
     "decoder": Base(decoder, how(40, 24, 3e-3, BF16), seeds=1, sizes=(100, 300)),
 }
 
 
 # --- measuring ------------------------------------------------------------------------------------
-
-
-def embed(model: SentenceTransformer, texts: Iterable[str], role: str) -> dict[str, Tensor]:
-    """Raw embedding of every text."""
-    unique = list(dict.fromkeys(texts))
-    options: Any = {"keep_normalize": True, "batch_size": 64, "show_progress_bar": False}
-    return dict(zip(unique, encode_raw(model, unique, role, **options), strict=True))
 
 
 def separations(encoded: EncodedTask, words: NDArray[np.float64]) -> dict[str, float]:
@@ -127,16 +118,10 @@ def separations(encoded: EncodedTask, words: NDArray[np.float64]) -> dict[str, f
 
 
 def read(model: SentenceTransformer, tasks: dict[str, RetrievalData]) -> dict[str, Figures]:
-    """nDCG@10 of every query by document exponent, and d, of all tasks from one encoding."""
-    q = embed(model, (text for task in tasks.values() for text in task.queries.values()), "query")
-    d = embed(model, (text for task in tasks.values() for text in task.corpus.values()), "document")
+    """nDCG@10 of every query by document exponent, and d, of all tasks."""
     found = {}
     for name, task in tasks.items():
-        encoded = EncodedTask(
-            torch.stack([q[task.queries[query]] for query in task.query_ids]),
-            torch.stack([d[task.corpus[document]] for document in task.document_ids]),
-            task.columns,
-        )
+        encoded = encode(model, task)
         words = np.array([float(len(task.corpus[x].split())) for x in task.document_ids])
         tops = encoded.tops([stm.Similarity(1.0, exponent) for exponent in EXPONENTS])
         ndcg = {str(x): encoded.ndcg(top) for x, top in zip(EXPONENTS, tops, strict=True)}
@@ -145,10 +130,10 @@ def read(model: SentenceTransformer, tasks: dict[str, RetrievalData]) -> dict[st
     return found
 
 
-def measure(base: Base, loss: str, rows: str, seed: int, suite: Suite, cache: Path) -> Figures:
+def measure(base: Base, loss: str, rows: str, seed: int, suite: Suite) -> Figures:
     """All figures of one model, or of one before training."""
     torch.manual_seed(seed)
-    model = stm.strip_normalize(base.load(cache))
+    model = stm.strip_normalize(base.load())
     if rows != "none":
         train(model, LOSSES[loss](model), suite.train[rows], seed, **base.how)
     model.eval()
@@ -172,7 +157,7 @@ def plan(names: Iterable[str]) -> list[tuple[str, str, str, int]]:
     return cells
 
 
-def run(names: Iterable[str], folder: Path, cache: Path) -> Cells:
+def run(names: Iterable[str], folder: Path) -> Cells:
     """All cells; measures those that are not in the folder yet."""
     found: Cells = {}
     full = None
@@ -180,9 +165,9 @@ def run(names: Iterable[str], folder: Path, cache: Path) -> Cells:
         path = folder / "cells" / f"{name}-{rows}-{loss}-{seed}.json"
         if not path.is_file():
             base = BASES[name]
-            full = full or build_suite(cache)
+            full = full or build_suite()
             suite = full.shrunk(*base.sizes) if base.sizes else full
-            store(path, measure(base, loss, rows, seed, suite, cache))
+            store(path, measure(base, loss, rows, seed, suite))
             print(path.stem, flush=True)
         found.setdefault((name, rows, loss), {})[seed] = read_json(path) or {}
     return found
@@ -245,13 +230,12 @@ def main() -> None:
     )
     parser.add_argument("--only", default=",".join(BASES), help="bases; default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/magnitude"))
-    parser.add_argument("--cache", type=Path, default=None, help="where the data is unpacked")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
     if unknown := set(names) - set(BASES):
         parser.error(f"--only does not know {', '.join(sorted(unknown))}.")
     prepare_process()
-    cells = run(names, arguments.output, default_cache(arguments.cache))
+    cells = run(names, arguments.output)
     print("\n".join([*gain_table(cells, names), "", *boilerplate_table(cells, names)]))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.data.docstrings import docstring_task
 from benchmarks.data.lexicons import build
 from benchmarks.data.search_tasks import shrink
 from benchmarks.studies import cells
@@ -46,7 +47,7 @@ def tasks() -> dict[str, RetrievalData]:
     """The dev split of docstrings, and the tests by domain."""
     sizes = {"num_test_queries": 400, "corpus_size": 1500, "num_dev_queries": 200}
     sizes |= {"dev_corpus_size": 800, "num_foldoc_queries": 300, "foldoc_corpus_size": 1000}
-    words, calls = build(seed=SEED, **sizes), cells.docstring_task()
+    words, calls = build(seed=SEED, **sizes), docstring_task()
     found = {"dev docstrings": calls.dev, "docstrings": calls.test}
     found |= {"wordnet": words.test, "foldoc": words.foldoc}
     return {name: shrink(task, 150, 300, SEED) for name, task in found.items()}
@@ -56,7 +57,7 @@ def measure(cell: Cell) -> Figures:
     """nDCG@10 of every query, of an alternative or at every weight of a main cell."""
     torch.manual_seed(cell.seed)
     model = stm.prepare(BASES[cell.base](), cell.loss)
-    rows = cells.docstring_task().train.triplets(1, SEED)
+    rows = docstring_task().train.triplets(1, SEED)
     start = cells.weights_of(model)
     train(model, cells.objective(model, cell), rows, cell.seed, **cells.how_of(cell))
     end = cells.weights_of(model.eval())

@@ -2,22 +2,20 @@
 
     python benchmarks/studies/norm_sign/norm_sign.py DATA [--base static] [--seeds 3]
 
-DATA is a folder with banking77_train.csv, banking77_test.csv (columns text and category),
-clinc150_full.json and xquad_en.json. A query is a question, its answers are other questions of its
-intent, and each row of the training has an explicit negative of one of three kinds: sentences of an
-encyclopedia (XQuAD), out-of-scope questions (CLINC150), or "Related articles: ..." with two
-questions of the same intent. The test index has 385 answers and as many unseen negatives. A cell is
-written when it is done, and one that exists is not trained again. benchmarks/studies/tables.py
-rebuilds docs/research/norm_sign.md from the cells.
+DATA is a folder with banking77_train.csv, banking77_test.csv, clinc150_full.json and xquad_en.json
+(benchmarks/data says where they are published). A query is a question, its answers are other
+questions of its intent, and each row of the training has an explicit negative of one of three
+kinds: sentences of an encyclopedia (XQuAD), out-of-scope questions (CLINC150), or "Related
+articles: ..." with two questions of the same intent. The test index has 385 answers and as many
+unseen negatives. A cell is written when it is done, and one that exists is not trained again.
+benchmarks/studies/tables.py rebuilds docs/research/norm_sign.md from the cells.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -27,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.studies.models import minilm, static_model
+from benchmarks.data import banking77, clinc150
+from benchmarks.studies.estimates import markdown
+from benchmarks.studies.models import minilm, static_model, train
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from sentence_transformers import SentenceTransformerTrainer as Trainer
-from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -64,11 +62,11 @@ BASES: dict[str, tuple[Callable[[], SentenceTransformer], int, int, float]] = {
 }
 
 
-def questions(file: Path) -> dict[str, list[str]]:
+def questions(folder: Path, split: str) -> dict[str, list[str]]:
     """The questions of every intent, in a fixed random order."""
     found = defaultdict(list)
-    for row in csv.DictReader(file.open(encoding="utf-8")):
-        found[row["category"]].append(row["text"].strip())
+    for text, intent in banking77.read(folder, split):
+        found[intent].append(text)
     rng = np.random.default_rng(0)
     return {name: [texts[i] for i in rng.permutation(len(texts))] for name, texts in found.items()}
 
@@ -76,8 +74,7 @@ def questions(file: Path) -> dict[str, list[str]]:
 def pools(folder: Path, kind: str) -> tuple[list[str], list[str]]:
     """Negatives of a kind for training and for the test."""
     if kind == "middle":
-        stored = json.loads((folder / "clinc150_full.json").read_text(encoding="utf-8"))
-        pool = [text for text, _ in stored["oos_test"]]
+        pool = [text for text, _ in clinc150.read(folder / "clinc150_full.json", "oos_test")]
         return pool[:600], pool[600:]
     articles = json.loads((folder / "xquad_en.json").read_text(encoding="utf-8"))["data"]
     pages = [[part["context"] for part in article["paragraphs"]] for article in articles]
@@ -94,7 +91,7 @@ def related(texts: list[str], rng: np.random.Generator) -> str:
 
 def rows_of(folder: Path, kind: str, number: int, seed: int) -> Dataset:
     """Training rows: question, another one of its intent, explicit negative."""
-    intents, rng = questions(folder / "banking77_train.csv"), np.random.default_rng(seed)
+    intents, rng = questions(folder, "train"), np.random.default_rng(seed)
     labels = rng.integers(len(intents), size=number)
     free = [intents[list(intents)[label]][5:] for label in labels]
     pairs = [list(map(str, rng.choice(texts, 2, replace=False))) for texts in free]
@@ -113,13 +110,13 @@ def first_of(intents: dict[str, list[str]], number: int) -> dict[str, str]:
 
 def test_of(folder: Path, kind: str) -> RetrievalData:
     """308 test questions, 5 answers of each intent, which no training reads, and 385 negatives."""
-    intents, rng = questions(folder / "banking77_train.csv"), np.random.default_rng(0)
+    intents, rng = questions(folder, "train"), np.random.default_rng(0)
     if kind == "like":
         unseen = [related(texts[:5], rng) for texts in intents.values() for _ in range(5)]
     else:
         unseen = rng.choice(pools(folder, kind)[1], 385, replace=False).tolist()
     corpus = first_of(intents, 5) | {f"negative/{i}": text for i, text in enumerate(unseen)}
-    queries = first_of(questions(folder / "banking77_test.csv"), 4)
+    queries = first_of(questions(folder, "test"), 4)
     relevant = {query: {f"{query.split('/')[0]}/{k}" for k in range(5)} for query in queries}
     return RetrievalData(queries, corpus, relevant)
 
@@ -136,7 +133,7 @@ def pushes(loss: stm.MagnitudeRankingLoss, rows: Dataset, batch: int) -> dict[st
     model, found = loss.model.eval(), []
     for start in range(0, 10 * batch, batch):
         part = rows[start : start + batch]
-        columns = [model.tokenize(part[name]) for name in ("anchor", "positive", "negative")]
+        columns = [model.preprocess(part[name]) for name in ("anchor", "positive", "negative")]
         texts = loss.read(columns)
         with torch.no_grad():
             embeddings = [model(dict(c))["sentence_embedding"].clone() for c in columns]
@@ -173,20 +170,15 @@ def cell(folder: Path, base: str, kind: str, way: str, seed: int) -> dict[str, A
     model.model_card_data.widget = [{"text": "a question"}]  # else every Trainer computes examples
     loss = WAYS[way](stm.prepare(model, similarity))
     push = {"before": pushes(loss, rows, batch)}
-    with tempfile.TemporaryDirectory() as output:
-        options: dict[str, Any] = {"max_steps": steps, "warmup_steps": steps // 10, "seed": seed}
-        options |= {"per_device_train_batch_size": batch, "learning_rate": rate, "use_cpu": True}
-        options |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
-        Trainer(model, Arguments(output, **options), train_dataset=rows, loss=loss).train()
+    size = {"max_steps": steps, "per_device_train_batch_size": batch}
+    train(model, loss, rows, seed, learning_rate=rate, **size)
     push["after"] = pushes(loss, rows, batch)
     return {"before": before, "after": measured(model, data, similarity), "push": push}
 
 
 def table(base: str) -> list[str]:
     """All cells of a base, means over seeds, and how often the push has the sign of the change."""
-    head = ["negatives", "loss", "seeds", "push apart", "d before", "d", "AUC", "kept", "nDCG@10"]
-    rows = [f"| {' | '.join(head)} | by cosine |", f"| --- | --- {'| ---: ' * 8}|"]
-    agree = []
+    rows, agree = [], []
     for kind, way in product(KINDS, WAYS):
         files = sorted(CELLS.glob(name_of(base, kind, way, "[0-9]")))
         found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
@@ -196,11 +188,15 @@ def table(base: str) -> list[str]:
         d, before = [f["after"]["d"] for f in found], found[0]["before"]["d"]
         agree += [p * (x - before) > 0 for p, x in zip(pushes, d, strict=True) if way != "cosine"]
         after = [[f["after"][key] for key in ("auc", "kept", "ndcg", "by cosine")] for f in found]
-        end = "{:.3f} | {:.0%} | {:.3f} | {:.3f} |".format(*np.mean(after, axis=0))
+        end = "{:.3f}|{:.0%}|{:.3f}|{:.3f}".format(*np.mean(after, axis=0)).split("|")
         push, seeds = round(np.mean(pushes), 2) + 0.0, ", ".join(f"{x:+.2f}" for x in d)
-        start = f"| {KINDS[kind]} | {way} | {len(found)} | {push:+.2f} | {before:+.2f} | {seeds}"
-        rows.append(f"{start} | {end}")
-    return [*rows, "", f"Push apart and the change of d agree in {sum(agree)} of {len(agree)}."]
+        rows.append([KINDS[kind], way, len(found), f"{push:+.2f}", f"{before:+.2f}", seeds, *end])
+    head = "negatives|loss|seeds|push apart|d before|d|AUC|kept|nDCG@10|by cosine"
+    return [
+        *markdown(head.split("|"), rows, "ll"),
+        "",
+        f"Push apart and the change of d agree in {sum(agree)} of {len(agree)}.",
+    ]
 
 
 def main() -> None:

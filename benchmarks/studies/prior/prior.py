@@ -1,13 +1,13 @@
 """What in-batch softmax forgets: how often a document is the answer, log p(d).
 
-    python benchmarks/studies/prior/prior.py [TASK ...] [--seeds 3]
+    python benchmarks/studies/prior/prior.py [NAME ...] [--seeds 3]
 
 In-batch negatives are drawn from p(d), so that the optimum of InfoNCE is pointwise mutual
 information, in which p(d) cancels. Two ways to have it back: subtract log q of each column from its
 logit in training (logQ; Yi et al., RecSys 2019; `prior=` of a ranking loss), or add weight · log
 p(d) to the logits when scoring, with the weight that is best on dev. log p is counted in the
-training pairs. Tasks are those of data/popularity.py. Each loss has the temperature of .02, .05 and
-.1 that is best on dev with seed 0, for each training and scoring.
+training pairs (data/dependencies.py). Each loss has the temperature of .02, .05 and .1 that is best
+on dev with seed 0, for each training and scoring.
 
 Measured is nDCG@10 over all documents, and without the 50 most frequent ones, which then leave the
 index and the judgments. Baselines: ranking by popularity alone, BM25, and BM25 with the prior
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.popularity import Task, task
+from benchmarks.data.dependencies import Task, dependencies
 from benchmarks.studies.cells import (
     BASES,
     Cell,
@@ -43,13 +43,10 @@ from benchmarks.studies.cells import (
     unpacked,
 )
 from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
-from benchmarks.studies.models import table_of, train
+from benchmarks.studies.models import train
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 
 import st_magnitude as stm
@@ -71,30 +68,9 @@ WAYS = {  # (training, scoring)
 SETTINGS = {  # Cosine in-batch at .05 with seed 0
     "dependencies": Cell("static", "dependencies", "cosine", 0, 200, 256, 0.03),
     "dependencies, longer": Cell("static", "dependencies", "cosine", 0, 800, 256, 0.03),
-    "film ids": Cell("film ids", "film ids", "cosine", 0, 400, 256, 0.01),
-    "lemmas": Cell("static", "lemmas", "cosine", 0, 200, 256, 0.03),
 }
 CELLS = Store(Path(__file__).parent / "cells")
-
-
-def film_tokens(films: Iterable[str]) -> Tokenizer:
-    """A token for each film that was liked, qNUMBER, and another one where it is searched for,
-    dNUMBER."""
-    words = ["[UNK]", *(f"{side}{film}" for film in films for side in "qd")]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return tokenizer
-
-
-def film_table() -> SentenceTransformer:
-    """A random vector for each token."""
-    tokenizer = film_tokens(sorted(task("film ids").corpus))
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(tokenizer.get_vocab_size(), 64, generator=generator) / 8
-    return table_of(tokenizer, weights)
-
-
-BASES["film ids"] = film_table
+BASELINES = CELLS.folder / "baselines-dependencies.json"
 
 
 # --- one training ---------------------------------------------------------------------------------
@@ -112,7 +88,7 @@ def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
 def measure(cell: Cell) -> Figures:
     """Trains and measures."""
     began = time.perf_counter()
-    data = task(cell.data)
+    data = dependencies()
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(BASES[cell.base]())
     loss = objective(model, cell, data)
@@ -120,9 +96,12 @@ def measure(cell: Cell) -> Figures:
     middle = time.perf_counter()
     model.eval()
     exponents = [float(x) for x in getattr(loss, "similarity", stm.COSINE).exponents]
-    similarity, encoded = stm.Similarity(*exponents), Encoded(model, data)
-    tau = float(cell.temperature) * encoded.size(similarity)
-    found = {x: scorings(encoded, similarity, tau, x == "tail") for x in SUBSETS}
+    similarity, sides = stm.Similarity(*exponents), embeddings(model, data)
+    sizes = [float(sides[side].norm(dim=1).mean()) for side in ("dev", "documents")]
+    # losses divide scores by the mean norms that the similarity leaves
+    left = math.prod(size ** (1 - x) for size, x in zip(sizes, exponents, strict=True))
+    tau = float(cell.temperature) * left
+    found = {x: scorings(sides, data, similarity, tau, x == "tail") for x in SUBSETS}
     return {
         "settings": asdict(cell),
         "data": data.fingerprint,
@@ -132,25 +111,13 @@ def measure(cell: Cell) -> Figures:
     }
 
 
-class Encoded:
-    """The embeddings of both tasks, of which each text is encoded once."""
-
-    def __init__(self, model: SentenceTransformer, data: Task) -> None:
-        def encode(texts: Iterable[str], role: str) -> Tensor:
-            return encode_raw(model, list(texts), role, batch_size=128, show_progress_bar=False)
-
-        self.data = data
-        corpus = data.dev.corpus | data.test.corpus
-        self.documents = dict(zip(corpus, encode(corpus.values(), "document"), strict=True))
-        parts = {"dev": data.dev, "test": data.test}
-        self.queries = {part: encode(x.queries.values(), "query") for part, x in parts.items()}
-
-    def size(self, similarity: stm.Similarity) -> float:
-        """The mean norms that the similarity leaves, by which losses divide scores."""
-        sides = self.queries["dev"], torch.stack(list(self.documents.values()))
-        means = [float(side.norm(dim=1).mean()) for side in sides]
-        both = zip(means, similarity.exponents, strict=True)
-        return math.prod(mean ** (1 - gamma) for mean, gamma in both)
+def embeddings(model: SentenceTransformer, data: Task) -> dict[str, Tensor]:
+    """Of the queries of dev and test, and of their documents, by rising id."""
+    documents = data.dev.corpus
+    texts = {part: (getattr(data, part).queries.values(), "query") for part in ("dev", "test")}
+    texts["documents"] = ([documents[d] for d in sorted(documents)], "document")
+    options: Figures = {"batch_size": 128, "show_progress_bar": False}
+    return {side: encode_raw(model, list(x), role, **options) for side, (x, role) in texts.items()}
 
 
 def ranked(
@@ -159,15 +126,11 @@ def ranked(
     weights: Sequence[float],
     part: RetrievalData,
     ids: list[str],
-    data: Task,
 ) -> list[NDArray[np.float64]]:
     """nDCG@10 of each query by the weight of the prior: (n, m) logits in the order of the ids."""
     column = {document: i for i, document in enumerate(ids)}
     relevant = [{column[d] for d in part.relevant[query] if d in column} for query in part.queries]
     rows = [i for i, wanted in enumerate(relevant) if wanted]
-    for i, query in enumerate(part.queries):
-        if hidden := [column[d] for d in data.seen.get(query, ()) if d in column]:
-            logits[i, hidden] = -torch.inf
     found = []
     for weight in weights:
         split = logits[rows].split(256)
@@ -185,14 +148,17 @@ def places(data: Task, part: str, tail: bool) -> tuple[RetrievalData, list[str],
     return found, ids, data.log_p(ids)
 
 
-def scorings(encoded: Encoded, similarity: stm.Similarity, tau: float, tail: bool) -> Figures:
+def scorings(
+    sides: dict[str, Tensor], data: Task, similarity: stm.Similarity, tau: float, tail: bool
+) -> Figures:
     """As trained, and with the prior at scoring."""
 
     def of(part: str, weights: Sequence[float]) -> list[NDArray[np.float64]]:
-        texts, ids, log_p = places(encoded.data, part, tail)
-        documents = torch.stack([encoded.documents[document] for document in ids])
-        logits = similarity.query(encoded.queries[part]) @ similarity.document(documents).T / tau
-        return ranked(logits, log_p, weights, texts, ids, encoded.data)
+        texts, ids, log_p = places(data, part, tail)
+        kept = torch.tensor([not tail or d not in data.frequent for d in sorted(texts.corpus)])
+        documents = similarity.document(sides["documents"][kept])
+        logits = similarity.query(sides[part]) @ documents.T / tau
+        return ranked(logits, log_p, weights, texts, ids)
 
     how = {"plain": (0.0,), "prior": WEIGHTS}
     return {scoring: chosen(of, weights) for scoring, weights in how.items()}
@@ -208,11 +174,11 @@ def chosen(of: Any, weights: Sequence[float]) -> Figures:
 # --- baselines ------------------------------------------------------------------------------------
 
 
-def baselines(name: str) -> Figures:
+def baselines() -> Figures:
     """Popularity alone, BM25, and BM25 with the prior."""
     import bm25s
 
-    data = task(SETTINGS[name].data)
+    data = dependencies()
 
     def split(texts: Iterable[str]) -> Any:
         return bm25s.tokenize(list(texts), stopwords="en", show_progress=False, return_ids=False)
@@ -234,7 +200,7 @@ def baselines(name: str) -> Figures:
             part: str, weights: Sequence[float], factor: float = 1.0, both: Any = both
         ) -> list[NDArray[np.float64]]:
             scores, texts, ids, log_p = both[part]
-            return ranked(factor * scores, log_p, weights, texts, ids, data)
+            return ranked(factor * scores, log_p, weights, texts, ids)
 
         found["scorings"][subset] = {
             "popularity": chosen(partial(of, factor=0.0), (1.0,)),
@@ -245,11 +211,6 @@ def baselines(name: str) -> Figures:
 
 
 # --- what is stored -------------------------------------------------------------------------------
-
-
-def baselines_path(name: str) -> Path:
-    data = SETTINGS[name].data.replace(", ", "-").replace(" ", "-")
-    return CELLS.folder / f"baselines-{data}.json"
 
 
 def cell_of(name: str, loss: str, training: str, tau: float) -> Cell:
@@ -267,9 +228,9 @@ def best(name: str, loss: str, training: str, scoring: str) -> Cell | None:
 
 def run_task(name: str, seeds: int) -> None:
     """Baselines, all temperatures with seed 0, then the other seeds of the best ones."""
-    print(f"{name}: {task(SETTINGS[name].data)}", flush=True)
-    if not baselines_path(name).is_file():
-        store(baselines_path(name), baselines(name))
+    print(f"{name}: {dependencies()}", flush=True)
+    if not BASELINES.is_file():
+        store(BASELINES, baselines())
     pairs = [(loss, "in-batch") for loss in NAMES]
     pairs += [(loss, "logq") for loss in NAMES if loss != "mnrl"]
     CELLS.run(measure, [cell_of(name, *pair, tau) for pair in pairs for tau in TAUS])
@@ -289,22 +250,20 @@ def per_query(figures: Iterable[Figures], subset: str, scoring: str) -> NDArray[
     return np.array([unpacked(x["scorings"][subset][scoring]["test"]) for x in figures])
 
 
-def gain(
-    after: Cell | None, before: Cell | None, subset: str, by: str, plain: str
-) -> Estimate | None:
+def gain(after: Cell | None, before: Cell | None, by: str, plain: str) -> Estimate | None:
     """nDCG@10 of one less that of the other, over the seeds that both have on the same texts."""
     a, b = stored_seeds(after), stored_seeds(before)
     seeds = [seed for seed in a.keys() & b.keys() if a[seed]["data"] == b[seed]["data"]]
     if not seeds:
         return None
-    x = per_query([a[seed] for seed in seeds], subset, by)
-    return paired([x - per_query([b[seed] for seed in seeds], subset, plain)])
+    x = per_query([a[seed] for seed in seeds], "all", by)
+    return paired([x - per_query([b[seed] for seed in seeds], "all", plain)])
 
 
 def table(name: str) -> list[str]:
     """nDCG@10 in percent, the gain over the loss in-batch, and over Cosine alike."""
     rows: list[list[Any]] = []
-    if fixed := read(baselines_path(name)):
+    if fixed := read(BASELINES):
         for what in fixed["scorings"]["all"]:
             means = [in_points(per_query([fixed], subset, what)) for subset in SUBSETS]
             rows.append([what, *means])
@@ -315,8 +274,8 @@ def table(name: str) -> list[str]:
         if cell is None or not (found := stored_seeds(cell)):
             continue
         means = [in_points(per_query(found.values(), subset, scoring)) for subset in SUBSETS]
-        alike = gain(cell, best(name, "cosine", training, scoring), "all", scoring, scoring)
-        plain = gain(cell, best(name, loss, "in-batch", "plain"), "all", scoring, "plain")
+        alike = gain(cell, best(name, "cosine", training, scoring), scoring, scoring)
+        plain = gain(cell, best(name, loss, "in-batch", "plain"), scoring, "plain")
         over = ["" if way == "in-batch" else show(plain), "" if loss == "cosine" else show(alike)]
         rows.append([NAMES[loss], way, f"{cell.temperature:g}", len(found), *means, *over])
     head = ["loss", "training, scoring", "τ", "seeds", *SUBSETS.values()]

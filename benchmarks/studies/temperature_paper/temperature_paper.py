@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.lexicons import Lexicons, build
+from benchmarks.data.debian import fetch
+from benchmarks.data.lexicons import Lexicons, build, chance, wordnet_splits
 from benchmarks.studies.cells import prepare_process
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.models import minilm, static_model, train
@@ -85,13 +87,27 @@ def grid(model: SentenceTransformer, task: RetrievalData) -> Figures:
     }
 
 
-def measure(model: SentenceTransformer, data: Lexicons, seed: int) -> Figures:
+def clustering(seed: int) -> tuple[list[str], list[str]]:
+    """Held-out definitions and their lexicographer files: 50 to 100 of each of nouns and verbs."""
+    members = defaultdict(list)
+    held_out = wordnet_splits(fetch("wordnet-base"), seed)["test"]
+    for entry in sorted(held_out, key=lambda entry: chance(seed, "entry", entry.key)):
+        members[entry.label].append(entry)
+    files = [x for file, x in members.items() if file.startswith(("noun.", "verb."))]
+    chosen = [entry for found in files if len(found) >= 50 for entry in found[:100]]
+    chosen.sort(key=lambda entry: chance(seed, "cluster", entry.key))
+    return [entry.text for entry in chosen], [entry.label for entry in chosen]
+
+
+def measure(
+    model: SentenceTransformer, data: Lexicons, clustered: tuple[list[str], list[str]], seed: int
+) -> Figures:
     """All figures of one trained model."""
     found = grid(model, data.test)
     for size in ("quarter", "binary"):
         found[f"{size} / full"] = 100 * found[size] / found["full"]
     found |= {f"FOLDOC {key}": value for key, value in grid(model, data.foldoc).items()}
-    texts, labels = data.clustering
+    texts, labels = clustered
     embeddings = model.encode_document(texts, batch_size=128, show_progress_bar=False)
     directions = stm.COSINE.document(embeddings).numpy()
     guesses = [
@@ -144,11 +160,12 @@ def claims(results: Results) -> list[str]:
     return markdown(["change", "metric", "paper", "here", "sign"], rows, "llrrl")
 
 
-def run(name: str, record: Path, cache: Path | None) -> Results:
+def run(name: str, record: Path) -> Results:
     """The study of a model; what ``record`` holds already is not done again."""
     results: Results = json.loads(record.read_text()) if record.exists() else {}
     for seed in range(3):
-        data = build(cache=cache, seed=seed, **MODELS[name].sizes)
+        data = build(seed, **MODELS[name].sizes)
+        clustered = clustering(seed)
         for condition in ("pretrained", *CONDITIONS):
             runs = results.setdefault(condition, [])
             if len(runs) > seed:
@@ -158,7 +175,7 @@ def run(name: str, record: Path, cache: Path | None) -> Results:
             if condition != "pretrained":
                 loss = CONDITIONS[condition](model)
                 train(model, loss, data.train, seed, **MODELS[name].how)
-            runs.append(measure(model, data, seed))
+            runs.append(measure(model, data, clustered, seed))
             record.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{name}, seed {seed}, {condition}: {runs[-1]['full']:.1f}", flush=True)
     return results
@@ -170,12 +187,11 @@ def main() -> None:
     )
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/temperature"))
-    parser.add_argument("--cache", type=Path, default=None, help="where the data is unpacked")
     arguments = parser.parse_args()
     prepare_process()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name in arguments.models.split(","):
-        results = run(name, arguments.output / f"{name}.json", arguments.cache)
+        results = run(name, arguments.output / f"{name}.json")
         print("\n".join([f"\n## {name}\n", *table(results), "", *claims(results)]), flush=True)
 
 

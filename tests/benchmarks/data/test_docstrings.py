@@ -82,14 +82,10 @@ def function(name: str, summary: str, description: str = "", parameters: str = "
 
 QUERIES = {
     "Returns the discrete spectrum of a signal.": "how do I get the discrete spectrum of a signal?",
-    "Return True if it is constant.": "how do I check whether it is constant?",
     "The spectrum of a signal.": "what is the spectrum of a signal?",
-    "FIR filter of a signal.": "FIR filter of a signal",
     "fft: compute the spectrum of a signal.": "how do I compute the spectrum of a signal?",
     "Compute the spectrum (FFT) of a signal.": "how do I compute the spectrum of a signal?",
     "Apply the fft to all points.": None,  # it names the object
-    "See the other spectrum function.": None,
-    "spectrum(x, n) -> the spectrum of a signal": None,
 }
 
 
@@ -108,23 +104,15 @@ def write_package(root: Path, name: str, functions: int) -> None:
     ]
     sources = [function(f"f{i}", *text) for i, text in enumerate(texts)]
     (root / name).mkdir()
-    (root / name / "__init__.py").write_text(
-        "\n".join(["raise RuntimeError('imported')", *sources])
-    )
+    text = "\n".join(["raise RuntimeError('imported')", *sources])
+    (root / name / "__init__.py").write_text(text)
 
 
 def test_task(tmp_path: Path) -> None:
     for name, functions in (("big", 20), ("small", 2), ("other", 5), ("dev", 5), ("exam", 6)):
         write_package(tmp_path, name, functions)
-    settings = {
-        "dev": "dev",
-        "test": ["exam"],
-        "dev_queries": 3,
-        "test_queries": 4,
-        "roots": [tmp_path],
-    }
-    settings["progress"] = False
-    task = docstrings.build_docstring_task(train_queries=6, **settings)
+    sizes = {"train_queries": 6, "dev_queries": 3, "test_queries": 4}
+    task = docstrings.build_docstring_task(None, ["dev"], ["exam"], roots=[tmp_path], **sizes)
     assert task.packages == {
         "train": {"big": 2, "other": 2, "small": 2},
         "dev": {"dev": 3},
@@ -134,16 +122,10 @@ def test_task(tmp_path: Path) -> None:
         data: RetrievalData = getattr(task, split)
         assert len(data.queries) == size
         assert data.relevant.keys() == data.negatives.keys() == data.queries.keys()
-        relevant, never = (
-            set().union(*judged.values()) for judged in (data.relevant, data.negatives)
-        )
-        assert (
-            relevant | never == data.corpus.keys()
-        )  # every never-relevant chunk is some query's negative
+        relevant, never = (set().union(*x.values()) for x in (data.relevant, data.negatives))
+        assert relevant | never == data.corpus.keys()
         assert not relevant & never
     assert len(task.train.triplets(1)) == 6
-    again = docstrings.build_docstring_task(train=["other"], train_queries=4, **settings)
-    assert again.packages["train"] == {"other": 4}
 
 
 def test_twins_and_near_duplicates_go() -> None:

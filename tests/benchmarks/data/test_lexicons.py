@@ -37,10 +37,8 @@ def test_synsets() -> None:
     ("name", "text", "leaking"),
     [
         ("mole", "a Mole, digging", True),
-        ("mole", "a molecule", False),
         ("brown bear", "the (brown) bear of the woods", True),
         ("brown bear", "a bear that is brown", False),
-        ("bear", "a brown_bear", True),
         ("!", "no words", True),  # nothing to search for
     ],
 )
@@ -59,10 +57,3 @@ def test_every_sense_in_the_corpus_is_relevant() -> None:
     (query,) = [key for key, name in data.queries.items() if name.lower() == "bank"]
     assert data.relevant[query].keys() == {"d0", "d1"}
     assert sorted(map(str.lower, data.queries.values())) == ["bank", "pond", "shore"]
-    for seed in range(10):  # over two documents, only a sense that is in the corpus
-        small = lexicons.retrieval(senses, 1, 2, seed)
-        for key, name in small.queries.items():
-            expected = {
-                entry.key for entry in senses if name.lower() in map(str.lower, entry.names)
-            }
-            assert small.relevant[key].keys() == expected & small.corpus.keys()

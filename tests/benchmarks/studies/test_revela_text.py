@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.studies.cells import Store
+from benchmarks.studies.revela import reader, texts
 from benchmarks.studies.revela import revela_text as study
 
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
@@ -15,7 +16,7 @@ from st_magnitude.revela.attention import Neighbours, next_token_loss, two_strea
 def test_partners_are_neighbours_unless_groups_are_random() -> None:
     pairs = [(f"a{i}", f"b{i}") for i in range(40)]
     for apart in (False, True):
-        rows = study.group_rows(pairs, 0, apart)["chunks"]
+        rows = texts.group_rows(pairs, 0, apart)["chunks"]
         assert [len(row) for row in rows] == [8] * 10
         found = {(row[i], row[i + 1]) for row in rows for i in range(0, 8, 2)}
         assert (found == set(pairs)) is not apart
@@ -23,8 +24,8 @@ def test_partners_are_neighbours_unless_groups_are_random() -> None:
 
 def test_the_language_model_can_copy_from_another_document_before_it_is_trained() -> None:
     torch.manual_seed(0)
-    lm = study.new_lm()
-    text = torch.randint(1, study.VOCABULARY, (60,))
+    lm = reader.new_lm()
+    text = torch.randint(1, reader.VOCABULARY, (60,))
     ids = torch.stack([text[:40], text[17:57]])
     mask = torch.ones_like(ids)
     with torch.no_grad():
