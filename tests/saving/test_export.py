@@ -9,7 +9,6 @@ import resource
 import signal
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
