@@ -118,8 +118,8 @@ LOSSES = {
     "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
     "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query")}),
-    "learnable": (stm.LearnableNormLoss, {"temperature": "learned", "prior": True}),
-    "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm", "temperature": "learned"}),
+    "learnable": (stm.LearnableNormLoss, {"prior": True}),
+    "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm"}),
     "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32), scale=None)}),
     "regression": (stm.SimilarityMSELoss, {}),
 }
@@ -165,8 +165,6 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
         loss.model = Encoder()
         columns = on_device(batch)
-        if getattr(loss, "temperatures", None) is not None:
-            loss.temperatures.bias = nn.Parameter(leaf(len(loss.temperatures.bias)))
         if options.get("guide"):
             loss.false_negatives.guide.model = loss.model
         if mini_batch_size is None or not is_ranking:

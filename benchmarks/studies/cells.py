@@ -50,7 +50,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed
 from st_magnitude.finetune.run import LOSSES
-from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import MagnitudeRankingLoss
 
 ROOT = Path(__file__).parents[2]
@@ -122,8 +121,9 @@ class Cell:
         seed: Seed for the order of the rows and dropout.
         steps: Number of steps.
         batch: Number of queries in a step.
-        rate: Peak learning rate; learned exponents have 1e-2, a learned temperature 1e-3.
-        temperature: Temperature of the scores after the scale, or "learned", which starts at .05.
+        rate: Peak learning rate; learned exponents have 1e-2.
+        temperature: Temperature of the scores after the scale, or "learned" in stored
+            cells: the losses of then learned it, from .05 on, at a rate of 1e-3.
         scale: Factor of the scores over that of unit vectors: 20; or "auto" or "batch", which
             divide by the mean norms of the batch. Stored cells with "auto" divided by those of
             their first batch, as the losses did then.
@@ -255,7 +255,6 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(BASES[cell.base]()).to(DEVICE)
     rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
-    rates |= LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}
     how = how_of(cell) | {"bf16": cell.bf16}
     if rates:
         how["learning_rate_mapping"] = rates

@@ -239,7 +239,7 @@ def save_trained(
     """Writes the model, its card with further sections, and ``training.json``."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
     rows = cast(Dataset, trainer.train_dataset)
-    # the card describes the loss again, with the temperatures and exponents that it learned
+    # the card describes the loss again, with the exponents that it learned
     card = trainer.model.model_card_data
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}

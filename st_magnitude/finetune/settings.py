@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 from typer import Option
 
 from st_magnitude._checks import positive
@@ -29,13 +28,6 @@ __all__ = ["LOSS_NAMES", "TrainConfig"]
 LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable", "tempagg")
 
 
-def _temperature(given: str | float) -> float | str:
-    try:
-        return given if given == "learned" else float(given)
-    except ValueError:
-        raise typer.BadParameter(f"takes a number or 'learned'; got {given!r}.") from None
-
-
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run. Every field is an option of ``st-magnitude train``, which prints
@@ -55,10 +47,7 @@ class TrainConfig:
         Floats,
         numbers("Temperatures to sum over at every prefix; default: 0.05, or TempAggLoss's."),
     ] = None
-    temperature: Annotated[  # a number, "learned" or None: typer does not know unions
-        Any,
-        Option(parser=_temperature, metavar="X|learned", help="Temperature; default: 0.05."),
-    ] = None
+    temperature: Annotated[float | None, Option(help="Temperature; default: 0.05.")] = None
     epochs: Annotated[float, Option(min=0, help="Passes over the pairs.")] = 1.0
     max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
     batch_size: BatchSize = 32
@@ -85,9 +74,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        positive("temperature", self.temperature, ["learned", None])
+        positive("temperature", self.temperature, [None])
         has_terms = self.loss == "tempagg" or self.dims is not None or self.temperatures is not None
-        if self.temperature not in (None, "learned") and has_terms:
+        if self.temperature is not None and has_terms:
             raise ValueError(
                 f"temperature={self.temperature} is for a loss of one term. With dims, or with"
                 f" several temperatures as tempagg has them, pass temperatures={self.temperature}"

@@ -23,7 +23,6 @@ from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchS
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import (
     CosineRankingLoss,
     DNormRankingLoss,
@@ -153,8 +152,6 @@ def _arguments(
 ) -> SentenceTransformerTrainingArguments:
     """Arguments of the Trainer for these settings."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
-    if config.temperature == "learned":
-        own_rates |= LearnedTemperature.learning_rate_mapping()
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}
     rate = config.learning_rate

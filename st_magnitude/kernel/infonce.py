@@ -17,7 +17,7 @@ from st_magnitude._checks import one_of
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
 from st_magnitude.kernel.softmax import Plan
-from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 
@@ -176,10 +176,5 @@ def check_terms(terms: Sequence[Term], width: int) -> None:
     """Checks that the terms suit embeddings with this number of dimensions."""
     if not terms:
         raise ValueError("infonce needs at least one Term.")
-    if any(isinstance(term.temperature, LearnedTemperature) for term in terms):
-        raise ValueError(
-            "Ranking losses learn temperatures, infonce does not: give it a 0-d tensor that"
-            " requires a gradient, Term(temperature=tau)."
-        )
     if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")

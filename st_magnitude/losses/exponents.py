@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.signature import with_options_of
@@ -144,14 +142,12 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         return self._similarity if norm is None else norm.similarity
 
     def check_engine(self, engine: str | None) -> None:
-        refuse_engine(engine, self.name, ["exponents"], self.uses_gradient_cache)
-        super().check_engine(engine)
+        refuse_engine(engine, self.name, self.uses_gradient_cache, learns_exponents=True)
 
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity  # the model may have lost its ExponentNorm after the training
         exponents = similarity.gamma_query, similarity.gamma_document
-        return [*map(torch.as_tensor, exponents), *super()._learned()]
+        return [torch.as_tensor(exponent) for exponent in exponents]
 
-    def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
-        _, terms = super()._at(learned[2:])
-        return Similarity(*learned[:2]), terms
+    def _at(self, learned: list[Tensor]) -> Similarity:
+        return Similarity(*learned)

@@ -18,14 +18,13 @@ from sentence_transformers.base.losses.gradcache import (
 )
 from torch import Tensor
 
-from st_magnitude._checks import at_least, one_of
+from st_magnitude._checks import at_least, one_of, positive
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
-from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
-from st_magnitude.losses.learned import Temperatures, with_temperature
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
@@ -65,9 +64,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             stock function that ranks as the similarity does.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
-        temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned,
-            starting where the terms have them. None: the terms as they are, of which a
-            :class:`~st_magnitude.kernel.terms.LearnedTemperature` is learned.
+        temperature: Temperature of a loss of one term. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
             of the batch (of all devices, if they are gathered) and at the longest prefix. A
@@ -138,7 +135,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         terms: Sequence[Term] = (Term(),),
         *,
         scale: float | Literal["auto"] = "auto",
-        temperature: float | Literal["learned"] | None = None,
+        temperature: float | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
         gather_across_devices: bool | Literal["ring"] = False,
@@ -161,9 +158,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
         super().__init__(model, own or similarity or DOT, scale, SCALE)
-        self.terms = with_temperature(terms, temperature)
-        is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
-        self.temperatures = Temperatures(self.terms) if is_learned else None
+        self.terms = _with_temperature(terms, temperature)
         self.regularizers = Penalties(regularizers)
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.uses_gradient_cache = mini_batch_size is not None
@@ -238,11 +233,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
         self.watch(embeddings)
         queries, *documents = embeddings
-        similarity, terms = self._at(learned)
+        similarity, terms = self._at(learned), self.terms
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms)
         if self.scale != "auto":
             factor = SCALE / self.scale
-            terms = [replace(term, temperature=term.temperature * factor) for term in terms]
+            terms = tuple(replace(x, temperature=x.temperature * factor) for x in terms)
 
         # The documents of all ranks, column by column, and their queries if a softmax needs them
         batch = Gathered(queries, self.gather_across_devices, self.directions)
@@ -329,14 +324,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     # --- what the loss learns besides the weights of the model ------------------------------------
 
     def _learned(self) -> list[Tensor]:
-        """The present values, 0-d tensors: exponents, then temperatures."""
-        return [] if self.temperatures is None else list(self.temperatures())
+        """The present values, 0-d tensors: of LearnableNormLoss, its exponents."""
+        return []
 
-    def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
-        """The similarity and the terms at values as `_learned` returns them."""
-        if self.temperatures is None:
-            return self.similarity, self.terms
-        return self.similarity, self.temperatures.fill(self.terms, learned)
+    def _at(self, learned: list[Tensor]) -> Similarity:
+        """The similarity at values as `_learned` returns them."""
+        return self.similarity
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -363,8 +356,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self.teacher.start(self.model)
         super().prepare_model()
         self._check_dims()
-        if self.temperatures is not None:
-            self.temperatures.start(self.model)
 
     def check_model(self) -> None:
         super().check_model()
@@ -398,14 +389,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine, as engine_of names it, that cannot train what the loss learns."""
-        learned = [] if self.temperatures is None else ["temperatures"]
-        refuse_engine(engine, self.name, learned, self.uses_gradient_cache)
+        refuse_engine(engine, self.name, self.uses_gradient_cache)
 
     def begin(self) -> None:
         super().begin()
         self.check_engine(engine_of(self.model))
-        if self.temperatures is not None:
-            self.temperatures.begin(self.name)
 
     def _check_inputs(
         self, columns: list[dict[str, Tensor]], labels: Tensor | None
@@ -422,19 +410,16 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
-        elif self.regularizers or (self.uses_gradient_cache and self.temperatures is not None):
-            self.refuse_matryoshka(
-                advice, "takes no {} with regularizers, or with temperatures learned under caching"
-            )
+        elif self.regularizers:
+            self.refuse_matryoshka(advice, "takes no {} with regularizers")
         return len(columns), sizes[0]
 
     @torch.no_grad()
     def get_config_dict(self) -> dict[str, object]:
-        similarity, terms = self._at(self._learned())
-        gamma_query, gamma_document = similarity.exponents
+        gamma_query, gamma_document = self.similarity.exponents
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
-            "terms": [vars(term) | {"temperature": float(term.temperature)} for term in terms],
+            "terms": [vars(term) for term in self.terms],
             "scale": self.scale,
             "mini_batch_size": self.mini_batch_size,
             "gather_across_devices": self.gather_across_devices,
@@ -446,3 +431,21 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
         }
+
+
+def _with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:
+    """The terms of a loss with its argument ``temperature``."""
+    positive("temperature", temperature, [None])
+    terms = tuple(terms)
+    if not terms:
+        raise ValueError(
+            "terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)]."
+        )
+    if temperature is None:
+        return terms
+    if len(terms) > 1:
+        raise ValueError(
+            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}."
+            " Give each term its own."
+        )
+    return (replace(terms[0], temperature=temperature),)

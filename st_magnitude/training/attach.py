@@ -1,20 +1,18 @@
-"""A loss in a Trainer: its state in log and checkpoints, and data that it cannot train on."""
+"""A loss in a Trainer: its figures in the log, and data that it cannot train on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 
 from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Logging", "Remembering", "attach"]
+__all__ = ["Logging", "attach"]
 
-KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
 NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
 
@@ -29,27 +27,12 @@ class Logging(nn.Module):
         return {}
 
 
-class Remembering(Logging):
-    """A part of a loss whose ``get_extra_state``, a dict of numbers, is put into checkpoints."""
-
-    is_attached = False  # whether a Trainer calls `before_step`
-
-    def before_step(self) -> None:
-        """Runs on every process before each step of the optimizer."""
-
-
 def attach(trainer: AnyTrainer) -> AnyTrainer:
-    """Lets a Trainer log, checkpoint and resume the state of losses, and checks its data.
+    """Lets a Trainer log the figures of losses, and checks that it can train them on its data.
 
-    sentence-transformers' Trainer does not save the loss. After this call its checkpoints contain
-    the learned temperatures too: a resumed run finds them again, ``load_best_model_at_end`` those
-    of the best step, and several processes take the same steps. Without it, such a run cannot
-    resume. ``st-magnitude train`` makes the call.
-
-    The log shows a learned temperature as ``temperature``
-    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the
-    share of documents that ``same_text`` leaves out of the negatives, since the line before. These
-    figures and those of a NormMonitor reach Weights & Biases, TensorBoard and others.
+    The log shows as ``excluded_negatives`` the share of documents that ``same_text`` leaves out of
+    the negatives, since the line before. This figure and those of a NormMonitor reach Weights &
+    Biases, TensorBoard and others. ``st-magnitude train`` makes the call.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
@@ -67,7 +50,7 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
             stm.attach(trainer).train(resume_from_checkpoint=True)
     """
     callbacks = trainer.callback_handler.callbacks
-    if not any(isinstance(callback, _LossState) for callback in callbacks):
+    if not any(isinstance(callback, _LossLog) for callback in callbacks):
         losses = _losses_by_name(trainer)
         data = trainer.train_dataset
         for name, loss in losses.items():
@@ -77,9 +60,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
                 refuse_lists(data.get(name) if isinstance(data, dict) else data)
         if trainer.args.world_size > 1:
             refuse_unlike_gathering(losses)
-        trainer.add_callback(_LossState(trainer))
+        trainer.add_callback(_LossLog(trainer))
     # The figures reach the callbacks after these two; all others keep their order.
-    callbacks.sort(key=lambda callback: not isinstance(callback, NormMonitor | _LossState))
+    callbacks.sort(key=lambda callback: not isinstance(callback, NormMonitor | _LossLog))
     return trainer
 
 
@@ -125,52 +108,20 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
         )
 
 
-class _LossState(TrainerCallback):
-    """Copies the state of losses to the TrainerState after each step, and back when it resumes."""
+class _LossLog(TrainerCallback):
+    """Adds the figures of losses to each line of the log that has the training loss."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: object, state: TrainerState, control: object, **_: object
-    ) -> None:
-        # the end of its keys in the log, and the module
-        self.logging: list[tuple[str, Logging]] = []
-        self.modules: dict[str, Remembering] = {}  # by path
-        for name, loss in _losses_by_name(self.trainer).items():
-            for path, module in loss.named_modules():
-                if isinstance(module, Logging):
-                    self.logging.append((f"_{name}" if name else "", module))
-                if isinstance(module, Remembering):
-                    module.is_attached = True
-                    self.modules[f"{name}/{path}"] = module
-        self._restore(state)
-
-    def _restore(self, state: TrainerState) -> None:
-        saved: Any = state.stateful_callbacks
-        for path, module in self.modules.items():
-            if path in saved.get(KEY, {}):
-                module.set_extra_state(saved[KEY][path])
-
-    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        for module in self.modules.values():
-            module.before_step()
-
-    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        saved: Any = state.stateful_callbacks
-        saved[KEY] = {path: module.get_extra_state() for path, module in self.modules.items()}
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: object, **_: object
-    ) -> None:
-        if args.load_best_model_at_end and state.best_model_checkpoint and self.modules:
-            best = Path(state.best_model_checkpoint) / "trainer_state.json"
-            self._restore(TrainerState.load_from_json(str(best)))
-
     def on_log(self, args: object, state: TrainerState, control: object, **given: Any) -> None:
         if "loss" not in given["logs"]:
             return
-        for name, module in self.logging:
-            figures = {key + name: figure for key, figure in module.get_log().items()}
-            given["logs"].update(figures)  # for the callbacks after this one
-            state.log_history[-1].update(figures)
+        figures: dict[str, float] = {}
+        for name, loss in _losses_by_name(self.trainer).items():
+            for module in loss.modules():
+                if isinstance(module, Logging):
+                    ending = f"_{name}" if name else ""
+                    figures |= {key + ending: figure for key, figure in module.get_log().items()}
+        given["logs"].update(figures)  # for the callbacks after this one
+        state.log_history[-1].update(figures)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transformers import Trainer
@@ -28,24 +27,20 @@ def engine_of_trainer(trainer: Trainer) -> str | None:
     return "FSDP" if trainer.is_fsdp_enabled else None
 
 
-def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
+def refuse_engine(
+    engine: str | None, name: str, caches: bool, learns_exponents: bool = False
+) -> None:
     """Refuses a loss that an engine would train wrongly, or in which it would fail.
 
     Args:
         engine: The engine, as `engine_of` names it.
         name: Name of the loss.
-        learned: Names of what the loss learns: temperatures, exponents.
         caches: Whether the loss caches gradients.
+        learns_exponents: Whether it learns exponents.
     """
     if engine is None:
         return
-    learned = set(learned)
-    if "temperatures" in learned:
-        # FSDP2 cannot find them among the model's parameters, and an optimizer of DeepSpeed's
-        # configuration lacks them.
-        why = f"learns temperatures, which are not part of the model that {engine} trains"
-        how = "pass fixed temperatures"
-    elif "exponents" in learned and engine != "DeepSpeed ZeRO-2":
+    if learns_exponents and engine != "DeepSpeed ZeRO-2":
         # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
         why = f"learns exponents, each a single number, and {engine} shards all parameters"
         how = "fix them: MagnitudeRankingLoss(model, stm.Similarity(1, 0.5))"

@@ -13,7 +13,6 @@ from torch import nn
 import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
 from st_magnitude.kernel.batch import Above
-from st_magnitude.kernel.terms import LearnedTemperature
 
 FORWARD, BACKWARD, BOTH = DIRECTIONS = [
     ("query_to_doc",),
@@ -439,7 +438,6 @@ WRONG = {
     "shapes": ({"documents": torch.ones(9, 4)}, r"documents \(M, D\)"),
     "offset": ({"offset": 10}, "offset 10"),
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
-    "learned": ({"terms": [Term(temperature=LearnedTemperature())]}, r"Term\(temperature=tau\)"),
     "all_queries": ({"all_queries": torch.ones(3, 8)}, r"\(Q, 8\) with Q >= 4; got \(3, 8\)"),
     "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
     "positives": ({"positives": MATRIX.bool()}, r"Give a matrix \(B, M\) as targets"),

@@ -122,10 +122,6 @@ class Begins(TrainerCallback):
         self.step = state.global_step
 
 
-def temperatures(loss):
-    return [term["temperature"] for term in loss.get_config_dict()["terms"]]
-
-
-def logged(trainer, key="temperature"):
+def logged(trainer, key):
     """The values of a key in the log."""
     return [entry[key] for entry in trainer.state.log_history if key in entry]

@@ -11,16 +11,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.distributed as dist
-from _tiny import ROWS, columns, load_transformer
+from _tiny import columns, load_transformer
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import temp_agg_mrl
-
-NUM_ROWS = 6  # a rank
 
 
 def arguments(output: Path, **options: Any) -> SentenceTransformerTrainingArguments:
@@ -33,61 +30,24 @@ def arguments(output: Path, **options: Any) -> SentenceTransformerTrainingArgume
 
 def train(
     folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True
-) -> dict:
+) -> dict[str, torch.Tensor]:
     """Everything that a loss can learn or leave out at once, in the Trainer."""
     model = load_transformer(folder)
     loss = stm.LearnableNormLoss(
         model,
         terms=temp_agg_mrl([8, 32], [0.05, 0.1]),
-        temperature="learned",
         margin=-0.1,
         margin_strategy="relative",
         regularizers=[(stm.SIGReg(num_directions=8), 0.01)],
         mini_batch_size=mini_batch_size,
         gather_across_devices=gather,
     )
-    mapping = loss.learning_rate_mapping(0.1) | LearnedTemperature.learning_rate_mapping(0.1)
+    mapping = loss.learning_rate_mapping(0.1)
     args = arguments(output, learning_rate=1e-3, learning_rate_mapping=mapping)
     data = Dataset.from_dict(columns(num_negatives=1))
     stm.attach(SentenceTransformerTrainer(model, args, data, loss=loss)).train()
     assert isinstance(loss.model, DistributedDataParallel)
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    return {"parameters": parameters, "biases": loss.temperatures.bias.detach()}
-
-
-def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:
-    """The gradient of a learned temperature, as the optimizer gets it."""
-    model = load_transformer(folder).double()
-    options = {"scale": 3.0, "gather_across_devices": True, "mini_batch_size": mini_batch_size}
-    loss = stm.DNormRankingLoss(model, temperature="learned", **options)
-    loss.model = DistributedDataParallel(model, find_unused_parameters=True)
-    start = dist.get_rank() * NUM_ROWS
-    rows = [row[:3] for row in ROWS[start : start + NUM_ROWS]]
-    loss([dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]).backward()
-    loss.temperatures.before_step()  # as attach has a Trainer do
-    return loss.temperatures.bias.grad
-
-
-def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
-    """In a step, each rank has a batch of another data set, whose loss learns a temperature."""
-    model = load_transformer(folder)
-    losses = {
-        name: stm.DotRankingLoss(model, temperature="learned", scale=3.0)
-        for name in ("pairs", "triplets")
-    }
-    mapping = LearnedTemperature.learning_rate_mapping(0.1)
-    args = arguments(
-        output, learning_rate_mapping=mapping, multi_dataset_batch_sampler="round_robin"
-    )
-    data = DatasetDict(
-        {name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)}
-    )
-    seen = []
-    for name, loss in losses.items():
-        loss.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
-    stm.attach(SentenceTransformerTrainer(model, args, data, loss=losses)).train()
-    assert set(seen) == {list(losses)[dist.get_rank()]}
-    return {name: loss.temperatures.bias.item() for name, loss in losses.items()}
+    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def refusal_of_data_sets(folder: str, output: Path) -> str:
@@ -112,8 +72,6 @@ def main(folder: str, output: Path) -> None:
     dist.init_process_group("gloo")
     results: dict = {("trainer", size): train(folder, output, size) for size in (None, 3)}
     results["trainer", "ring"] = train(folder, output, 3, "ring")
-    results |= {("temperature", size): learn_temperature(folder, size) for size in (None, 3)}
-    results["data sets"] = train_two_data_sets(folder, output)
     results["refusal"] = refusal_of_data_sets(folder, output)
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does

@@ -100,7 +100,7 @@ def test_a_prior_of_other_texts_warns(model, caplog):
 LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),
     "qnorm": (stm.QNormRankingLoss, {"terms": temp_agg_mrl([8, 32], [0.05, 0.2])}),
-    "learnable": (stm.LearnableNormLoss, {"temperature": "learned"}),
+    "learnable": (stm.LearnableNormLoss, {}),
     "tempagg": (stm.TempAggMRLLoss, {"similarity": "dot"}),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from _helpers import logged, temperatures, train
+from _helpers import logged, train
 from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
 from peft import LoraConfig
@@ -46,7 +46,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "lora": (False, True),
     "resume": (False, True),
     "compiled": (False, True),
-    "temperature": (None, "learned"),
     "margin": (None, -0.1),
     "guided": (False, True),
     "prior": (False, True),
@@ -94,7 +93,7 @@ def prepared(folder: str, cell: Cell) -> tuple[SentenceTransformer, torch.nn.Mod
     model = load_transformer(folder)
     if cell["lora"]:
         model.add_adapter(LoraConfig(r=2, target_modules=["q_lin", "v_lin"], lora_dropout=0.0))
-    options = {key: cell[key] for key in ("mini_batch_size", "temperature", "margin")}
+    options = {key: cell[key] for key in ("mini_batch_size", "margin")}
     guide = load_transformer(folder, "cls") if cell["guided"] else None
     counts = {row[1]: 1 + i for i, row in enumerate(ROWS)}
     prior = stm.DocumentPrior.from_texts(model, counts) if cell["prior"] else None
@@ -137,7 +136,7 @@ def weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
 def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
     monkeypatch.chdir(tmp_path)  # fit() puts checkpoints there
     model, loss = prepared(folder, cell)
-    before, start = weights(model), temperatures(loss)
+    before = weights(model)
     if cell["way"] == "fit":
         examples = [InputExample(texts=list(row[: 2 + cell["num_negatives"]])) for row in ROWS]
         loader = DataLoader(examples, shuffle=True, batch_size=4)
@@ -167,19 +166,15 @@ def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
         )
     else:
         assert len(moved) > 0.9 * len(after)
-    learned = temperatures(loss)
-    is_learned = cell["temperature"] == "learned"
-    assert all((a != b) == is_learned for a, b in zip(learned, start, strict=True))
     if cell["loss"] == "learnable":
         assert {name.rpartition(".")[2] for name in moved} >= {"query_bias", "document_bias"}
 
     if cell["resume"]:
-        resumed, again = trained(
+        resumed, _ = trained(
             folder, cell, tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-2")
         )
         for name, value in weights(resumed).items():
             torch.testing.assert_close(value, after[name], rtol=0, atol=0)
-        assert temperatures(again.loss) == learned
 
     stm.export(model, tmp_path / "saved")
     text = [row[1] for row in ROWS[:3]]

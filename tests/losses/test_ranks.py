@@ -113,16 +113,11 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
 
 
 def ring_and_gathering(folder):
-    """The gradients of both, that of a temperature too, in float32 and under autocast."""
+    """The gradients of both, in float32 and under autocast."""
     rank, found = dist.get_rank(), []
     for bf16, gather in itertools.product((False, True), ("ring", True)):
-        _, loss = wrapped(
-            folder,
-            ("learnable", None, ("query_to_doc", "doc_to_query")),
-            gather,
-            torch.float32,
-            temperature="learned",
-        )
+        case = ("learnable", None, ("query_to_doc", "doc_to_query"))
+        _, loss = wrapped(folder, case, gather, torch.float32)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss(features(loss.model.module, ROWS[4 * rank : 4 * rank + 4])).backward()
         found.append(torch.cat([p.grad.flatten() for p in loss.parameters()]))

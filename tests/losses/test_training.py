@@ -1,7 +1,5 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
-import copy
-import math
 import os
 import subprocess
 import sys
@@ -11,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from _helpers import BATCHING, temperatures, train
-from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
-from _two_ranks import NUM_ROWS
+from _helpers import BATCHING, train
+from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
@@ -36,36 +33,6 @@ def test_attach_is_idempotent(folder, tmp_path):
     assert trainer.callback_handler.callbacks == callbacks
 
 
-@BATCHING
-def test_a_loop_of_your_own(folder, mini_batch_size):
-    """The loss's own state_dict holds what it learns, so a plain loop resumes too."""
-
-    def built():
-        model = load_transformer(folder)
-        options = {"temperature": "learned", "mini_batch_size": mini_batch_size}
-        loss = stm.SIGRegInfoNCE(model, similarity="qnorm", sigreg=stm.SIGReg(8), **options)
-        return loss, torch.optim.SGD(loss.parameters(), lr=0.05)
-
-    def steps(loss, optimizer, number):
-        batch = [loss.model.preprocess(column) for column in columns(8, 1).values()]
-        for _ in range(number):
-            optimizer.zero_grad()
-            sum(loss([dict(column) for column in batch]).values()).backward()
-            optimizer.step()
-
-    loss, optimizer = built()
-    steps(loss, optimizer, 2)
-    saved, generator = copy.deepcopy(loss.state_dict()), torch.get_rng_state()
-    steps(loss, optimizer, 2)
-    resumed, optimizer = built()
-    resumed.load_state_dict(saved)
-    torch.set_rng_state(generator)
-    steps(resumed, optimizer, 2)
-    assert torch.equal(resumed.temperatures.bias, loss.temperatures.bias)
-    for name, value in loss.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=1e-6)
-
-
 # --- a model in place of another one --------------------------------------------------------------
 
 
@@ -83,17 +50,17 @@ def test_a_new_model_is_prepared_as_the_first_one(
         models.append(load_transformer(folder))
         return models[-1]
 
-    options = {"temperature": "learned", "mini_batch_size": mini_batch_size}
+    options = {"mini_batch_size": mini_batch_size}
     loss = loss_class(model_init(), **options)
     trainer = SentenceTransformerTrainer(
         args=args, train_dataset=data, loss=loss, model_init=model_init
     )
     stm.attach(trainer)
-    trained = [temperatures(loss) for _ in range(2) if trainer.train()]
+    trainer.train()
+    trainer.train()
     alone = model_init()
     fresh = loss_class(alone, **options)
     stm.attach(SentenceTransformerTrainer(alone, args, train_dataset=data, loss=fresh)).train()
-    assert trained[0] == trained[1] == temperatures(fresh) != [0.05]
     assert not caplog.records
     for model in models[-3:-1]:
         assert model.similarity_fn_name == alone.similarity_fn_name
@@ -170,42 +137,17 @@ def two_ranks(folder, tmp_path_factory):
 @pytest.mark.parametrize("way", [None, 3, "ring"], ids=["plain", "cached", "ring"])
 def test_two_ranks_in_the_trainer(model, two_ranks, way):
     first, second = (results["trainer", way] for results in two_ranks)
-    assert torch.equal(first["biases"], second["biases"])
-    assert (first["biases"] - torch.tensor(2 * [0.05, 0.1]).log()).abs().min() > 0.05
     start = dict(model.named_parameters())
-    for name, parameter in first["parameters"].items():
-        assert torch.equal(parameter, second["parameters"][name])
+    for name, parameter in first.items():
+        assert torch.equal(parameter, second[name])
         assert not torch.equal(parameter, start.get(name, torch.zeros(())))
-    assert {"2.query_bias", "2.document_bias"} < first["parameters"].keys()
+    assert {"2.query_bias", "2.document_bias"} < first.keys()
     if way == "ring":  # as gathering does
-        gathered = two_ranks[0]["trainer", 3]["parameters"]
+        gathered = two_ranks[0]["trainer", 3]
         for name in ("2.query_bias", "2.document_bias"):
-            torch.testing.assert_close(first["parameters"][name], gathered[name], rtol=1e-3, atol=0)
-        torch.testing.assert_close(
-            first["biases"], two_ranks[0]["trainer", 3]["biases"], rtol=1e-3, atol=0
-        )
-
-
-@pytest.mark.slow
-@BATCHING
-def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
-    """The gradient is that of the joined batch, although DDP does not average it."""
-    model.double()
-    rows = [row[:3] for row in ROWS[: 2 * NUM_ROWS]]
-    embeddings = raw_embeddings(
-        model, [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
-    )
-    bias = torch.tensor(0.05).log().requires_grad_()
-    formula(embeddings, (0.0, 1.0), 3.0 * 0.05 / bias.exp()).backward()
-    for results in two_ranks:
-        assert results["temperature", mini_batch_size].item() == pytest.approx(
-            bias.grad.item(), rel=1e-5
-        )
+            torch.testing.assert_close(first[name], gathered[name], rtol=1e-3, atol=0)
 
 
 @pytest.mark.slow
 def test_two_ranks_with_different_data_sets(two_ranks):
-    first, second = (results["data sets"] for results in two_ranks)
-    assert first == second
-    assert len({round(bias, 2) for bias in [*first.values(), math.log(0.05)]}) == 3
     assert all("gather from all processes" in results["refusal"] for results in two_ranks)

@@ -20,7 +20,7 @@ LOSSES = {
     "cosine": stm.CosineRankingLoss,
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
-    "margin": lambda model: stm.DotRankingLoss(model, margin=-0.1, temperature="learned"),
+    "margin": lambda model: stm.DotRankingLoss(model, margin=-0.1),
     "joint": partial(stm.CosineRankingLoss, directions=("query_to_doc", "query_to_query")),
     "temp_agg_mrl": stm.TempAggMRLLoss,
     "sigreg": stm.SIGRegInfoNCE,

@@ -88,12 +88,11 @@ def train(folder, name, shard):
 
 def on_two_shards(folder):
     found = {name: train(folder, name, shard=True) for name in LOSSES}
-    learned = partial(stm.DotRankingLoss, temperature="learned"), stm.LearnableNormLoss
-    return found, [refusal(load_transformer(folder), make) for make in learned]
+    return found, refusal(load_transformer(folder))
 
 
-def refusal(model, make):
-    loss = make(model, scale=3.0)
+def refusal(model):
+    loss = stm.LearnableNormLoss(model, scale=3.0)
     for layer in model[0].auto_model.transformer.layer:
         fully_shard(layer)
     with pytest.raises(ValueError, match="Use DistributedDataParallel") as caught:
@@ -127,9 +126,8 @@ def test_two_shards_are_one_process(folder, shards, name):
 @pytest.mark.slow
 @two_processes
 def test_what_fsdp_cannot_train_is_refused_on_the_first_batch(shards):
-    for _, (temperatures, exponents) in shards:
-        assert temperatures.startswith("DotRankingLoss learns temperatures")
-        assert exponents.startswith("LearnableNormLoss learns exponents")
+    for _, refused in shards:
+        assert refused.startswith("LearnableNormLoss learns exponents")
 
 
 class DeepSpeedEngine(nn.Module):
@@ -149,7 +147,6 @@ class DeepSpeedEngine(nn.Module):
 @pytest.mark.parametrize(
     ("make", "stages"),
     [
-        (partial(stm.QNormRankingLoss, temperature="learned"), (2, 3)),
         (stm.LearnableNormLoss, (3,)),
         (partial(stm.QNormRankingLoss, mini_batch_size=2), (2, 3)),
         (stm.QNormRankingLoss, ()),
@@ -170,15 +167,15 @@ def test_deepspeed(model, make, stages):
 
 def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
     args = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    loss = stm.DotRankingLoss(model, temperature="learned")
+    loss = stm.LearnableNormLoss(model)
     trainer = SentenceTransformerTrainer(model, args, Dataset.from_dict(columns()), loss=loss)
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
-    with pytest.raises(ValueError, match=r"DotRankingLoss learns temperatures, .* FSDP"):
+    with pytest.raises(ValueError, match=r"LearnableNormLoss learns exponents, .* FSDP"):
         stm.attach(trainer)
     with pytest.raises(ValueError, match="FSDP gives each process a part of the weights"):
         train_or_stop(trainer)
     monkeypatch.setattr(trainer, "is_deepspeed_enabled", True)
     plugin = SimpleNamespace(zero_stage=3)
     monkeypatch.setattr(type(trainer.accelerator.state), "deepspeed_plugin", plugin)
-    with pytest.raises(ValueError, match="that DeepSpeed ZeRO-3 trains"):
+    with pytest.raises(ValueError, match="DeepSpeed ZeRO-3 shards"):
         stm.attach(trainer)
