@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
@@ -236,7 +237,8 @@ class Guide:
         may_differ = bool(prompt or prompt_of(model, role) or "prompt_length" in features)
         texts: list[str] | None = None
         if self.retokenizes or (may_differ and tokens_of(features) is not None):
-            reader: Any = unwrapped(model)
+            reader = unwrapped(model)
+            assert isinstance(reader, BaseModel)
             _, texts = split_prompt(features, reader)
         embeddings = []
         for start in range(0, number, size):
