@@ -185,8 +185,7 @@ def test_a_step_of_late_interaction(
     """On several processes the scoring of sentence-transformers reads the longest text."""
     model = stm.prepare(load_tokens(folder), similarity)
     prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
-    penalty = 0.0 if similarity == "cosine" else 0.1
-    loss = stm.LateInteractionLoss(model, similarity, norm_penalty=penalty, prior=prior)
+    loss = stm.LateInteractionLoss(model, similarity, prior=prior)
     prior._has_begun = True
     batch = [model.preprocess(list(column)) for column in zip(*TEXTS, strict=True)]
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+
+from st_magnitude._checks import positive
 
 __all__ = ["Term"]
 
@@ -34,3 +37,21 @@ class Term:
             )
         if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
             raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
+
+
+def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:
+    """The terms of a loss with its argument ``temperature``."""
+    positive("temperature", temperature, [None])
+    terms = tuple(terms)
+    if not terms:
+        raise ValueError(
+            "terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)]."
+        )
+    if temperature is None:
+        return terms
+    if len(terms) > 1:
+        raise ValueError(
+            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}."
+            " Give each term its own."
+        )
+    return (replace(terms[0], temperature=temperature),)

@@ -39,9 +39,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         S(Q, D) = mean_i max_j s(q_i, d_j),
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
         L = mean_Q [ -log softmax_D( S(Q, D) / (temperature · size) - log q(D) ) at D = D_Q ]
-            + norm_penalty · P
         size = mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)
-        P = mean|d| / sqrt(mean|d|^2)
 
     The means run over all tokens of the batch at hand, of all devices if documents are gathered.
     ``size`` is 1 for cosine. Because it is not a constant, a token that matches nothing lowers the
@@ -58,8 +56,6 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         length_normalize: True: the score is the mean over query tokens, as written above. False:
             their sum, ColBERT's, for which a temperature is as many times higher as queries have
             tokens. Rankings are equal.
-        norm_penalty: Weight of P, which is 1 if all document tokens have equal norms and falls when
-            few of them hold most of the norm. A common factor of all norms does not change it.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits.
         mini_batch_size: Number of texts for which the model holds activations at a time
             (GradCache). None: no caching.
@@ -81,7 +77,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             MultiVectorEncoderTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
     Source: Khattab and Zaharia, ColBERT, SIGIR 2020 (MaxSim); Beyond the Unit Hypersphere, arXiv
-        2602.09229, Eq. 7; Hurley and Rickard, Comparing Measures of Sparsity, 2009 (P).
+        2602.09229, Eq. 7.
     """
 
     citation = CITATION
@@ -93,7 +89,6 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         *,
         temperature: float = 0.05,
         length_normalize: bool = True,
-        norm_penalty: float = 0.0,
         prior: DocumentPrior | None = None,
         mini_batch_size: int | None = None,
         gather_across_devices: bool = False,
@@ -109,7 +104,6 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         )
         self.similarity = similarity
         self.temperature = temperature
-        self.norm_penalty = norm_penalty
         self.prior = prior
         self.length_normalize = length_normalize
         self.uses_gradient_cache = mini_batch_size is not None
@@ -172,8 +166,6 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             logits = logits - torch.stack(log_q, dim=1).flatten()
         positives = (torch.arange(len(queries), device=queries.device) + offset) * len(documents)
         loss = F.cross_entropy(logits, positives)
-        if self.norm_penalty:
-            loss = loss + self.norm_penalty * _evenness(tokens, mask)
         if with_backward:
             loss.backward()
             loss = loss.detach()
@@ -185,7 +177,6 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             "similarity": {"query": query, "document": document},
             "temperature": self.temperature,
             "length_normalize": self.length_normalize,
-            "norm_penalty": self.norm_penalty,
             "mini_batch_size": self.mini_batch_size,
             "gather_across_devices": self.gather_across_devices,
             "prior": None if self.prior is None else self.prior.get_config_dict(),
@@ -225,14 +216,3 @@ def _divided(
         norms = torch.linalg.vector_norm(flat, dim=1)
         flat = flat / mean_norm(norms, mask.flatten().to(norms.dtype), across_devices)
     return divide_by_norms(flat, (flat.shape[1],), gamma)[0].view_as(tokens).to(tokens.dtype)
-
-
-def _evenness(tokens: Tensor, mask: Tensor) -> Tensor:
-    """mean|x| / sqrt(mean|x|^2) of the tokens (..., D) of a mask (...): 1 for equal norms."""
-    tokens = at_least_float32(tokens)
-    with torch.autocast(tokens.device.type, enabled=False):
-        squares = tokens.square().sum(dim=-1)
-        tiny = torch.finfo(squares.dtype).tiny  # the root has no derivative at 0
-        number = mask.sum().clamp(min=1)
-        mean = (squares.clamp(min=tiny).sqrt() * mask).sum() / number
-        return mean / ((squares * mask).sum() / number).clamp(min=tiny).sqrt()

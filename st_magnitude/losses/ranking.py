@@ -18,12 +18,12 @@ from sentence_transformers.base.losses.gradcache import (
 )
 from torch import Tensor
 
-from st_magnitude._checks import at_least, one_of, positive
+from st_magnitude._checks import at_least, one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
-from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.terms import Term, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
 from st_magnitude.losses.prior import DocumentPrior
@@ -158,7 +158,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
         super().__init__(model, own or similarity or DOT, scale, SCALE)
-        self.terms = _with_temperature(terms, temperature)
+        self.terms = with_temperature(terms, temperature)
         self.regularizers = Penalties(regularizers)
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.uses_gradient_cache = mini_batch_size is not None
@@ -431,21 +431,3 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
         }
-
-
-def _with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:
-    """The terms of a loss with its argument ``temperature``."""
-    positive("temperature", temperature, [None])
-    terms = tuple(terms)
-    if not terms:
-        raise ValueError(
-            "terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)]."
-        )
-    if temperature is None:
-        return terms
-    if len(terms) > 1:
-        raise ValueError(
-            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}."
-            " Give each term its own."
-        )
-    return (replace(terms[0], temperature=temperature),)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.util import load_file_path
 
 from st_magnitude._files import moved_in, one_line_about_the_disk, refuse_used_folder
@@ -19,8 +18,6 @@ from st_magnitude.modules import ExponentNorm, NormPruning
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.raw import (
-    is_cut,
-    normalizes_output,
     refuse_other_models,
     unwrapped,
     warn_of_unused_prompt,
@@ -36,7 +33,6 @@ _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the 
 def export(
     model: SentenceTransformer | MultiVectorEncoder,
     path: str | Path,
-    calibrated_scores: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Saves a model for everybody to load and to score as it was trained. The model is not changed.
@@ -51,37 +47,30 @@ def export(
     Args:
         model: The trained SentenceTransformer or MultiVectorEncoder.
         path: A new or empty folder.
-        calibrated_scores: Whether queries are normalised as well, by a stock ``Router``, which
-            makes scores of different queries comparable. For models whose document norm counts
-            (dot, QNorm); queries must then be encoded with ``encode_query``.
         overwrite: Whether a folder that is not empty is replaced, with all that it contains.
 
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, as on a full disk. The folder is then as it was.
-        ValueError: If the model cannot have calibrated scores, a MultiVectorEncoder contains
-            NormPruning, or the weights under an adapter are quantized.
+        ValueError: If a MultiVectorEncoder contains NormPruning, or the weights under an adapter
+            are quantized.
     """
     path = Path(path)
     model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder):
-        _check_tokens(model, calibrated_scores)
+        _refuse_pruning(model)
     else:
         refuse_other_models(model, "export")
-        if calibrated_scores:
-            _check_ending(model)
     refuse_used_folder(path, overwrite)
     with (
         one_line_about_the_disk(path, "The folder is as it was."),
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):
-        write_model(model, folder, calibrated_scores)
+        write_model(model, folder)
     return path
 
 
-def _check_tokens(model: MultiVectorEncoder, calibrated_scores: bool) -> None:
-    if calibrated_scores:
-        raise ValueError("calibrated_scores is for models with one embedding per text.")
+def _refuse_pruning(model: MultiVectorEncoder) -> None:
     if any(isinstance(module, NormPruning) for module in model.modules()):
         raise ValueError(
             "export writes stock modules, and this model contains NormPruning. Remove it and give "
@@ -90,42 +79,10 @@ def _check_tokens(model: MultiVectorEncoder, calibrated_scores: bool) -> None:
         )
 
 
-def _check_ending(model: SentenceTransformer) -> None:
-    last = model[-1]
-    has_norms = not isinstance(last, ExponentNorm) and not normalizes_output(model)
-    if not (has_norms and model.similarity_fn_name == "dot"):
-        raise ValueError(
-            "calibrated_scores=True normalises the queries of a model whose document norms count; "
-            f"this one ends in {type(last).__name__} and has "
-            f"similarity_fn_name={model.similarity_fn_name!r}. For ExponentNorm, set gamma_query "
-            "to 1 instead; else scores are comparable as they are, or call stm.prepare(model, "
-            "'qnorm')."
-        )
-    if is_cut(model):
-        raise ValueError(
-            f"calibrated_scores=True gives queries norm 1, but truncate_dim={model.truncate_dim} "
-            "cuts them after that. Set model.truncate_dim = None, or shorten the model by project."
-        )
-
-
-def write_model(
-    model: SentenceTransformer | MultiVectorEncoder,
-    folder: Path,
-    calibrated_scores: bool = False,
-) -> None:
+def write_model(model: SentenceTransformer | MultiVectorEncoder, folder: Path) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
     model = merged(model)
-    if calibrated_scores:
-        # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
-        identity = Normalize(module_output_name="_unit")
-        model.append(
-            Router({"query": [Normalize()], "document": [identity]}, default_route="document")
-        )
-    try:
-        model.save_pretrained(str(folder))
-    finally:
-        if calibrated_scores:
-            del model[-1]
+    model.save_pretrained(str(folder))
     if isinstance(model, MultiVectorEncoder):
         return
     if isinstance(model[-1], ExponentNorm):

@@ -6,21 +6,22 @@ norms hardly move. GradScale multiplies it by |z|; cut-initialisation begins wit
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from typing import Literal, TypeVar
 
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from st_magnitude._checks import one_of, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
-from st_magnitude.surgery.normalize import rescale_output
-from st_magnitude.surgery.raw import raw_embeddings, raw_producers, unwrapped
+from st_magnitude.surgery.raw import raw_producers, unwrapped
 
 __all__ = ["attach_grad_scale", "cut_init", "grad_scale"]
+
+logger = logging.getLogger(__name__)
 
 SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as this
 
@@ -134,27 +135,23 @@ class _Hook:
 def cut_init(
     model: Model,
     c: float = 3.0,
-    where: Literal["output", "all"] | Callable[[str, nn.Parameter], bool] = "output",
+    where: Literal["all"] | Callable[[str, nn.Parameter], bool] = "all",
 ) -> Model:
     """Divides weights by c before training: norms begin small and cosine gradients large. In place.
 
-    - ``"output"`` divides the last affine map of a SentenceTransformer, as :func:`rescale_output`
-      does. Norms become exactly 1/c and similarities stay: it is safe on pretrained models. Under a
-      cosine loss only this map learns faster, c² times under SGD; the gradient below it is the
-      same.
-    - ``"all"`` divides every parameter, as the paper's Listing 1 does. It destroys what a model
-      has learned, so it is for models that are not trained yet.
-    - A function of name and parameter chooses freely. For open_clip's ViT models, for example,
-      ``lambda name, _: name in ("visual.proj", "text_projection")``.
+    It is for models, or heads of models, that are not trained yet: dividing all weights destroys
+    what a model has learned.
 
     Args:
-        model: A SentenceTransformer or, with ``"all"`` or a function, any module.
+        model: Any module.
         c: The divisor. The paper takes 3 for contrastive and 9 for attraction-only losses.
-        where: What to divide, but never ``logit_scale``, ``logit_bias`` and learned exponents.
+        where: ``"all"`` divides every parameter, as the paper does. A function of name and
+            parameter chooses: for open_clip's ViT models, for example, ``lambda name, _: name in
+            ("visual.proj", "text_projection")``. ``logit_scale``, ``logit_bias`` and learned
+            exponents are never divided.
 
     Raises:
-        ValueError: If there is no last affine map, or ``where`` chose no parameter. The model is
-            then unchanged.
+        ValueError: If ``where`` chose no parameter.
 
     Example:
         >>> from sentence_transformers.base.modules import Dense
@@ -170,17 +167,8 @@ def cut_init(
     """
     positive("c", c)
     if not callable(where):
-        one_of("where", where, ("output", "all"))
+        one_of("where", where, ("all", "a function"))
     inner: nn.Module = unwrapped(model)
-    if where == "output":
-        if not isinstance(inner, SentenceTransformer):
-            raise ValueError(
-                "where='output' is for a SentenceTransformer, and this is a "
-                f"{type(inner).__name__}. Choose yourself: where=lambda name, parameter: ..."
-            )
-        with raw_embeddings(inner):
-            rescale_output(inner, 1 / c)
-        return model
     chosen = []
     for name, parameter in inner.named_parameters():
         is_weight = name.split(".")[-1] not in _NEVER_CUT
@@ -188,7 +176,19 @@ def cut_init(
             chosen.append(parameter)
     if not chosen:
         raise ValueError("cut_init: `where` chose no parameter, so there is nothing to divide.")
+    if where == "all" and _looks_trained(inner):
+        logger.warning(
+            "cut_init divides all weights of a model that looks trained, which destroys what it has"
+            " learned. Name the parameters of a new head: where=lambda name, parameter: ..."
+        )
     with torch.no_grad():
         for parameter in chosen:
             parameter.div_(c)
     return model
+
+
+def _looks_trained(model: nn.Module) -> bool:
+    """Whether a weight or a bias of a normalisation layer is not constant; all begin as 1 and 0."""
+    layers = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+    vectors = [p for layer in layers for p in layer.parameters(recurse=False) if p.ndim == 1]
+    return any(bool((vector != vector[0]).any()) for vector in vectors)

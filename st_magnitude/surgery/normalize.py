@@ -1,32 +1,20 @@
-"""The end of a SentenceTransformer, and the size of its embeddings: changed in place."""
+"""The end of a SentenceTransformer, changed in place."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from typing import Literal, TypeVar
 
-import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Router
-from sentence_transformers.sentence_transformer.modules import (
-    Dropout,
-    LayerNorm,
-    Pooling,
-    StaticEmbedding,
-    Transformer,
-)
-from sentence_transformers.util import batch_to_device
-from torch import Tensor, nn
+from sentence_transformers.base.modules import Normalize, Router
+from torch import nn
 
-from st_magnitude._checks import positive
 from st_magnitude._upstream import stored_similarity_name
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import (
     is_sentence_norm,
     normalizes_output,
-    raw_embeddings,
     raw_producers,
     refuse_other_models,
     routes_of,
@@ -34,20 +22,9 @@ from st_magnitude.surgery.raw import (
 )
 from st_magnitude.surgery.tokens import prepare_tokens
 
-__all__ = ["prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
+__all__ = ["prepare", "set_similarity_function", "strip_normalize"]
 
 logger = logging.getLogger(__name__)
-
-PROBE = (
-    "How do I reset a forgotten password?",
-    "The train to the coast leaves every hour from platform nine.",
-    "photosynthesis",
-    "A function that merges two sorted lists into one sorted list.",
-    "Interest rates were left unchanged for the third month in a row.",
-    "Add the onions, lower the heat and let everything simmer for an hour.",
-    "Who painted the ceiling of the chapel?",
-    "The contract may be ended by either party with thirty days' notice in writing.",
-)
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
@@ -145,101 +122,3 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
             "similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name
         )
         model.similarity_fn_name = name
-
-
-def rescale_output(model: SentenceTransformer, factor: float | None = None) -> SentenceTransformer:
-    """Multiplies every embedding by a factor, exactly, through the last affine map. In place.
-
-    That is the final normalisation layer of a Transformer (weight and bias), a ``Dense`` or
-    ``LayerNorm`` head, or a ``StaticEmbedding``. The result is checked on eight sentences.
-
-    Args:
-        model: A SentenceTransformer that does not end in ``Normalize``.
-        factor: A positive factor; None takes one over the mean norm of the eight sentences.
-
-    Raises:
-        ValueError: If the model ends in Normalize, layers are shared, or the head is not linear.
-            The model is then unchanged.
-    """
-    inner = refuse_other_models(model, "rescale_output")
-    positive("factor", factor, [None])
-    if normalizes_output(inner):
-        raise ValueError(
-            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes "
-            "before. Call stm.strip_normalize(model) first."
-        )
-    with raw_embeddings(inner):
-        _rescale(inner, factor)
-    return model
-
-
-def _rescale(model: SentenceTransformer, factor: float | None) -> None:
-    def encode() -> Tensor:
-        return model.encode(list(PROBE), convert_to_tensor=True).cpu().double()
-
-    before = encode()
-    if factor is None:
-        factor = 1 / before.norm(dim=1).mean().item()
-    parameters = _last_affine_parameters(model)
-    originals = [p.detach().clone() for p in parameters]
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
-    precision = 3e-2 if half else 1e-4
-    smallest = precision * factor * before.abs().max().item()
-    with torch.no_grad():
-        # Gemma's last layer multiplies by 1 + weight, and has no bias.
-        for shift in (0.0, 1.0) if len(parameters) == 1 else (0.0,):
-            for parameter, original in zip(parameters, originals, strict=True):
-                parameter.copy_((original + shift) * factor - shift)
-            if torch.allclose(encode(), before * factor, rtol=precision, atol=smallest):
-                return
-        for parameter, original in zip(parameters, originals, strict=True):
-            parameter.copy_(original)
-    raise ValueError(
-        "The embeddings of this model do not follow its last normalisation layer or head, so they "
-        "cannot be rescaled exactly. Append a Dense module with an identity activation, or pass a "
-        "scale to the loss."
-    )
-
-
-def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
-    """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
-    *_, module = (part for part in model.children() if not isinstance(part, (Pooling, Dropout)))
-    if isinstance(module, Dense) and isinstance(module.activation_function, (nn.Identity, nn.ReLU)):
-        return _affine(module.linear)
-    if isinstance(module, LayerNorm):
-        return _affine(module.norm)
-    if isinstance(module, StaticEmbedding):
-        return _affine(module.embedding)
-    if isinstance(module, Transformer):
-        return _affine(_producer(module, model))
-    raise ValueError(
-        f"No last affine map is known in {type(module).__name__}. Rescaling works for a "
-        "Transformer with pooling, Dense with identity or ReLU, LayerNorm and StaticEmbedding."
-    )
-
-
-def _affine(module: nn.Module) -> list[nn.Parameter]:
-    both = (getattr(module, name, None) for name in ("weight", "bias"))
-    return [parameter for parameter in both if isinstance(parameter, nn.Parameter)]
-
-
-def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
-    """The leaf module whose output is the token embeddings."""
-    outputs: list[tuple[nn.Module, object]] = []
-
-    def record(module: nn.Module, _: object, output: object) -> None:
-        outputs.append((module, output))
-
-    features = batch_to_device(model.preprocess(list(PROBE[:2])), model.device)
-    with ExitStack() as hooks, torch.no_grad():
-        for module in transformer.modules():
-            if not list(module.children()) and _affine(module):
-                hooks.callback(module.register_forward_hook(record).remove)
-        tokens = transformer(features)["token_embeddings"]
-    for module, output in reversed(outputs):
-        if isinstance(output, Tensor) and torch.equal(output, tokens):
-            return module
-    raise ValueError(
-        "The token embeddings of this Transformer are not the output of one last normalisation "
-        "layer: something nonlinear follows it. Append a Dense module."
-    )

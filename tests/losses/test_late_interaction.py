@@ -51,7 +51,7 @@ def raw_tokens(folder, dtype=torch.float64):
     return model, texts
 
 
-def reference(texts, similarity, temperature, penalty=0.0, log_q=None, mean=True):
+def reference(texts, similarity, temperature, log_q=None, mean=True):
     """The formula of the docstring, one pair of texts at a time."""
     queries, *columns = texts
     documents = [document for column in columns for document in column]
@@ -69,7 +69,7 @@ def reference(texts, similarity, temperature, penalty=0.0, log_q=None, mean=True
         if log_q is not None:
             logits = logits - log_q
         loss = loss + (logits.logsumexp(dim=0) - logits[i]) / len(queries)
-    return loss + penalty * norms.mean() / norms.square().mean().sqrt()
+    return loss
 
 
 @BATCHING
@@ -77,7 +77,6 @@ def reference(texts, similarity, temperature, penalty=0.0, log_q=None, mean=True
 @pytest.mark.parametrize("similarity", SIMILARITIES, ids=lambda similarity: similarity.name)
 def test_formula(folder, similarity, mean, corrected, mini_batch_size):
     prior = log_q = None
-    penalty = 0.5 if similarity.exponents[1] < 1 else 0.0
     by_hand, texts = raw_tokens(folder)
     model = prepared(folder, similarity).double()
     if corrected:
@@ -87,9 +86,9 @@ def test_formula(folder, similarity, mean, corrected, mini_batch_size):
         )
         log_q = torch.cat(prior.log_q(batch(model)[1:])).double()
         assert len(log_q.unique()) > 8
-    expected = reference(texts, similarity, 0.2, penalty, log_q, mean)
+    expected = reference(texts, similarity, 0.2, log_q, mean)
     expected.backward()
-    options = {"norm_penalty": penalty, "mini_batch_size": mini_batch_size, "prior": prior}
+    options = {"mini_batch_size": mini_batch_size, "prior": prior}
     loss = stm.LateInteractionLoss(
         model, similarity, temperature=0.2, length_normalize=mean, **options
     )
@@ -178,9 +177,7 @@ def test_training_lowers_the_loss_resumes_and_is_saved(folder, tmp_path, mini_ba
     options |= {"trainer": TRAINER, "attach": False}
     for resume in (None, str(tmp_path / "0" / "checkpoint-18")):
         model, output = prepared(folder, stm.QNORM), tmp_path / str(len(runs))
-        loss = stm.LateInteractionLoss(
-            model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size
-        )
+        loss = stm.LateInteractionLoss(model, temperature=0.2, mini_batch_size=mini_batch_size)
         trainer = train(model, loss, output, 1, resume=resume, **options)
         runs.append((model, logged(trainer, "loss")))
     (model, losses), (resumed, _) = runs
@@ -197,7 +194,7 @@ def test_training_lowers_the_loss_resumes_and_is_saved(folder, tmp_path, mini_ba
         for m in (loaded, model)
     )
     torch.testing.assert_close(found, expected)
-    assert "norm_penalty" in (path / "README.md").read_text()
+    assert "length_normalize" in (path / "README.md").read_text()
 
 
 # --- two processes --------------------------------------------------------------------------------
@@ -207,7 +204,7 @@ def of_one_batch(folder, mini_batch_size, num_rows):
     model, is_rank = prepared(folder, stm.DOT).double(), dist.is_initialized()
     options = {"gather_across_devices": is_rank, "mini_batch_size": mini_batch_size}
     prior = stm.DocumentPrior.from_texts(model, {row[1]: i + 1 for i, row in enumerate(ROWS)})
-    loss = stm.LateInteractionLoss(model, "dot", norm_penalty=0.3, prior=prior, **options)
+    loss = stm.LateInteractionLoss(model, "dot", prior=prior, **options)
     if is_rank:
         loss.model = DistributedDataParallel(model, find_unused_parameters=True)
     return value_and_gradients(
@@ -217,7 +214,7 @@ def of_one_batch(folder, mini_batch_size, num_rows):
 
 @BATCHING
 def test_two_processes_are_one_batch(folder, mini_batch_size):
-    """Norms, prior and penalty included."""
+    """Norms and prior included."""
     value, expected = of_one_batch(folder, None, 12)
     ranks = on_ranks(2, of_one_batch, folder, mini_batch_size, 6)
     torch.testing.assert_close(sum(value for value, _ in ranks) / 2, value, rtol=1e-6, atol=1e-6)

@@ -14,14 +14,12 @@ import pytest
 import torch
 from _surgery import (
     DISCRETE,
-    DOCUMENTS,
     QUERIES,
     encode,
     in_a_fresh_process,
     is_stock,
     scores,
     types,
-    unit,
 )
 from _tiny import load_transformer
 from sentence_transformers import SentenceTransformer
@@ -45,51 +43,17 @@ def test_fresh_process_without_this_package(folder, tmp_path):
     for name in DISCRETE:
         model = stm.prepare(load_transformer(folder), name)
         expected[stm.export(model, tmp_path / name)] = scores(model)
-    calibrated = stm.prepare(load_transformer(folder), "qnorm")
-    queries, documents = encode(calibrated, QUERIES), encode(calibrated)
-    path = stm.export(calibrated, tmp_path / "calibrated", calibrated_scores=True)
-    expected[path] = unit(queries) @ documents.T
     raw = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
     del raw[-1]  # for those who apply the exponent when they index
-    expected[stm.export(raw, tmp_path / "raw")] = queries @ documents.T
+    expected[stm.export(raw, tmp_path / "raw")] = encode(raw, QUERIES) @ encode(raw).T
     functions, found = in_a_fresh_process("SentenceTransformer", expected, tmp_path / "found.json")
-    assert functions == ("cosine", "dot", "dot", "cosine", "dot", "dot")
+    assert functions == ("cosine", "dot", "dot", "cosine", "dot")
     wanted = torch.stack(list(expected.values()))
     torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)
     for path, function in zip(expected, functions, strict=True):
         assert is_stock(path)
         config = json.loads((path / "config_sentence_transformers.json").read_text())
         assert config["similarity_fn_name"] == function
-
-
-def test_calibrated_scores(model, tmp_path):
-    stm.prepare(model, "qnorm")
-    queries, documents, modules = encode(model, QUERIES), encode(model), list(model)
-    stm.export(model, tmp_path, calibrated_scores=True)
-    assert list(model) == modules  # the same objects: nothing was added to the model in memory
-    assert torch.equal(encode(model, QUERIES), queries)
-
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    torch.testing.assert_close(loaded.encode_query(QUERIES, convert_to_tensor=True), unit(queries))
-    torch.testing.assert_close(loaded.encode_document(DOCUMENTS, convert_to_tensor=True), documents)
-    torch.testing.assert_close(loaded.encode(DOCUMENTS, convert_to_tensor=True), documents)
-    with pytest.raises(ValueError, match=r"del model\[-1\]"):
-        stm.prepare(loaded, "cosine")
-
-
-@pytest.mark.parametrize(
-    ("similarity", "remedy"),
-    [
-        ("cosine", r"stm\.prepare\(model, 'qnorm'\)"),
-        (stm.Similarity(1.0, 0.5), "gamma_query to 1"),
-        ("qnorm", "truncate_dim=1 cuts"),
-    ],
-)
-def test_models_that_cannot_have_calibrated_scores(words, tmp_path, similarity, remedy):
-    words.truncate_dim = 1
-    with pytest.raises(ValueError, match=remedy):
-        stm.export(stm.prepare(words, similarity), tmp_path / "out", calibrated_scores=True)
-    assert not (tmp_path / "out").exists()
 
 
 def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):

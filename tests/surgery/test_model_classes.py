@@ -9,7 +9,6 @@ from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator
-from st_magnitude.surgery.normalize import rescale_output
 
 QUERIES, DOCUMENTS = (
     {str(i): text for i, text in enumerate(texts)} for texts in columns(4).values()
@@ -21,7 +20,6 @@ LOSSES.remove("LateInteractionLoss")
 EVERYWHERE = [
     *(getattr(stm, name) for name in LOSSES),
     stm.strip_normalize,
-    rescale_output,
     stm.attach_grad_scale,
     GeometryEvaluator(list(DOCUMENTS.values())),
     MagnitudeEvaluator(*TASK),

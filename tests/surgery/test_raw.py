@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.modules import BoW, Dropout
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.normalize import rescale_output
 from st_magnitude.surgery.projection import project
 from st_magnitude.surgery.raw import encode_raw, raw_embeddings, raw_features, returns_unit_vectors
 
@@ -88,7 +87,6 @@ def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
     "use",
     [
         lambda model: encode_raw(model, TEXTS, "query"),
-        lambda model: rescale_output(model, 0.5),
         stm.cut_init,
         lambda model: project(model, TEXTS, 2, show_progress_bar=False),
     ],

@@ -77,8 +77,6 @@ def test_a_retriever_of_transformers_normalises_inside(folder):
 
 def test_what_cannot_be_exported(folder, tmp_path):
     model = stm.prepare(load_tokens(folder), "qnorm")
-    with pytest.raises(ValueError, match="one embedding per text"):
-        stm.export(model, tmp_path / "model", calibrated_scores=True)
     model.append(stm.NormPruning(1.0))
     with pytest.raises(ValueError, match="contains NormPruning"):
         stm.export(model, tmp_path / "model")
