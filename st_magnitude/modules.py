@@ -212,7 +212,6 @@ class NormPruning(BaseTokenPooling):
             corpus: Documents, of which it encodes 2,000, drawn with a fixed seed.
             share: Share of the vectors to keep, in (0, 1]. Documents that would keep none keep one
                 in addition.
-            exponent: As for the class.
             **encode: Options of ``model.encode_document``, such as ``batch_size``; it shows a
                 progress bar.
 

@@ -127,13 +127,11 @@ class Judged:
     skip_empty: SkipEmpty = False
 
     def read(self, split: str = "") -> RetrievalData:
-        """Reads this split, or another one."""
         from st_magnitude.data.retrieval import RetrievalData
 
         return RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
 
     def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
-        """Reads the split, loads the model, and prints the size of the split."""
         from st_magnitude.saving.export import limit_length, load
 
         data = self.read()

@@ -36,12 +36,7 @@ SIGREG = (0.0, 0.05)
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds of a time such as "90s", "30m" or "2h".
-
-    Example:
-        >>> seconds_of("2h")
-        7200.0
-    """
+    """The seconds of a time such as "90s", "30m" or "2h"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
     if found is None or not float(found[1]):
         raise ValueError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
@@ -102,12 +97,7 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`.
-
-    Example:
-        >>> Candidate("qnorm", 0.02, 5e-5, 0.05).name
-        'qnorm tau=0.02 lr=5e-05 sigreg=0.05'
-    """
+    """One way to train. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`."""
 
     loss: str
     temperature: float
@@ -156,9 +146,6 @@ def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> 
     Example:
         >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
         [64, 80]
-        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05], sigreg=[0.1])
-        >>> [candidate.name for candidate in grid_of(config, is_static=True)[:2]]
-        ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03 sigreg=0.1']
     """
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     if "cosine-prior" in names and not has_prior:

@@ -125,7 +125,6 @@ class CompareResult(Result):
         return Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
 
     def to_dict(self) -> dict[str, object]:
-        """The figures, for JSON."""
         return {
             "winner": self.winner.name,
             "recommendation": self.recommendation,
@@ -135,7 +134,6 @@ class CompareResult(Result):
         }
 
     def tables(self) -> Iterable[Table | str]:
-        """The test split, the candidates that were trained to the end, and the recommendation."""
         yield self.test_table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]

@@ -1,8 +1,4 @@
-"""compare tells which loss to train with: candidates that are ranked on dev, and one look at test.
-
-What is measured goes into one file after each candidate, so a comparison that was stopped or killed
-continues after the last one.
-"""
+"""compare tells which loss to train with: candidates are ranked on dev, with one look at test."""
 
 from __future__ import annotations
 
@@ -60,7 +56,6 @@ def compare(
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
             and ``train.yaml`` for ``st-magnitude train --config``. An unfinished comparison is
             continued.
-        config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
@@ -104,8 +99,6 @@ def compare(
 
 
 class _Run:
-    """A comparison in its folder."""
-
     def __init__(self, setup: Setup, output: Path, say: Callable[[str], None]) -> None:
         self.setup, self.output, self.say = setup, output, say
         self.began = time.perf_counter()
@@ -188,7 +181,6 @@ class _Run:
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def _conclude(self, name: str) -> CompareResult:
-        """The result, which is written to the folder."""
         splits, grid = self.setup.splits, self.setup.grid
         # The best first, of equals plain cosine.
         entries = sorted(

@@ -104,7 +104,6 @@ class RetrievalData:
         }
 
     def _graded(self, name: str, judgments: Judgments) -> dict[str, dict[str, int]]:
-        """Query id -> document id -> grade, 1 where none is given."""
         found: dict[str, dict[str, int]] = {}
         for query, ids in judgments.items():
             where = f"{name}[{query!r}]"

@@ -172,7 +172,6 @@ def rank(scores: Tensor, k: int) -> Tensor:
     Ties go to the lower column.
 
     Example:
-        >>> import torch
         >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
         tensor([[1, 3, 2]])
     """

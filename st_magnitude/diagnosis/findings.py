@@ -131,7 +131,6 @@ class Diagnosis(Result):
         return {r.name: r for r in self.recommendations}[name]
 
     def tables(self) -> list[str]:
-        """The facts, all recommendations, those to follow first, and the meaning of verdicts."""
         is_new = self.recommended != self.similarity
         changed = f" (recommended: {self.recommended})" if is_new else ""
         facts = (

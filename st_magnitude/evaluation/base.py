@@ -88,7 +88,6 @@ class CsvEvaluator(SentenceEvaluator):
 
 
 def _append(path: Path, row: Mapping[str, float]) -> None:
-    """Appends a row to a CSV file. A new file gets its keys as header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.is_file()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -99,8 +98,6 @@ def _append(path: Path, row: Mapping[str, float]) -> None:
 
 
 class CsvOptions(TypedDict, total=False):
-    """The keyword arguments of every `CsvEvaluator`."""
-
     name: str
     batch_size: int
     show_progress_bar: bool

@@ -55,7 +55,6 @@ class MagnitudeEvaluator(SearchEvaluator):
     primary = "matched_ndcg@10"
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """Encodes, ranks by each similarity, and measures."""
         similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
         encoded = self.encode(model)
         metrics: dict[str, float] = {}
@@ -78,7 +77,6 @@ class MagnitudeEvaluator(SearchEvaluator):
 
 
 def _warn_of_collapse(metrics: Mapping[str, float]) -> None:
-    """Warns of a model whose directions do not rank."""
     cosine = metrics["cosine_ndcg@10"]
     dot = metrics["dot_ndcg@10"]
     if cosine < COLLAPSED_BELOW * dot:

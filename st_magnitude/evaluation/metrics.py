@@ -118,23 +118,14 @@ def ranking_metrics(
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
-    """Whether all norms are 1 to the precision of half floats, which shows that a model normalises.
-
-    Example:
-        >>> are_unit(np.array([1.0, 1.0001])), are_unit(np.array([1.0, 1.01]))
-        (True, False)
-    """
+    """Whether all norms are 1 to the precision of half floats, so the model normalises."""
     return bool(np.abs(norms - 1).max() < 1e-3)
 
 
 def scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """The given similarity, or the one that a model says it is for.
-
-    The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must
-    not be a distance.
-    """
+    """The given similarity, or the one that a model says it is for."""
     model = refuse_other_models(model, "A measurement")
     if similarity is None:
         closing = getattr(list(model.children())[-1], "similarity", None)

@@ -150,7 +150,6 @@ def _arguments(
     model: SentenceTransformer,
     saves: bool,
 ) -> SentenceTransformerTrainingArguments:
-    """Arguments of the Trainer for these settings."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}

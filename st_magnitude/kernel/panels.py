@@ -1,9 +1,4 @@
-"""Side and Panel: what the tiled engine compares.
-
-* A **side** is n texts: their vectors divided by norms, the gradients of these, and what rules
-  need to know of the texts.
-* A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and rules.
-"""
+"""Side and Panel: what the tiled engine compares."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ Rule = Callable[[slice, Tensor], Tensor]
 
 @dataclass
 class Side:
-    """Vectors divided by their norms, what is known of their texts, and gradients."""
+    """n texts: their vectors divided by norms, the gradients of these, and what rules need."""
 
     x: Tensor  # (n, D), D the longest prefix
     scale: Tensor | None = None  # (K - 1, n), factors of the shorter prefixes; None: 1

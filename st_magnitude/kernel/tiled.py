@@ -50,10 +50,7 @@ def tiled_infonce(
     plan: Plan,
     ring: Round | None = None,
 ) -> Tensor:
-    """The mean loss of softmaxes, with a ring over the columns of all ranks.
-
-    The first direction of a softmax has the positives; the others add columns.
-    """
+    """The mean loss of softmaxes, with a ring over the columns of all ranks."""
     with torch.autocast(batch.queries.device.type, enabled=False):
         of = partial(side_of, batch, plan, is_block=ring is not None)
         queries = of(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)

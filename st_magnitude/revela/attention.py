@@ -93,13 +93,6 @@ def in_batch_attention(
     Returns:
         (B, H, L, d_v) in the query's dtype; sums over documents are taken in float32 or wider.
 
-    Example:
-        >>> import torch
-        >>> q, k, v = torch.randn(3, 3, 4, 5, 8).unbind()  # 3 documents, 4 heads, 5 tokens
-        >>> similarity = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.2, 0.8, 0.0]])
-        >>> in_batch_attention(q, k, v, Neighbours.of(similarity)).shape
-        torch.Size([3, 4, 5, 8])
-
     Source: Revela (Cai et al.), section 3.2.
     """
     n_documents, n_heads, length, dim = query.shape
@@ -208,9 +201,6 @@ def attach(lm: nn.Module) -> None:
     """Switches all layers of a decoder to in-batch attention, in place; it is not saved.
 
     Without ``in_batch`` (generation, evaluation) the model computes what ``sdpa`` computes.
-
-    Raises:
-        ValueError: If the attention of the model differs from Eq. 3-8.
     """
     base = base_model(lm)
     _check_supported(base)

@@ -87,7 +87,6 @@ class RevelaLoss(nn.Module):
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and
             its similarity becomes cosine, so it is used as it was trained.
         lm: A causal decoder of transformers, with or without peft.
-        lm_tokenizer: Tokenizer of the language model.
         temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows
             of encoders that were trained contrastively become one-hot and pass no gradient.
         prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if
@@ -196,7 +195,6 @@ class RevelaLoss(nn.Module):
         return [batch_to_device(part, ids[0].device) for part in self.collator.features(rows)]
 
     def get_config_dict(self) -> dict[str, object]:
-        """Settings of this loss for the model card."""
         return {
             "lm": attention.base_model(self.lm).config.name_or_path or type(self.lm).__name__,
             "temperature": self.temperature,
