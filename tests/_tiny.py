@@ -173,17 +173,8 @@ def auto_scale(
 _SMALL = {"hidden_size": 32, "intermediate_size": 48}
 _SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_DECODER = _SMALL | {"num_key_value_heads": 1, "head_dim": 16}
-_DECODER |= {"bos_token_id": None, "eos_token_id": None}
 _SIZES: dict[str, dict[str, object]] = {
     "bert": _SMALL | _NO_DROPOUT,
-    "albert": _SMALL | _NO_DROPOUT | {"embedding_size": 16},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
     | {"dropout": 0.0, "attention_dropout": 0.0},
-    "modernbert": _SMALL | {"global_attn_every_n_layers": 1, "reference_compile": False},
-    "llama": _DECODER,
-    "qwen2": _DECODER,
-    "gemma": _DECODER,
-    "t5": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48}
-    | {"dropout_rate": 0.0},
 }

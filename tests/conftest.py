@@ -26,6 +26,7 @@ from st_magnitude.data.retrieval import RetrievalData
 # Autograd starts a thread for each device at its first backward pass. Tests on fake CUDA tensors
 # would give it one, and then no fork of this process could train.
 torch.ones((), requires_grad=True).backward()
+torch.set_num_threads(1)  # two threads of a tiny model mostly wait for each other
 
 QUERIES = {
     "q1": "How do I keep bread from going stale?",
@@ -144,15 +145,6 @@ def data_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_clip_model() -> torch.nn.Module:
-    """A CLIP of open_clip itself: tiny, random, 16 x 16 pixels and 6 tokens to 12 dimensions."""
-    open_clip = pytest.importorskip("open_clip", exc_type=(ImportError, RuntimeError))
-    vision = {"layers": 1, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 16}
-    text = {"layers": 1, "width": 32, "heads": 2, "context_length": 6, "vocab_size": 40}
-    return open_clip.model.CLIP(embed_dim=12, vision_cfg=vision, text_cfg=text)
-
-
-@pytest.fixture
 def task() -> dict[str, dict]:
     """A search task of 8 questions and 20 sentences, 12 of them relevant."""
     return {
@@ -170,15 +162,6 @@ def _package_folder(package: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For tiny models, where two threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Transformer on disk."""
     return save_transformer(tmp_path_factory.mktemp("transformer"))
@@ -188,6 +171,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path) -> SentenceTransformer:
     """That Transformer with mean pooling, fresh for every test."""
     return load_transformer(folder)
+
+
+@pytest.fixture
+def tiny_path(model: SentenceTransformer, tmp_path: Path) -> Path:
+    """That model in a folder."""
+    model.save_pretrained(str(tmp_path / "tiny"))
+    return tmp_path / "tiny"
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.run import TrainConfig, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
 
 
@@ -88,20 +87,19 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 
 
 @pytest.mark.parametrize("name", ["load", "load_lm", "load_retriever"])
-def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark, monkeypatch, name) -> None:
+def test_no_code_for_a_tokenizer_or_a_model_is_imported(tiny_path, mark, monkeypatch, name) -> None:
     """Without a question at the terminal, too, which transformers asks unless it is told not to
     trust."""
     package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.run")
     load = getattr(package, name)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
-    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
-    (tmp_path / "model" / "evil.py").write_text(code)
+    (tiny_path / "evil.py").write_text(code)
     auto = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
     evil = {"auto_map": auto | {"AutoTokenizer": ["evil.T"] * 2}, "model_type": "evil"}
-    edit(tmp_path / "model" / "config.json", lambda config: config | evil)
+    edit(tiny_path / "config.json", lambda config: config | evil)
     with pytest.raises(ValueError, match="trust_remote_code"):
-        load(tmp_path / "model")
+        load(tiny_path)
     assert not mark.exists()
 
 
@@ -115,10 +113,9 @@ def test_modules_and_splits_lie_within_their_folder(saved, outside) -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
-def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> None:
-    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
+def test_a_checkpoint_to_resume_from_is_not_unpickled(tiny_path, tmp_path, mark, name) -> None:
     options = {"loss": "dot", "batch_size": 4, "save_steps": 1, "keep_checkpoints": True}
-    place = (str(tmp_path / "model"), DATA, tmp_path / "out")
+    place = (str(tiny_path), DATA, tmp_path / "out")
     train(*place, TrainConfig(max_steps=1, **options))
     for file in (tmp_path / "out").iterdir():
         if file.name != "checkpoints":

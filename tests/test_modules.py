@@ -18,8 +18,6 @@ from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import encode_raw
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXTS = [row[1] for row in ROWS[:5]]
 
 

@@ -19,7 +19,6 @@ from st_magnitude.modules import ExponentNorm
 
 PROMPTS = {"query": "what is tea ", "document": "see the notes "}
 OTHER = {"query": "where do ", "document": "returns a "}
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
 
 

@@ -12,8 +12,6 @@ from sentence_transformers.sentence_transformer.modules.tokenizer import Whitesp
 
 import st_magnitude as stm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DOCUMENTS = [row[1] for row in ROWS]
 
 

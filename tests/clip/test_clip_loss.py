@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 import st_magnitude as stm
 from st_magnitude.clip import PRESETS, AsymmetricClipLoss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXPONENTS = {  # Table 6, by hand: (image, text), weights of (i2t, t2i)
     "norm-sym": ((1, 1), (0.5, 0.5)),
     "nonorm-sym": ((0, 0), (0.5, 0.5)),

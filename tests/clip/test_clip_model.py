@@ -11,8 +11,6 @@ from transformers import MT5Config, RobertaConfig
 
 import st_magnitude as stm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS = pytest.mark.parametrize("kind", MODELS)
 
 

@@ -25,8 +25,6 @@ from open_clip_train.train import train_one_epoch  # noqa: E402
 
 from st_magnitude.clip.__main__ import main, training_program  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clip_sentence_transformers.py"
 
 

@@ -8,7 +8,6 @@ import pytest
 import typer
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
-from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -23,14 +22,6 @@ from st_magnitude.evaluation.compression import table
 
 TASK = (QUERIES, CORPUS, RELEVANT_DOCS)
 COMMANDS = typer.main.get_command(app).commands
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    """A transformer in a folder."""
-    model = load_transformer(save_transformer(tmp_path / "plain"))
-    model.save_pretrained(str(tmp_path / "tiny"))
-    return tmp_path / "tiny"
 
 
 # --- what all commands share ----------------------------------------------------------------------
@@ -139,11 +130,11 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
 
 
 @pytest.mark.parametrize("source", ["README.md", "docs/cli.md"])
-def test_the_documented_sequence_runs(data_folder, tiny, tmp_path, monkeypatch, source):
+def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
     """On one model, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)
     data_folder.rename("my-data")
-    tiny.rename("my-model")
+    tiny_path.rename("my-model")
     lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
     printed = [line for line in lines if line.lstrip().startswith("st-magnitude ")]
     for name, *words in (shlex.split(line, comments=True)[1:] for line in printed):
@@ -199,11 +190,11 @@ def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
 # --- compress -------------------------------------------------------------------------------------
 
 
-def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny):
+def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path):
     options = {"top_k": 5, "similarity": "dot"}
-    done = invoke("compress", tiny, data=data_folder, dims="16,5", max_length=9, **options)
+    done = invoke("compress", tiny_path, data=data_folder, dims="16,5", max_length=9, **options)
     assert done.exit_code == 0, done.output
-    model = stm.load(tiny)
+    model = stm.load(tiny_path)
     model.max_seq_length = 9
     evaluator = CompressionEvaluator(*TASK, dims=[16, 5], pca=True, **options)
     evaluator(model)
@@ -230,9 +221,9 @@ def test_calibrate_confirms_on_the_other_split(tmp_path):
     assert found["confirm"]["versus_dot"][0] == 0
 
 
-def test_calibrate_saves_a_model_that_reads_as_much_as_before(data_folder, tiny, tmp_path):
-    figures("calibrate", tiny, data=data_folder, max_length=8, output=tmp_path / "out")
-    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tiny).max_seq_length == 64
+def test_calibrate_saves_a_model_that_reads_as_much_as_before(data_folder, tiny_path, tmp_path):
+    figures("calibrate", tiny_path, data=data_folder, max_length=8, output=tmp_path / "out")
+    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tiny_path).max_seq_length == 64
 
 
 def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(

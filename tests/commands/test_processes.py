@@ -18,11 +18,10 @@ from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
 
-# one thread: sums in one order
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "st_magnitude"]
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
 
 
 def fill(folder):
@@ -109,7 +108,7 @@ app(sys.argv[2:])
 
 
 @pytest.fixture(scope="module")
-def whole(place, one_thread):
+def whole(place):
     """The weights of a run that nothing disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)

@@ -36,14 +36,6 @@ def place(data_folder, static_path, tmp_path):
     }
 
 
-@pytest.fixture
-def tiny(tmp_path):
-    """A transformer in a folder."""
-    model = load_transformer(save_transformer(tmp_path / "plain"))
-    model.save_pretrained(str(tmp_path / "tiny"))
-    return tmp_path / "tiny"
-
-
 def fit(place, **options):
     return figures("train", **place | options)
 
@@ -98,7 +90,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(pla
     assert '"scale": "auto"' in card
 
 
-def test_max_length_limits_training_alone(place, tiny, monkeypatch):
+def test_max_length_limits_training_alone(place, tiny_path, monkeypatch):
     """With the rate 0 the pretrained and the trained model are one, of the length it was given."""
     widths, step = set(), SentenceTransformerTrainer.training_step
 
@@ -107,9 +99,9 @@ def test_max_length_limits_training_alone(place, tiny, monkeypatch):
         return step(self, model, inputs, *rest)
 
     monkeypatch.setattr(SentenceTransformerTrainer, "training_step", watched)
-    dev = fit(place, model=tiny, learning_rate=0, max_steps=1, max_length=4)["dev"]
+    dev = fit(place, model=tiny_path, learning_rate=0, max_steps=1, max_length=4)["dev"]
     assert widths == {4}
-    model = stm.load(tiny)
+    model = stm.load(tiny_path)
     assert dev["pretrained"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
     assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
     assert stm.load(place["output"]).max_seq_length == model.max_seq_length == 64
@@ -123,9 +115,9 @@ def test_a_run_that_hardly_moves_the_model_says_so(place, rate, hardly):
     assert f"`learning_rate`: {rate or 0.03}" in card  # of a static table
 
 
-def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny, tmp_path):
+def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_path):
     peft = pytest.importorskip("peft")
-    model, data = stm.load(tiny), RetrievalData.from_beir(data_folder, "train")
+    model, data = stm.load(tiny_path), RetrievalData.from_beir(data_folder, "train")
     rates = []
     for kind in ("encoder", "lora"):
         if kind == "lora":
@@ -169,11 +161,11 @@ def test_a_model_that_is_clearly_worse_is_not_saved(place, tmp_path):
     assert (place["output"] / "modules.json").exists()
 
 
-def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny):
+def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny_path):
     """Below the letterhead they differ, so with more tokens they train."""
     corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
     RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(place["data"], "headed")
-    place |= {"model": tiny, "split": "headed", "dev_split": "none", "max_steps": 1}
+    place |= {"model": tiny_path, "split": "headed", "dev_split": "none", "max_steps": 1}
     assert "100% of the rows have no negative" in refusal("train", **place, max_length=4)
     fit(place, max_length=30)
 

@@ -15,8 +15,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.abstention import Abstention, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def draw(rng, n):
     """Signals and wrong answers, of which a share 0.3 (1 - t) lies above the threshold t."""

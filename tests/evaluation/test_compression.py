@@ -13,8 +13,6 @@ from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import rabitq
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HALF = Similarity(1.0, 0.5)
 CELLS = {  # keys of metrics, and bytes for 13 dimensions
     ("float32", "none"): ("float32_{}", 52),

@@ -12,8 +12,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS = {
     "Magnitude": MagnitudeEvaluator,
     "Compression": partial(CompressionEvaluator, dims=[16]),

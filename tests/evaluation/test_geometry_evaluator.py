@@ -17,8 +17,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
 from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ANSWERS = set().union(*RELEVANT_DOCS.values())
 TEXTS, IS_RELEVANT = list(CORPUS.values()), [key in ANSWERS for key in CORPUS]
 

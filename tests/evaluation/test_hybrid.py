@@ -16,8 +16,6 @@ from st_magnitude import DNORM
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ids = st.sampled_from("abcdefgh")
 scores = st.integers(-3, 3).map(float)  # many ties
 runs = st.dictionaries(st.sampled_from(["q1", "q2"]), st.dictionaries(ids, scores))

@@ -12,8 +12,6 @@ from st_magnitude.evaluation.metrics import judge
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving import with_prior, with_prior_queries
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 N, M, D = 120, 60, 12
 IDS = [f"d{j:03}" for j in range(M)]
 

@@ -16,8 +16,6 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.run import TrainConfig, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NOUNS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
     " engine"

@@ -20,7 +20,7 @@ import st_magnitude as stm
 from st_magnitude import DocumentPrior
 from st_magnitude.losses import temp_agg_mrl
 
-pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 # query, positive, negative; all positives differ
 BATCH = [(*ROWS[i][:2], ROWS[i][2]) for i in (0, 1, 2, 3, 5, 7)]

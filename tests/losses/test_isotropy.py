@@ -23,8 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIGREGS = {
     "default": {"num_directions": 64},
     "dims": {"num_directions": 64, "dims": (8, 16, 32)},

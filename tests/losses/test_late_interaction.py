@@ -22,8 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAINER = (MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments)
 SIMILARITIES = [stm.COSINE, stm.DOT, stm.QNORM, stm.DNORM, stm.Similarity(1, 0.3)]
 

@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader
 import st_magnitude as stm
 from st_magnitude.losses import temp_spec_mrl
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WIDTH = 32
 LOSSES = {
     "cosine": stm.CosineRankingLoss,

@@ -29,7 +29,7 @@ from st_magnitude import Similarity, Term
 from st_magnitude.losses.texts import text_keys
 from st_magnitude.training.attach import Logging
 
-pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 EXPONENTS = {
     stm.CosineRankingLoss: (1.0, 1.0),

@@ -11,8 +11,6 @@ from sentence_transformers.sentence_transformer.losses import CosineSimilarityLo
 
 import st_magnitude as stm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = {"cosine": (1, 1), "dot": (0, 0), "qnorm": (1, 0), "dnorm": (0, 1)}
 PAIRS = {
     "sentence1": [row[0] for row in ROWS],

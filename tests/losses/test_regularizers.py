@@ -9,8 +9,6 @@ from _memory import peak_bytes
 
 from st_magnitude import SIGReg
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 both = pytest.mark.parametrize("options", [{}, {"scale": None}], ids=["default", "raw"])
 
 

@@ -15,7 +15,7 @@ import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses import temp_agg_mrl
 
-pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(0.7, 0.4)]
 

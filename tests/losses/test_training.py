@@ -17,8 +17,6 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 import st_magnitude as stm
 from st_magnitude.training.attach import refuse_unlike_gathering
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 
 

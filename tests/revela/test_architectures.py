@@ -97,7 +97,7 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("float64_throughout", "one_thread")
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize(("family", "v_norm"), [*CASES, ("llama", False)])
 def test_architecture_is_equation_3_to_8(family: str, v_norm: bool, monkeypatch) -> None:
     """States, losses of both streams, and their gradients, where document 1 reads nobody."""

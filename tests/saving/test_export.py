@@ -30,8 +30,6 @@ import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import scoring_text
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FRACTION = stm.Similarity(1.0, 0.4)
 MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
 

@@ -17,8 +17,6 @@ import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def transformer(tmp_path_factory):

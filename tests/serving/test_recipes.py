@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from _tiny import ROWS, load_transformer, save_transformer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 

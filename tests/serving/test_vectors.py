@@ -10,8 +10,6 @@ from hypothesis.extra.numpy import arrays
 from st_magnitude import Similarity
 from st_magnitude.serving import with_prior, with_prior_queries
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(query=1.0, document=0.5)]
 
 

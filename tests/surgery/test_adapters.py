@@ -13,8 +13,6 @@ from torch import nn
 import st_magnitude as stm
 from st_magnitude.surgery.adapters import merge_lora
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def config(**options):
     return LoraConfig(r=2, target_modules=["q_lin", "v_lin"], lora_dropout=0.0, **options)

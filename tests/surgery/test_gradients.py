@@ -13,8 +13,6 @@ import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def leaf(*shape, scale=1.0):
     return (scale * torch.randn(*shape, dtype=torch.float64)).requires_grad_()

@@ -10,8 +10,6 @@ import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import normalizes_output
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_what_follows_normalize(model):
     model.extend([Normalize(), *head()])

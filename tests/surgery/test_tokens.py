@@ -13,8 +13,6 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 import st_magnitude as stm
 from st_magnitude.surgery.tokens import normalized_roles
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def scored(similarity, raw):
     """MaxSim of raw tokens, one pair at a time, in float64."""

@@ -17,8 +17,6 @@ from st_magnitude.evaluation.mining import mine_negatives
 from st_magnitude.surgery.projection import project
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, returns_unit_vectors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DATA = stm.RetrievalData(
     {f"q{i}": text for i, text in enumerate(QUERIES)},
     {f"d{i}": text for i, text in enumerate(DOCUMENTS)},

@@ -18,8 +18,6 @@ from transformers import TrainerCallback
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ARGUMENTS = {"max_steps": 6, "per_device_train_batch_size": 8, "logging_steps": 2}
 ARGUMENTS |= {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "save_strategy": "no"}
 ARGUMENTS |= {"report_to": [], "disable_tqdm": True, "use_cpu": True}
