@@ -73,7 +73,7 @@ class CompareResult(Result):
     @property
     def cosine(self) -> Entry:
         """Plain cosine at its own best temperature on dev."""
-        return next(entry for entry in self.candidates if entry.candidate.is_plain_cosine)
+        return next(entry for entry in self.candidates if entry.candidate.loss == "cosine")
 
     @property
     def is_clear(self) -> bool:

@@ -172,9 +172,9 @@ class _Run:
             return False
         rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
-        if steps == self.rungs[-1] and not candidate.is_plain_cosine:
+        if steps == self.rungs[-1] and candidate.loss != "cosine":
             return not ahead
-        return candidate.kind not in {other.kind for other in ahead}
+        return candidate.loss not in {other.loss for other in ahead}
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a model waits for the end."""
@@ -184,11 +184,11 @@ class _Run:
         splits, grid = self.setup.splits, self.setup.grid
         # The best first, of equals plain cosine.
         entries = sorted(
-            self.entries, key=lambda e: (-e.steps, -e.score, not e.candidate.is_plain_cosine)
+            self.entries, key=lambda e: (-e.steps, -e.score, e.candidate.loss != "cosine")
         )
         whole = [e for e in entries if e.steps == self.rungs[-1] and math.isfinite(e.score)]
-        compared = {entry.candidate.kind for entry in whole}
-        missing = [c.kind for c in grid if c.kind not in compared]
+        compared = {entry.candidate.loss for entry in whole}
+        missing = [c.loss for c in grid if c.loss not in compared]
         result = CompareResult(
             name,
             entries,
@@ -206,7 +206,7 @@ class _Run:
         """Measures the pretrained model, plain cosine and the best one, once."""
         test = self.setup.splits.test
         if not self.test:
-            cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
+            cosine = next((entry for entry in whole if entry.candidate.loss == "cosine"), None)
             if cosine is None:
                 raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
             models = {"pretrained": self.setup.base}
@@ -234,9 +234,6 @@ class _Run:
         usual = vars(TrainConfig())
         changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
         note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."
-        if candidate.sigreg:
-            options = f"{{'regularizers': [(stm.SIGReg(), {candidate.sigreg})]}}"
-            note = f"train(..., loss_options={options}) in Python"
         (output / "train.yaml").write_text(f"# {note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
         text = "\n\n".join([result.to_markdown(), *result.notes])
         (output / "compare.md").write_text(f"{text}\n", encoding="utf-8")
