@@ -36,7 +36,12 @@ SIGREG = (0.0, 0.05)
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds of a time such as "90s", "30m" or "2h"."""
+    """The seconds of a time such as "90s", "30m" or "2h".
+
+    Example:
+        >>> seconds_of("2h")
+        7200.0
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
     if found is None or not float(found[1]):
         raise ValueError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
@@ -140,12 +145,14 @@ class Candidate:
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
     """All candidates: every loss at the same temperatures, learning rates and weights of SIGReg.
 
-    Plain cosine comes first at every setting, so a comparison that runs out of time has treated no
-    loss better. The settings that matter least come last: the second rate, and SIGReg before it.
+    docs/compare.md explains their order.
 
     Example:
         >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
         [64, 80]
+        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05], sigreg=[0.1])
+        >>> [candidate.name for candidate in grid_of(config, is_static=True)[:2]]
+        ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03 sigreg=0.1']
     """
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     if "cosine-prior" in names and not has_prior:
