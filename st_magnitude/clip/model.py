@@ -87,8 +87,6 @@ def unnormalize(model: Model) -> Model:
     Raises:
         TypeError: If it is another model, whose forward may do anything.
 
-    Norms are large at first: call :func:`rescale_output` before training.
-
     Example:
         ::
 

@@ -1,6 +1,5 @@
 """The base of all commands: registration, errors, options from a YAML file, figures as JSON.
 
-A command is a function that prints for people and returns its figures. `command` registers it.
 Nothing here, and nothing at the top of a command's module, imports torch: ``--help`` and a mistyped
 option answer at once.
 """
@@ -157,7 +156,7 @@ class Scored(Judged):
 
 
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
-    """Registers a function as a command of its name.
+    """Registers a function, which prints for people and returns its figures, as a command.
 
     A parameter whose type is a dataclass becomes one option for each field (see
     `st_magnitude._config`). Bad input ends with one line on stderr and exit code 2, an interrupt

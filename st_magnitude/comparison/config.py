@@ -35,7 +35,12 @@ RATES, STATIC_RATES = (5e-5, 2e-5), (3e-2, 1e-2)
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds of a time such as "90s", "30m" or "2h"."""
+    """The seconds of a time such as "90s", "30m" or "2h".
+
+    Example:
+        >>> seconds_of("2h")
+        7200.0
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
     if found is None or not float(found[1]):
         raise ValueError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
@@ -125,12 +130,14 @@ class Candidate:
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
     """All candidates: every loss at the same temperatures and learning rates.
 
-    Plain cosine comes first at every setting, so a comparison that runs out of time has treated no
-    loss better. The second rate, which matters least, comes last.
+    docs/compare.md explains their order.
 
     Example:
         >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
         [32, 40]
+        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05])
+        >>> [candidate.name for candidate in grid_of(config, is_static=True)[:2]]
+        ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03']
     """
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     if "cosine-prior" in names and not has_prior:

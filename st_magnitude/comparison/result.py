@@ -118,7 +118,6 @@ class CompareResult(Result):
 
     @property
     def test_table(self) -> Table:
-        """The models that were measured on the test split."""
         test = self.test
         models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"

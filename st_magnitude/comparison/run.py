@@ -147,7 +147,6 @@ class _Run:
         temporary.replace(self.file)
 
     def finish(self, name: str) -> CompareResult:
-        """Trains candidates until none is left or the time is up; then writes the result."""
         budget = seconds_of(self.setup.config.budget)
         for candidate in self.setup.grid[len(self.entries) :]:
             is_over = self.entries and time.perf_counter() - self.began >= budget
@@ -182,7 +181,6 @@ class _Run:
 
     def _conclude(self, name: str) -> CompareResult:
         splits, grid = self.setup.splits, self.setup.grid
-        # The best first, of equals plain cosine.
         entries = sorted(
             self.entries, key=lambda e: (-e.steps, -e.score, e.candidate.loss != "cosine")
         )
@@ -203,7 +201,6 @@ class _Run:
         return result
 
     def _on_test(self, whole: list[Entry]) -> OnTest:
-        """Measures the pretrained model, plain cosine and the best one, once."""
         test = self.setup.splits.test
         if not self.test:
             cosine = next((entry for entry in whole if entry.candidate.loss == "cosine"), None)

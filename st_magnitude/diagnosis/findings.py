@@ -69,7 +69,7 @@ class Recommendation:
 
     name: str  # "exponent", "pruning", "storage" or "prior"
     action: str  # the change in question
-    verdict: str  # "do", "no benefit expected" or "not enough data", as `diagnose` defines them
+    verdict: str  # "do", "no benefit expected" or "not enough data", see docs/diagnose.md
     choice: str  # the setting to use
     reason: str
     scoring: str  # with which the change was measured

@@ -131,7 +131,6 @@ class SearchEvaluator(CsvEvaluator):
             similarity of a closing ExponentNorm, else ``similarity_fn_name``.
         name: Prefix of the metrics and part of the name of the CSV file.
         batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
         write_csv: Whether a call with an ``output_path`` appends a row to the CSV file.
         query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
             in ``model.prompts``.

@@ -68,8 +68,6 @@ def judge(
     Example:
         >>> judge([0.0] * 25, min_gain=0.02).verdict, judge([0.0] * 250, min_gain=0.02).verdict
         ('undecided', 'no better')
-        >>> judge([1.0]).verdict, judge([1.0] * 8).verdict
-        ('undecided', 'better')
 
     Source: Learned-Miller and Thomas, A New Confidence Interval for the Mean of a Bounded Random
     Variable, arXiv 1905.06208. That it covers for every distribution is a conjecture without a

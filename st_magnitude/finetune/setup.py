@@ -113,7 +113,6 @@ def make_trainer(
 
 
 def _terms(config: TrainConfig) -> dict[str, object]:
-    """The options of a loss that set its prefixes and temperatures."""
     terms: dict[str, object] = {"temperature": config.temperature}
     if config.loss == "tempagg":
         terms |= {"dims": config.dims, "temperatures": config.temperatures}

@@ -1,5 +1,4 @@
-"""Is the trained model better than the pretrained one, and how is it best scored? Measured on
-held-out queries."""
+"""Is the trained model better than the pretrained one, and how is it best scored?"""
 
 from __future__ import annotations
 

@@ -113,7 +113,6 @@ def panel_of(
     """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
 
     Args:
-        own: The column that belongs to row 0, if it is in the block.
         of_own: The scores (B,) of the positives, where the block may lack them.
     """
     excluded: list[Rule] = []

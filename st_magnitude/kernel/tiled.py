@@ -2,8 +2,7 @@
 
 It has four concepts: sides and panels (:mod:`st_magnitude.kernel.panels`), the plan and the softmax
 (:mod:`st_magnitude.kernel.softmax`). This module arranges the panels of a batch, and
-:mod:`st_magnitude.kernel.tiles` takes them in. The gradients are known together with the loss, and
-the backward pass only scales them.
+:mod:`st_magnitude.kernel.tiles` takes them in.
 """
 
 from __future__ import annotations

@@ -125,7 +125,6 @@ def in_batch_attention(
     parts = []
     for first, last, i, j in neighbours.chunks:
         inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
-        # The backward pass computes the pairs again, so their outputs take no memory until then.
         parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))
     read = torch.cat(parts)[..., :value_dim]
     return read.reshape(n_documents, n_heads, length, value_dim).to(query.dtype)

@@ -29,8 +29,6 @@ Documents = str | Path | Iterable[str | Mapping[str, object]]
 
 
 class Document(TypedDict):
-    """A text, and whether it is source code."""
-
     text: str
     code: bool
 
@@ -118,7 +116,6 @@ def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
 
     Args:
         max_words: Largest number of words in a chunk, of which an ideograph or a kana is one.
-        code: Whether the text is source code.
 
     Raises:
         ValueError: If ``max_words`` is below 1.

@@ -32,8 +32,6 @@ Chunk = tuple[str, bool]  # the text, and whether its document is code
 
 
 class Group(TypedDict, total=False):
-    """A row of the dataset: texts, and which of them are code."""
-
     chunks: Sequence[str]
     code: Sequence[bool]
 
@@ -128,9 +126,8 @@ class GroupCollator:
     It is a ``data_collator`` of sentence-transformers' Trainer, whose ``collect_features`` splits
     the batch into [query, passage, lm]. For the N chunks of all groups there are
 
-    - ``query_*``: what ``preprocess`` returns for the query texts after ``prefixes[0]``, such as
-      ``query_input_ids`` (N, L). A query text is the first half of a chunk, as in REPLUG, or the
-      whole chunk if it is code (section 4.1).
+    - ``query_*``: what ``preprocess`` returns for the query parts of the chunks (see `RevelaLoss`)
+      after ``prefixes[0]``, such as ``query_input_ids`` (N, L).
     - ``passage_*``: the same for the whole chunks after ``prefixes[1]``.
     - ``lm_input_ids``, ``lm_attention_mask`` (N, L): chunks without prefix, padded at the end.
     - ``lm_group`` (N,): the number of each chunk's group in this batch.

@@ -99,9 +99,7 @@ class RevelaLoss(nn.Module):
         ValueError: If the language model is not supported or an argument is out of range; at a
             batch, if its rows are not groups.
 
-    RevelaTrainer logs ``next_token`` (nats) and ``one_hot`` (share of rows with a weight above
-    0.999); and, on the evaluation data, the next-token loss without other documents minus the loss
-    with them, ``reading_gain``, and with uniform weights minus with Sim, ``choice_gain``.
+    docs/revela.md explains the figures that RevelaTrainer logs. Losses and gains are in nats.
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """

@@ -115,7 +115,7 @@ def run(
 
     Args:
         corpus: As for `build_groups`. Its last groups, up to sixteen, are held out for
-            ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
+            ``reading_gain`` and ``choice_gain`` (docs/revela.md).
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare
             decoder, which gets last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder; it gets a LoRA.

@@ -63,7 +63,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
     log has what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Args:
-        model: The retriever, with which the loss was built.
         args: Training arguments. ``gradient_checkpointing`` applies to both models.
         train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts
             groups.
