@@ -1,8 +1,5 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from _helpers import BATCHING, train
+from _processes import TWO_RANKS, python
 from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -118,16 +116,7 @@ def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
 def two_ranks(folder, tmp_path_factory):
     """What two gloo processes found, one dict of results a rank."""
     script, output = Path(__file__).with_name("_two_ranks.py"), tmp_path_factory.mktemp("two_ranks")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *launch, script, folder, output],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    python(*TWO_RANKS, script, folder, output)
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
 
