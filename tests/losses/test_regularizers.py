@@ -1,4 +1,4 @@
-"""SIGReg against plain autograd in float64, LeJEPA's definition, and samples."""
+"""SIGReg against LeJEPA's definition and plain autograd in float64."""
 
 import math
 
@@ -61,13 +61,6 @@ def test_holds_a_few_chunks_only():
 
 
 # --- distribution ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [1, 2, 30, 300])
-def test_null_expectation(n):
-    """1.0525 at any N."""
-    value = SIGReg(scale=None)(torch.randn(n, 2000), torch.eye(2000))
-    assert value.item() == pytest.approx(1.0525, abs=0.1)
 
 
 # --- directions -----------------------------------------------------------------------------------
