@@ -31,9 +31,6 @@ def embeddings(n=7, d=5):
     return [torch.randn(n, d, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
 
-# --- the formula ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [0.01, 0.3])
 def test_formula_and_gradients(model, name, scale):

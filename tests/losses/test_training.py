@@ -18,18 +18,12 @@ from st_magnitude.training.attach import refuse_unlike_gathering
 LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 
 
-# --- state ----------------------------------------------------------------------------------------
-
-
 def test_attach_is_idempotent(folder, tmp_path):
     model = load_transformer(folder)
     trainer = train(model, stm.DotRankingLoss(model), tmp_path, max_steps=2)
     callbacks = list(trainer.callback_handler.callbacks)
     assert stm.attach(stm.attach(trainer)) is trainer
     assert trainer.callback_handler.callbacks == callbacks
-
-
-# --- a model in place of another one --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
@@ -75,9 +69,6 @@ def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
         loss.model = stm.prepare(load_transformer(folder), "cosine")
 
 
-# --- data that cannot be trained on ---------------------------------------------------------------
-
-
 def test_lists_of_texts_are_refused(model, tmp_path):
     """A tokenizer reads two texts as one pair."""
     data = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
@@ -107,9 +98,6 @@ def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
     }
     with pytest.raises(ValueError, match="data sets a, b gather") if is_refused else nullcontext():
         refuse_unlike_gathering(losses)
-
-
-# --- two processes --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
