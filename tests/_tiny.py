@@ -135,6 +135,16 @@ def language_model(
     return decoder(seed=seed, attention_dropout=dropout), tokenizer()
 
 
+def save_decoder(folder: Path, seed: int = 0) -> Path:
+    """A folder with a language model that knows the end of a text."""
+    lm, tokens = language_model(seed)
+    tokens.add_special_tokens({"eos_token": "[EOS]"})
+    lm.resize_token_embeddings(len(tokens))
+    lm.save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    return folder
+
+
 def raw_embeddings(model: SentenceTransformer, features: list[dict]) -> list[torch.Tensor]:
     """Without ExponentNorm, by the Transformer and the Pooling in front of it."""
     return [

@@ -5,13 +5,11 @@ environment.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _processes import python
 from _tiny import language_model
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
@@ -23,16 +21,14 @@ from st_magnitude.data.retrieval import RetrievalData
 Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("minilm_path")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("minilm_path")]
 
 
 def execute(example, folder, *arguments, code=0):
     """What an example prints, or how it fails."""
-    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)]
-    how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, **how)
-    assert finished.returncode == code, finished.stderr[-3000:]
-    return finished.stderr if code else finished.stdout
+    script, how = ROOT / "examples" / f"{example}.py", {"PYTHONPATH": str(ROOT)}
+    done = python(script, *arguments, code=code, cwd=folder, environment=how)
+    return done.stderr if code else done.stdout
 
 
 def run(example, folder, *arguments):
@@ -55,7 +51,6 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_demo(tmp_path):
     """Its models are the models that it measured."""
     output = tmp_path / "demo"
@@ -77,15 +72,21 @@ def test_demo(tmp_path):
     assert "is not empty" in execute("demo", tmp_path, *options, code=2)
 
 
-@pytest.mark.slow
-def test_magnitude_retriever(data, tmp_path):
-    said = run("magnitude_retriever", tmp_path, "--steps", 2, "--data", data)
-    assert "nDCG@10 by document exponent" in said
-    assert "test_matched_ndcg@10" in said
-    assert encodes(stm.load(tmp_path / "model"))
+@pytest.mark.parametrize(
+    ("example", "load", "prints"),
+    [
+        ("magnitude_retriever", stm.load, {"by document exponent": 1, "test_matched_ndcg@10": 1}),
+        # bytes, in the tables of three models
+        ("small_index", SentenceTransformer, {"temperature 0.03": 1, "1,536": 3}),
+        ("isotropy", SentenceTransformer, {"IsoScore": 3}),
+    ],
+)
+def test_training(data, tmp_path, example, load, prints):
+    said = run(example, tmp_path, "--steps", 2, "--data", data)
+    assert all(said.count(text) >= times for text, times in prints.items())
+    assert encodes(load(str(tmp_path / "model")))
 
 
-@pytest.mark.slow
 def test_serve(minilm, data, tmp_path):
     faiss = pytest.importorskip("faiss")
     stm.prepare(minilm, "qnorm").save_pretrained(str(tmp_path / "model"))
@@ -97,22 +98,6 @@ def test_serve(minilm, data, tmp_path):
     assert faiss.read_index(str(tmp_path / "documents.faiss")).ntotal == len(CORPUS)
 
 
-@pytest.mark.slow
-def test_small_index(data, tmp_path):
-    said = run("small_index", tmp_path, "--steps", 2, "--data", data)
-    assert "temperature 0.03" in said
-    assert said.count("1,536") >= 3  # bytes, in the tables of three models
-    assert encodes(SentenceTransformer(str(tmp_path / "model"), truncate_dim=96))
-
-
-@pytest.mark.slow
-def test_isotropy(data, tmp_path):
-    said = run("isotropy", tmp_path, "--steps", 2, "--data", data)
-    assert said.count("IsoScore") == 3
-    assert encodes(SentenceTransformer(str(tmp_path / "model")))
-
-
-@pytest.mark.slow
 def test_watch_norms(tmp_path):
     """With the data that all examples make when they are given none."""
     said = run("watch_norms", tmp_path, "--steps", 4)
@@ -121,7 +106,6 @@ def test_watch_norms(tmp_path):
     assert encodes(SentenceTransformer(str(tmp_path / "cut_init")))
 
 
-@pytest.mark.slow
 def test_raw_text(tmp_path):
     pytest.importorskip("peft")
     for part in language_model():
@@ -137,14 +121,12 @@ def test_raw_text(tmp_path):
     assert SentenceTransformer(str(tmp_path / "model")).prompts["query"] == "Query: "
 
 
-@pytest.mark.slow
 def test_sentence_transformers_own_clip(tmp_path):
     """It has no picture; its parts are tested in tests/clip."""
     execute("clip_sentence_transformers", tmp_path, "--steps", 2, "--output", tmp_path / "model")
     assert encodes(SentenceTransformer(str(tmp_path / "model")))
 
 
-@pytest.mark.slow
 def test_encode_with_ray(minilm, minilm_path, tmp_path):
     """Equal to one process; after a kill, what is missing is encoded, and nothing else."""
     pytest.importorskip("ray")

@@ -3,16 +3,14 @@ outside the output."""
 
 import contextlib
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from _processes import python
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
@@ -190,12 +188,10 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
     scratch.mkdir()
     names = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR")
     caches = dict.fromkeys(names, str(scratch))
-    environment = os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    environment = caches | {"PYTHONDONTWRITEBYTECODE": "1"}
     split = json.dumps([command.split() for command in commands])
-    arguments = [sys.executable, "-c", AUDITED, tmp_path / "seen", split]
-    how = {"capture_output": True, "text": True, "check": False}
-    done = subprocess.run(arguments, cwd=place, env=environment, **how)
-    assert done.returncode == 0, done.stderr[-2000:]
+    arguments = ("-c", AUDITED, tmp_path / "seen", split)
+    done = python(*arguments, cwd=place, environment=environment)
     seen = json.loads((tmp_path / "seen").read_text())
     codes = [what for kind, what in seen if kind == "ended"]
     assert codes == [0] * len(commands), done.stderr[-2000:]

@@ -1,9 +1,7 @@
 """Importing the package asks no network, and loads what is used and nothing else."""
 
-import subprocess
-import sys
-
 import pytest
+from _processes import python
 
 GUARDED = """
 import socket, sys
@@ -34,14 +32,6 @@ assert NAME not in AttentionInterface._global_mapping
 """
 
 
-def run(code: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_import_is_offline_and_light():
     """Names of Revela load when they are used, and loading them registers nothing."""
@@ -49,7 +39,8 @@ def test_import_is_offline_and_light():
         "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} &"
         " set(sys.modules)))"
     )
-    assert run(GUARDED) == run(theirs)  # what sentence-transformers itself loads, and nothing else
+    ours, expected = (python("-c", code).stdout for code in (GUARDED, theirs))
+    assert ours == expected  # what sentence-transformers itself loads, and nothing else
 
 
 def test_help_and_a_mistake_import_no_torch():
@@ -64,4 +55,4 @@ for arguments in (["--help"], ["--version"], ["train", "--help"], ["revela", "--
     assert result.exit_code in (0, 2), result.output
     assert "torch" not in sys.modules, arguments
 """
-    run(code)
+    python("-c", code)

@@ -1,11 +1,10 @@
 """Local data scored by mteb equals what sentence-transformers' own evaluator and ours say."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from _cli import figures, refusal
+from _processes import python
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
@@ -77,8 +76,7 @@ def test_the_query_itself_does_not_count(static_model, task):
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")
     RetrievalData(*task.values()).save(tmp_path / "data")
-    command = [sys.executable, "-m", "st_magnitude", "mteb", "model", "data", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-m", "st_magnitude", "mteb", "model", "data", "--json", cwd=tmp_path)
     expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
     assert [*json.loads(done.stdout)["scores"].values()] == [pytest.approx(expected, abs=6e-6)]
 

@@ -4,13 +4,12 @@ import ast
 import doctest
 import importlib.util
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
+from _processes import python
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -108,9 +107,7 @@ def test_examples_of_the_hooks():
 @pytest.mark.slow
 @needs_mkdocs
 def test_the_site_builds(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site", cwd=ROOT)
     for page in navigation(configuration()["nav"]):
         html = (tmp_path / "site" / page).with_suffix(".html").read_text(encoding="utf-8")
         assert not re.findall(

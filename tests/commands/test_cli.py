@@ -61,13 +61,28 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"max_length": 9}, "--max-length"),
         ("diagnose", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
+        ("mine", {"output": "rows.csv"}, "rows.csv"),
+        ("mine", {"split": "valid"}, "qrels/valid.tsv"),
+        ("train", {"dims": "64,x"}, "'--dims'"),
+        ("train", {"temperature": "cold"}, "'--temperature'"),
+        ("train", {"temperature": 0}, "temperature must be a positive number"),
+        ("train", {"temperature": 0.1, "dims": "64,256"}, "temperatures=0.1"),
+        ("train", {"temperature": 0.1, "loss": "tempagg"}, "temperatures=0.1"),
+        ("train", {"max_length": 9}, "--max-length"),
+        ("train", {"split": "nope"}, "['dev', 'train']"),
+        ("train", {"loss": "cosin"}, "'cosine'?"),
+        ("train", {"batch_size": 1}, "'--batch-size'"),
     ],
 )
 def test_options_are_checked_before_the_work(
-    data_folder, static_path, monkeypatch, command, options, named
+    data_folder, static_path, tmp_path, monkeypatch, command, options, named
 ):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    assert named in refusal(command, static_path, **{"data": data_folder} | options)
+    if command in ("mine", "train"):
+        options = {"output": tmp_path / "out.tsv"} | options
+    arguments, options = place_of(command, static_path, **{"data": data_folder} | options)
+    assert named in refusal(*arguments, **options)
+    assert not (tmp_path / "out.tsv").exists()
 
 
 def place_of(command, model, **options):

@@ -28,6 +28,7 @@ def test_a_mined_split_trains(data, static_path, tmp_path):
         texts = {row["negative"] for row in expected if row["anchor"] == QUERIES[query]}
         judged = {CORPUS["d13"]} if query == "q1" else set()  # stays a negative
         assert {CORPUS[document] for document in documents} == texts | judged
+    assert "exists" in refusal("mine", static_path, data=data, output=done["output"])
     place = {"data": data, "split": "mined", "model": static_path, "output": tmp_path / "trained"}
     assert figures("train", **place, negatives=2, batch_size=4, max_steps=2)["steps"] == 2
 
@@ -36,16 +37,3 @@ def test_answers_of_other_splits_are_not_never_relevant(data, static_path, tmp_p
     RetrievalData(QUERIES, CORPUS, {"q1": CORPUS.keys()}).save_qrels(data / "qrels" / "test.tsv")
     options = {"output": tmp_path / "rows.tsv", "never_relevant": True}
     assert invoke("mine", static_path, data=data, **options).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("output", "split", "named"),
-    [
-        ("rows.csv", "train", "rows.csv"),
-        ("{data}/qrels/train.tsv", "train", "exists"),
-        ("rows.tsv", "valid", "qrels/valid.tsv"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(data, static_path, output, split, named):
-    options = {"output": output.format(data=data), "split": split}
-    assert named in refusal("mine", static_path, data=data, **options)

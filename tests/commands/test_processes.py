@@ -2,7 +2,6 @@
 where, kills and full disks."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -11,7 +10,8 @@ import sys
 import pytest
 import torch
 from _cli import invoke
-from _tiny import language_model, load_transformer, save_transformer
+from _processes import TWO_RANKS, python
+from _tiny import load_transformer, save_decoder, save_transformer
 from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
 from test_docs import HUB_ID, ROOT, python_blocks
@@ -20,8 +20,7 @@ import st_magnitude as stm
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "st_magnitude"]
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
+COMMAND = ("-m", "st_magnitude")
 
 
 def fill(folder):
@@ -35,11 +34,7 @@ def fill(folder):
         titles = [" ".join(text.split()[:3]) for text in texts]
         sections = [f"# {title}\n\nOn {text}" for title, text in zip(titles, texts, strict=True)]
         (folder / "texts" / f"{number}.md").write_text("\n\n".join(sections) + "\n")
-    lm, tokens = language_model()
-    tokens.add_special_tokens({"eos_token": "[EOS]"})
-    lm.resize_token_embeddings(len(tokens))
-    lm.save_pretrained(folder / "lm")
-    tokens.save_pretrained(folder / "lm")
+    save_decoder(folder / "lm")
     return folder
 
 
@@ -55,27 +50,22 @@ def inside(place, monkeypatch):
     return place
 
 
-def shell(place, *arguments):
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-
-
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
 
 
 def test_a_process_keeps_stdout_for_the_figures(place):
     """Upstream's progress bars and logs, which only a process shows, go to stderr."""
-    done = shell(place, *TRAIN, "--max-steps", 2, "--output", "process", "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
+    arguments = (*COMMAND, *TRAIN, "--max-steps", 2, "--output", "process", "--json")
+    done = python(*arguments, cwd=place)
     assert json.loads(done.stdout)["steps"] == 2
     assert "%|" not in done.stderr  # no progress bars where there is no terminal
-    refused = shell(place, "compress", "nowhere", "--data", "data")
-    assert (refused.returncode, refused.stdout) == (2, "")
+    refused = python(*COMMAND, "compress", "nowhere", "--data", "data", code=2, cwd=place)
+    assert refused.stdout == ""
     assert "'nowhere'" in refused.stderr
 
 
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(place):
-    command = [*COMMAND, "calibrate", "model-raw", "--data", "data"]
+    command = [sys.executable, *COMMAND, "calibrate", "model-raw", "--data", "data"]
     load_transformer(place / "plain").save_pretrained(str(place / "model-raw"))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=place, text=True, **pipes) as process:
@@ -121,14 +111,9 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
     """SIGKILL between two steps, and a disk that takes no checkpoint: resumed, the weights are
     those of a whole run."""
     output = ("--output", tmp_path / "died")
-    command = [sys.executable, "-c", DYING, fault, *map(str, [*LONG, *output])]
-    died = subprocess.run(
-        command, cwd=inside, capture_output=True, text=True, check=False, env=ONE_THREAD
-    )
-    if fault == "killed":
-        assert died.returncode == -signal.SIGKILL
-    else:
-        assert died.returncode == 2, died.stderr[-2000:]
+    code = -signal.SIGKILL if fault == "killed" else 2
+    died = python("-c", DYING, fault, *LONG, *output, code=code, cwd=inside)
+    if fault == "disk full":
         assert "checkpoint with resume=True (--resume)" in died.stderr
         assert "Traceback" not in died.stderr
     assert not (tmp_path / "died" / "modules.json").exists()
@@ -143,17 +128,9 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
 ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
 ACCELERATE += " --mixed_precision no --dynamo_backend no --main_process_port 0"
 LAUNCHERS = {
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    "torchrun": TWO_RANKS,
     "accelerate": ACCELERATE.split(),
 }
-
-
-def launch(launcher, place, *arguments):
-    command = [sys.executable, *LAUNCHERS[launcher], *arguments]
-    options = {"env": ONE_THREAD, "timeout": 300}
-    return subprocess.run(
-        command, cwd=place, capture_output=True, text=True, check=False, **options
-    )
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -166,8 +143,7 @@ def test_the_script(place, tmp_path, launcher):
     script = script.replace("    trainer.save_model", say + "    trainer.save_model")
     script += "    import time\n\n    time.sleep(1)  # for gloo's threads, see the page\n"
     (tmp_path / "train.py").write_text(script)
-    done = launch(launcher, tmp_path, "train.py")
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = python(*LAUNCHERS[launcher], "train.py", cwd=tmp_path)
     assert re.findall(r"processes (\d);", done.stdout) == ["2", "2"]
     trained = SentenceTransformer(str(tmp_path / "my-retriever"), device="cpu")
     assert trained.similarity_fn_name == "dot"
@@ -198,8 +174,7 @@ def assert_gloo_has_ended(done):
 
 def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     (place / "command.py").write_text(WATCHED)
-    whole = launch("torchrun", place, "command.py", *RANKS, "--output", "ranks")
-    assert whole.returncode == 0, whole.stderr[-3000:]
+    whole = python(*TWO_RANKS, "command.py", *RANKS, "--output", "ranks", cwd=place)
     assert_gloo_has_ended(whole)
     assert json.loads(whole.stdout)["steps"] == 6  # one line of JSON, of one process
     record = json.loads((place / "ranks" / "training.json").read_text())
@@ -207,13 +182,12 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     assert record["gather_across_devices"] is True
 
     (place / "dying.py").write_text(DYING)
-    died = launch("torchrun", place, "dying.py", "killed", *RANKS, "--output", "killed")
+    dying = (*TWO_RANKS, "dying.py", "killed", *RANKS, "--output", "killed")
+    died = python(*dying, code=None, cwd=place)
     assert died.returncode != 0
     assert (place / "killed" / "checkpoints" / "checkpoint-4").exists()
     assert not (place / "killed" / "modules.json").exists()
-    again = ("-m", "st_magnitude", *RANKS, "--output", "killed", "--resume")
-    resumed = launch("torchrun", place, *again)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    python(*TWO_RANKS, *COMMAND, *RANKS, "--output", "killed", "--resume", cwd=place)
     expected, found = (stm.load(place / name, device="cpu") for name in ("ranks", "killed"))
     torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
@@ -222,8 +196,7 @@ def test_revela(place):
     (place / "command.py").write_text(WATCHED)
     command = "revela --corpus texts --data data --retriever model --lm lm --output out --json"
     command += " --group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2"
-    done = launch("torchrun", place, "command.py", *command.split(), "--max-length", "16")
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = python(*TWO_RANKS, "command.py", *command.split(), "--max-length", 16, cwd=place)
     assert_gloo_has_ended(done)
     figures = json.loads(done.stdout)
     assert figures["processes"] == 2

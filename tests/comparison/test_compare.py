@@ -302,9 +302,6 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
     monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
     with pytest.raises(ValueError, match="reads texts of any number of tokens"):
         stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is not empty"):
-        stm.compare(model_path, folder, tmp_path, SMALL)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one process"):
         stm.compare(model_path, folder, tmp_path / "out", SMALL)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from _processes import python
 
 import st_magnitude
 
@@ -127,14 +126,7 @@ def test_a_mutant_is_noticed(tmp_path, file, test, line, mutated):
     source.write_text(text.replace(line, mutated))
     path = os.pathsep.join(map(str, (tmp_path, TESTS.parent)))
     options = ["-xq", "--noconftest", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(TESTS / test)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 1, result.stdout[-2000:] + result.stderr[-2000:]
+    arguments = ("-m", "pytest", *options, TESTS / test)
+    result = python(*arguments, code=1, cwd=tmp_path, environment={"PYTHONPATH": path})
     assert "Error" in result.stdout
     assert "ImportError" not in result.stdout

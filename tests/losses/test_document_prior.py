@@ -39,9 +39,6 @@ def log_q(rows, negatives, smoothing=1.0):
     return torch.tensor(found, dtype=torch.float64)
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-
 def test_counts_are_those_of_tokens(model):
     """Case and truncation make texts equal; the prompt is part of a text."""
     model.max_seq_length = 6
@@ -94,8 +91,6 @@ def test_a_prior_of_other_texts_warns(model, caplog):
             loss(batch_of(model, BATCH))
         assert caplog.text.count("contains none of the 6 positives") == warns
 
-
-# --- the loss -------------------------------------------------------------------------------------
 
 LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),

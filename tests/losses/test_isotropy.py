@@ -31,9 +31,6 @@ SIGREGS = {
 LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss, stm.TempAggMRLLoss, stm.SIGRegInfoNCE]
 
 
-# --- one step -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", SIGREGS.values(), ids=SIGREGS)
 @BATCHING
 def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_batch_size):
@@ -117,9 +114,6 @@ def test_regularizers_are_checked(model, wrong):
         stm.CosineRankingLoss(model, regularizers=wrong)
 
 
-# --- training -------------------------------------------------------------------------------------
-
-
 @BATCHING
 def test_in_a_trainer(model, tmp_path, mini_batch_size):
     """Embeddings spread, and the log has the terms of the loss."""
@@ -138,8 +132,6 @@ def test_in_a_trainer(model, tmp_path, mini_batch_size):
     ):
         assert total == pytest.approx(infonce + sigreg, abs=2e-3)
 
-
-# --- two processes --------------------------------------------------------------------------------
 
 CASES: dict[str, dict] = {
     "default": {},

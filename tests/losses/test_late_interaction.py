@@ -137,9 +137,6 @@ def test_cosine_is_the_loss_of_sentence_transformers(folder, mini_batch_size):
         assert_same_gradients(ours, theirs, rtol=1e-3, atol=2e-6)
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("prepare_for", "similarity", "advice"),
     [
@@ -163,9 +160,6 @@ def test_arguments(folder):
         stm.LateInteractionLoss(model)(batch(model)[:1])
     with pytest.raises(ValueError, match="temperature must be a positive number"):
         stm.LateInteractionLoss(model, temperature=0)
-
-
-# --- the Trainer ----------------------------------------------------------------------------------
 
 
 @BATCHING
@@ -193,9 +187,6 @@ def test_training_lowers_the_loss_resumes_and_is_saved(folder, tmp_path, mini_ba
     )
     torch.testing.assert_close(found, expected)
     assert "length_normalize" in (path / "README.md").read_text()
-
-
-# --- two processes --------------------------------------------------------------------------------
 
 
 def of_one_batch(folder, mini_batch_size, num_rows):

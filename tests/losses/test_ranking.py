@@ -116,16 +116,6 @@ def test_equals_the_formula(model, loss_class, num_negatives, mini_batch_size, d
     )
 
 
-def test_looks_at_raw_embeddings(model):
-    """Also when the model divides what it gives out."""
-    columns = features(model)
-    expected = stm.QNormRankingLoss(model, scale=3.0)(columns)
-    stm.prepare(model, Similarity(1.0, 0.5))
-    for mini_batch_size in (None, 3):
-        loss = stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=mini_batch_size)
-        torch.testing.assert_close(loss(columns), expected)
-
-
 # --- scale ----------------------------------------------------------------------------------------
 
 

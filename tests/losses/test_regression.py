@@ -6,7 +6,6 @@ import pytest
 import torch
 from _helpers import value_and_gradients
 from _tiny import ROWS, auto_scale
-from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
 
 import st_magnitude as stm
@@ -30,9 +29,6 @@ def by_hand(a, b, scores, exponents, scale):
 
 def embeddings(n=7, d=5):
     return [torch.randn(n, d, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-
-
-# --- the formula ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,7 +103,3 @@ def test_refusals(model):
             [dict(model.preprocess(PAIRS["sentence1"])) for _ in range(2)],
             torch.tensor(PAIRS["score"]),
         )
-    model.append(Normalize())
-    with pytest.raises(ValueError, match=r"stm\.prepare\(model, 'dot'\)"):
-        stm.SimilarityMSELoss(model)
-    stm.SimilarityMSELoss(model, "cosine")

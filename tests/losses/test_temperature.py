@@ -49,9 +49,6 @@ def assert_equal(model, columns, loss, exponents, terms, scale):
     )
 
 
-# --- the three equations --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loss_class", SUMS)
 @pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 @pytest.mark.parametrize("num_negatives", [0, 2])
@@ -63,9 +60,6 @@ def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini
     assert_equal(
         model, features(model, num_negatives=num_negatives), loss, exponents, SUMS[loss_class], 3.0
     )
-
-
-# --- sentence-transformers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
@@ -86,9 +80,6 @@ def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
     assert_same_gradients(found, wanted, atol=1e-13)
 
 
-# --- scale ----------------------------------------------------------------------------------------
-
-
 def test_scale_is_that_of_the_longest_prefix(model):
     columns = features(model)
     loss = stm.TempAggMRLLoss(model, [4, 12], similarity="dot")
@@ -98,9 +89,6 @@ def test_scale_is_that_of_the_longest_prefix(model):
         embeddings, (0, 0), [(1, dim, tau) for dim in (4, 12) for tau in (0.03, 0.06, 0.1)], scale
     )
     torch.testing.assert_close(loss(columns), expected)
-
-
-# --- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from _helpers import BATCHING, train
+from _processes import TWO_RANKS, python
 from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -20,18 +18,12 @@ from st_magnitude.training.attach import refuse_unlike_gathering
 LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 
 
-# --- state ----------------------------------------------------------------------------------------
-
-
 def test_attach_is_idempotent(folder, tmp_path):
     model = load_transformer(folder)
     trainer = train(model, stm.DotRankingLoss(model), tmp_path, max_steps=2)
     callbacks = list(trainer.callback_handler.callbacks)
     assert stm.attach(stm.attach(trainer)) is trainer
     assert trainer.callback_handler.callbacks == callbacks
-
-
-# --- a model in place of another one --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
@@ -77,9 +69,6 @@ def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
         loss.model = stm.prepare(load_transformer(folder), "cosine")
 
 
-# --- data that cannot be trained on ---------------------------------------------------------------
-
-
 def test_lists_of_texts_are_refused(model, tmp_path):
     """A tokenizer reads two texts as one pair."""
     data = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
@@ -111,23 +100,11 @@ def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
         refuse_unlike_gathering(losses)
 
 
-# --- two processes --------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
     """What two gloo processes found, one dict of results a rank."""
     script, output = Path(__file__).with_name("_two_ranks.py"), tmp_path_factory.mktemp("two_ranks")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *launch, script, folder, output],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    python(*TWO_RANKS, script, folder, output)
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
 

@@ -28,16 +28,6 @@ def retriever(folder: Path | str) -> SentenceTransformer:
     return load_transformer(save_transformer(folder))
 
 
-def save_decoder(folder: Path, seed: int = 0) -> Path:
-    """A folder with a language model that knows the end of a text."""
-    lm, tokens = language_model(seed)
-    tokens.add_special_tokens({"eos_token": "[EOS]"})
-    lm.resize_token_embeddings(len(tokens))
-    lm.save_pretrained(folder)
-    tokens.save_pretrained(folder)
-    return folder
-
-
 def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
     lm, tokens = language_model()
     return RevelaLoss(model, lm, tokens, **options)

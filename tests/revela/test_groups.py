@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformerTrainer
 
 from st_magnitude.revela import build_groups, chunk
-from st_magnitude.revela.documents import first_half
 from st_magnitude.revela.groups import GroupCollator
 
 OPTIONS = {"max_words": 6, "min_words": 1}
@@ -157,11 +156,3 @@ def test_lengths(model, lm_tokenizer):
 def test_one_row_must_be_one_group(model, lm_tokenizer, row):
     with pytest.raises(ValueError, match="one group"):
         GroupCollator(model.preprocess, lm_tokenizer)([ROWS[0], row])
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.text("ab \n\té.", max_size=60))
-def test_the_first_half(text):
-    words = text.split()
-    assert text.startswith(first_half(text))
-    assert first_half(text).split() == words[: (len(words) + 1) // 2]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import _two_ranks_revela as two_ranks
 import numpy as np
 import pytest
 import torch
+from _processes import TWO_RANKS, python
+from _tiny import save_decoder
 from datasets import Dataset
 from peft import LoraConfig
-from revela_tiny import arguments, groups, language_model, loss_for, retriever, save_decoder
+from revela_tiny import arguments, groups, language_model, loss_for, retriever
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import TrainerCallback
@@ -159,9 +159,9 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
         f"model = SentenceTransformer({str(tmp_path / 'saved')!r}, device='cpu')\n"
         "print(model.encode_query('green tea').tolist())"
     )
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    np.testing.assert_allclose(eval(result.stdout.strip().splitlines()[-1]), before, atol=1e-5)
+    np.testing.assert_allclose(
+        eval(python("-c", code).stdout.strip().splitlines()[-1]), before, atol=1e-5
+    )
     untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
     assert abs(untrained - before).max() > 1e-4
 
@@ -201,10 +201,7 @@ def test_what_would_train_wrongly_is_refused(tmp_path, monkeypatch) -> None:
 @pytest.mark.slow
 def test_two_processes_keep_one_language_model(tmp_path) -> None:
     """Two gloo processes, a group each, end as one process that accumulates two groups a step."""
-    script = [str(Path(two_ranks.__file__)), str(tmp_path)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *script]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python(*TWO_RANKS, two_ranks.__file__, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
     alone = two_ranks.run(tmp_path / "alone", seed=0, gradient_accumulation_steps=2)
     started = dict(language_model(0)[0].named_parameters())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _tiny import ROWS
-from revela_tiny import retriever, save_decoder
+from _tiny import ROWS, save_decoder
+from revela_tiny import retriever
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 

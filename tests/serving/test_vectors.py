@@ -54,9 +54,6 @@ def test_faiss(similarity):
         np.testing.assert_array_equal(index.search(queries, 10)[1], expected)
 
 
-# --- the prior as one more dimension --------------------------------------------------------------
-
-
 @given(
     matrices(3), matrices(7), arrays(np.float64, 7, elements=st.floats(-20, 0)), st.floats(-2, 2)
 )
