@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -28,6 +29,8 @@ from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
 
 logger = logging.getLogger(__name__)
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 CITATION = """
 @misc{feng2026beyond,
@@ -243,3 +246,34 @@ class FiniteWatch:
                 ", ".join(map(str, found)),
                 len(columns),
             )
+
+
+def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init], Init]:
+    """Shows the arguments of a base class, but some, in place of the ``**options`` of an
+    ``__init__``.
+
+    Example:
+        >>> class Base:
+        ...     def __init__(self, model: str, *, scale: float = 20.0) -> None: ...
+        >>> class Loss(Base):
+        ...     @with_options_of(Base)
+        ...     def __init__(self, model: str, weight: float = 1.0, **options) -> None: ...
+        >>> list(inspect.signature(Loss).parameters)
+        ['model', 'weight', 'scale']
+    """
+
+    def decorate(init: Init) -> Init:
+        own = dict(inspect.signature(init).parameters)
+        del own["options"]
+        inherited = inspect.signature(base, eval_str=True).parameters
+        options = {
+            name: parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for name, parameter in inherited.items()
+            if name not in own and name not in without
+        }
+        vars(init)["__signature__"] = inspect.Signature([*own.values(), *options.values()])
+        init.__annotations__.pop("options", None)
+        init.__annotations__.update({name: x.annotation for name, x in options.items()})
+        return init
+
+    return decorate

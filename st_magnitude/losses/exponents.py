@@ -9,9 +9,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from st_magnitude.losses.base import exponent_norm
+from st_magnitude.losses.base import exponent_norm, with_options_of
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.losses.signature import with_options_of
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped

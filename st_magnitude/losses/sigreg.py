@@ -8,9 +8,9 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import at_least
+from st_magnitude.losses.base import with_options_of
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regularizers import CITATION, Regularizer, SIGReg
-from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 
 

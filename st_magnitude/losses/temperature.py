@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import prefix_dims
 from st_magnitude.kernel.terms import Term
+from st_magnitude.losses.base import with_options_of
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width, refuse_other_models
 
