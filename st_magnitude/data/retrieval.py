@@ -35,7 +35,7 @@ class RetrievalData:
 
     A document with the id and the text of a query is the query itself, as in collections of
     duplicate questions. It never counts for this query: judgments of it are dropped, a search does
-    not return it, and it is no negative. Its text may have a title in front of the query's.
+    not return it, and no row has it as a negative. Its text may have a title before the query's.
 
     Args:
         queries: Query id -> text.

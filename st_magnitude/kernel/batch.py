@@ -18,7 +18,7 @@ Targets = Tensor | Callable[[slice], Tensor]
 
 @dataclass(frozen=True)
 class Above:
-    """A rule of ``exclude``: columns that score above a threshold are no negatives.
+    """A rule of ``exclude``: columns above a threshold do not count as negatives.
 
     Args:
         threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).

@@ -24,7 +24,7 @@ class Side:
     scale: Tensor | None = None  # (K - 1, n), factors of the shorter prefixes; None: 1
     grad: Tensor | None = None  # (n, D); None: not needed
     grad_scale: Tensor | None = None  # (K - 1, n)
-    ids: Tensor | None = None  # (n, E): texts that share one of them are no negatives of each other
+    ids: Tensor | None = None  # (n, E): texts that share one do not count for each other
     label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
     bias: Tensor | None = None  # (n,), added to the logits of columns
     guide: Tensor | None = None  # (n, Dg), the embeddings of a guide
@@ -124,7 +124,7 @@ def panel_of(
         same_label = same_id(rows.label, columns.label, rows.x.dtype)
     if direction in ("query_to_query", "doc_to_doc"):
         assert own is not None  # a ring has neither direction
-        # a text is no negative of itself or of a text of its pair
+        # a text does not count for itself or for a text of its pair
         excluded.append(_same_pair(batch, rows, columns, own))
         excluded += [] if same_label is None else [same_label]
         return Panel(rows, columns, None, tuple(excluded))

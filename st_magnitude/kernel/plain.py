@@ -46,7 +46,7 @@ def plain_infonce(
 
 class Comparison:
     """The rows of a direction, the B queries or their positives, with its M columns: who is a
-    positive, and who is no negative. Query i and its positive have the number ``offset + i``."""
+    positive, and who does not count. Query i and its positive have the number ``offset + i``."""
 
     def __init__(
         self, batch: Batch, similarity: Similarity, longest: int, direction: Direction
@@ -90,7 +90,7 @@ class Comparison:
         return ids[self.rows_are][:, None] == ids[self.columns_are]
 
     def _same_kind(self) -> Tensor:
-        """Texts of a kind that are no negatives of each other: of one pair or id, (B, M)."""
+        """Texts of a kind that do not count for each other: of one pair or id, (B, M)."""
         rows, columns = (x % self.batch.num_pairs for x in (self.rows_are, self.columns_are))
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
         if self.batch.positives is not None:
