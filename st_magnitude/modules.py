@@ -160,10 +160,8 @@ class NormPruning(BaseTokenPooling):
 
     For a MultiVectorEncoder whose document tokens keep their norm (``stm.prepare(model,
     "qnorm")``), trained with :class:`~st_magnitude.LateInteractionLoss`. Long documents without
-    content keep few vectors. It is used in the three ways of sentence-transformers' token pooling:
-    ``token_pooling=`` of ``encode_document``; ``pooling.pool(embeddings)``; as the last module of a
-    model, which loads as ``MultiVectorEncoder(path, trust_remote_code=True)`` where this package is
-    installed.
+    content keep few vectors. docs/late_interaction.md shows its three uses: for a call, for vectors
+    that you have, and as the last module of a model.
 
     Args:
         threshold: Norm of a raw token vector from which it is kept.
@@ -212,7 +210,6 @@ class NormPruning(BaseTokenPooling):
             corpus: Documents, of which it encodes 2,000, drawn with a fixed seed.
             share: Share of the vectors to keep, in (0, 1]. Documents that would keep none keep one
                 in addition.
-            exponent: As for the class.
             **encode: Options of ``model.encode_document``, such as ``batch_size``; it shows a
                 progress bar.
 

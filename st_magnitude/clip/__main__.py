@@ -79,7 +79,6 @@ def _copy_of(name: str) -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
-    """Trains, and returns the exit status of open_clip's main."""
     parser = argparse.ArgumentParser(
         prog="python -m st_magnitude.clip",
         usage="%(prog)s PRESET -- <arguments of open_clip_train>",

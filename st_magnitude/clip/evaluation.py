@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.similarity import COSINE, DOT
 
 __all__ = ["evaluate_retrieval"]
@@ -64,8 +65,4 @@ def evaluate_retrieval(
             hits = task.hits(top)
             for k in ks:
                 metrics[f"{name}_{way}_recall@{k}"] = float(hits[:, :k].any(axis=1).mean())
-    for side, features in sides.items():
-        norms = torch.linalg.vector_norm(features.cpu().double(), dim=1)
-        metrics[f"{side}_norm_mean"] = norms.mean().item()
-        metrics[f"{side}_norm_cv"] = (norms.std(correction=0) / norms.mean()).item()
-    return metrics
+    return metrics | norm_figures(sides, None)

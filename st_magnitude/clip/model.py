@@ -1,8 +1,4 @@
-"""CLIP models whose forward pass keeps the norms of embeddings.
-
-An open_clip model normalises in ``forward``, and not in ``encode_image`` and ``encode_text``. Only
-the class of the instance changes here, so parameters and checkpoints stay open_clip's own.
-"""
+"""CLIP models whose forward pass keeps the norms of embeddings."""
 
 from __future__ import annotations
 
@@ -90,8 +86,6 @@ def unnormalize(model: Model) -> Model:
 
     Raises:
         TypeError: If it is another model, whose forward may do anything.
-
-    Norms are large at first: call :func:`rescale_output` before training.
 
     Example:
         ::

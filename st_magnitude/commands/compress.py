@@ -21,8 +21,8 @@ def compress(
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
-    The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings,
-    with their storage. Nothing is trained. Queries and corpus are encoded once.
+    The table has prefixes, int8, RaBitQ and binary embeddings, with their storage. Nothing is
+    trained. Queries and corpus are encoded once.
     """
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
@@ -34,7 +34,6 @@ def compress(
         data.relevant,
         dims=dims,
         top_k=top_k,
-        pca=True,
         similarity=judged.similarity,
         batch_size=judged.batch_size,
         show_progress_bar=show_progress(),

@@ -1,6 +1,5 @@
 """The base of all commands: registration, errors, options from a YAML file, figures as JSON.
 
-A command is a function that prints for people and returns its figures. `command` registers it.
 Nothing here, and nothing at the top of a command's module, imports torch: ``--help`` and a mistyped
 option answer at once.
 """
@@ -127,13 +126,11 @@ class Judged:
     skip_empty: SkipEmpty = False
 
     def read(self, split: str = "") -> RetrievalData:
-        """Reads this split, or another one."""
         from st_magnitude.data.retrieval import RetrievalData
 
         return RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
 
     def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
-        """Reads the split, loads the model, and prints the size of the split."""
         from st_magnitude.saving.export import limit_length, load
 
         data = self.read()
@@ -159,7 +156,7 @@ class Scored(Judged):
 
 
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
-    """Registers a function as a command of its name.
+    """Registers a function, which prints for people and returns its figures, as a command.
 
     A parameter whose type is a dataclass becomes one option for each field (see
     `st_magnitude._config`). Bad input ends with one line on stderr and exit code 2, an interrupt

@@ -14,8 +14,6 @@ from st_magnitude.commands.core import Figures, Model, Scored, command
 
 @dataclass(frozen=True)
 class Mined(Scored):
-    """The judged queries that get negatives."""
-
     split: Annotated[str, Option(help="Split whose queries get negatives.")] = "train"
 
 

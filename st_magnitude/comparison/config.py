@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
-from st_magnitude._checks import at_least, positive
+from st_magnitude._checks import positive
 from st_magnitude._config import (
     BatchSize,
     Bf16,
@@ -32,7 +32,6 @@ __all__ = ["LOSSES", "Candidate", "CompareConfig", "grid_of", "seconds_of"]
 LOSSES = ("cosine", "qnorm", "dot", "learnable", "cosine-prior")
 TEMPERATURES = (0.02, 0.05, 0.01, 0.1)
 RATES, STATIC_RATES = (5e-5, 2e-5), (3e-2, 1e-2)
-SIGREG = (0.0, 0.05)
 
 
 def seconds_of(budget: str) -> float:
@@ -69,7 +68,6 @@ class CompareConfig:
     learning_rates: Annotated[
         Floats, numbers("Learning rates; default: 5e-5,2e-5 (a static table: 3e-2,1e-2).")
     ] = None
-    sigreg: Annotated[Floats, numbers("Weights of SIGReg, 0 for none; default: 0,0.05.")] = None
     epochs: Annotated[float, Option(min=0, help="Largest number of passes.")] = 3.0
     max_steps: Annotated[int, Option(min=1, help="Largest number of steps.")] = 300
     batch_size: BatchSize = 32
@@ -96,40 +94,22 @@ class CompareConfig:
         for field in ("temperatures", "learning_rates"):
             for value in getattr(self, field) or ():
                 positive(field, value)
-        for weight in self.sigreg or ():
-            at_least("sigreg", weight, 0)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`.
-
-    Example:
-        >>> Candidate("qnorm", 0.02, 5e-5, 0.05).name
-        'qnorm tau=0.02 lr=5e-05 sigreg=0.05'
-    """
+    """One way to train. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`."""
 
     loss: str
     temperature: float
     learning_rate: float
-    sigreg: float = 0.0  # weight; 0: without
 
     @property
     def name(self) -> str:
-        name = f"{self.loss} tau={self.temperature:g} lr={self.learning_rate:g}"
-        return f"{name} sigreg={self.sigreg:g}" if self.sigreg else name
-
-    @property
-    def kind(self) -> str:
-        """The loss, with or without SIGReg: of each kind the best setting is compared."""
-        return f"{self.loss} with SIGReg" if self.sigreg else self.loss
-
-    @property
-    def is_plain_cosine(self) -> bool:
-        return self.loss == "cosine" and not self.sigreg
+        return f"{self.loss} tau={self.temperature:g} lr={self.learning_rate:g}"
 
     def settings(self, config: CompareConfig, steps: int) -> TrainConfig:
-        """The settings of `st_magnitude.finetune.run.train`, all but SIGReg."""
+        """The settings of `st_magnitude.finetune.run.train`."""
         loss, _, prior = self.loss.partition("-")
         return TrainConfig(
             loss=loss,
@@ -148,17 +128,16 @@ class Candidate:
 
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
-    """All candidates: every loss at the same temperatures, learning rates and weights of SIGReg.
+    """All candidates: every loss at the same temperatures and learning rates.
 
-    Plain cosine comes first at every setting, so a comparison that runs out of time has treated no
-    loss better. The settings that matter least come last: the second rate, and SIGReg before it.
+    docs/compare.md explains their order.
 
     Example:
         >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
-        [64, 80]
-        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05], sigreg=[0.1])
+        [32, 40]
+        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05])
         >>> [candidate.name for candidate in grid_of(config, is_static=True)[:2]]
-        ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03 sigreg=0.1']
+        ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03']
     """
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     if "cosine-prior" in names and not has_prior:
@@ -166,7 +145,7 @@ def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> 
     rates = config.learning_rates or (STATIC_RATES if is_static else RATES)
     taus = config.temperatures or TEMPERATURES
     found: list[Candidate] = []
-    for rate, weight, tau in product(rates, config.sigreg or SIGREG, taus):
+    for rate, tau in product(rates, taus):
         found.append(Candidate("cosine", tau, rate))
-        found += [Candidate(name, tau, rate, weight) for name in names]
+        found += [Candidate(name, tau, rate) for name in names]
     return list(dict.fromkeys(found))

@@ -73,7 +73,7 @@ class CompareResult(Result):
     @property
     def cosine(self) -> Entry:
         """Plain cosine at its own best temperature on dev."""
-        return next(entry for entry in self.candidates if entry.candidate.is_plain_cosine)
+        return next(entry for entry in self.candidates if entry.candidate.loss == "cosine")
 
     @property
     def is_clear(self) -> bool:
@@ -118,14 +118,12 @@ class CompareResult(Result):
 
     @property
     def test_table(self) -> Table:
-        """The models that were measured on the test split."""
         test = self.test
         models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
         return Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
 
     def to_dict(self) -> dict[str, object]:
-        """The figures, for JSON."""
         return {
             "winner": self.winner.name,
             "recommendation": self.recommendation,
@@ -135,7 +133,6 @@ class CompareResult(Result):
         }
 
     def tables(self) -> Iterable[Table | str]:
-        """The test split, the candidates that were trained to the end, and the recommendation."""
         yield self.test_table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]

@@ -1,8 +1,4 @@
-"""compare tells which loss to train with: candidates that are ranked on dev, and one look at test.
-
-What is measured goes into one file after each candidate, so a comparison that was stopped or killed
-continues after the last one.
-"""
+"""compare tells which loss to train with: candidates are ranked on dev, with one look at test."""
 
 from __future__ import annotations
 
@@ -60,7 +56,6 @@ def compare(
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
             and ``train.yaml`` for ``st-magnitude train --config``. An unfinished comparison is
             continued.
-        config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
@@ -104,8 +99,6 @@ def compare(
 
 
 class _Run:
-    """A comparison in its folder."""
-
     def __init__(self, setup: Setup, output: Path, say: Callable[[str], None]) -> None:
         self.setup, self.output, self.say = setup, output, say
         self.began = time.perf_counter()
@@ -154,7 +147,6 @@ class _Run:
         temporary.replace(self.file)
 
     def finish(self, name: str) -> CompareResult:
-        """Trains candidates until none is left or the time is up; then writes the result."""
         budget = seconds_of(self.setup.config.budget)
         for candidate in self.setup.grid[len(self.entries) :]:
             is_over = self.entries and time.perf_counter() - self.began >= budget
@@ -179,24 +171,22 @@ class _Run:
             return False
         rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
-        if steps == self.rungs[-1] and not candidate.is_plain_cosine:
+        if steps == self.rungs[-1] and candidate.loss != "cosine":
             return not ahead
-        return candidate.kind not in {other.kind for other in ahead}
+        return candidate.loss not in {other.loss for other in ahead}
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a model waits for the end."""
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def _conclude(self, name: str) -> CompareResult:
-        """The result, which is written to the folder."""
         splits, grid = self.setup.splits, self.setup.grid
-        # The best first, of equals plain cosine.
         entries = sorted(
-            self.entries, key=lambda e: (-e.steps, -e.score, not e.candidate.is_plain_cosine)
+            self.entries, key=lambda e: (-e.steps, -e.score, e.candidate.loss != "cosine")
         )
         whole = [e for e in entries if e.steps == self.rungs[-1] and math.isfinite(e.score)]
-        compared = {entry.candidate.kind for entry in whole}
-        missing = [c.kind for c in grid if c.kind not in compared]
+        compared = {entry.candidate.loss for entry in whole}
+        missing = [c.loss for c in grid if c.loss not in compared]
         result = CompareResult(
             name,
             entries,
@@ -211,10 +201,9 @@ class _Run:
         return result
 
     def _on_test(self, whole: list[Entry]) -> OnTest:
-        """Measures the pretrained model, plain cosine and the best one, once."""
         test = self.setup.splits.test
         if not self.test:
-            cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
+            cosine = next((entry for entry in whole if entry.candidate.loss == "cosine"), None)
             if cosine is None:
                 raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
             models = {"pretrained": self.setup.base}
@@ -242,9 +231,6 @@ class _Run:
         usual = vars(TrainConfig())
         changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
         note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."
-        if candidate.sigreg:
-            options = f"{{'regularizers': [(stm.SIGReg(), {candidate.sigreg})]}}"
-            note = f"train(..., loss_options={options}) in Python"
         (output / "train.yaml").write_text(f"# {note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
         text = "\n\n".join([result.to_markdown(), *result.notes])
         (output / "compare.md").write_text(f"{text}\n", encoding="utf-8")

@@ -24,7 +24,6 @@ from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent, war
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.run import save_trained
 from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
-from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.losses.texts import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
@@ -173,9 +172,8 @@ class Setup:
         # Otherwise every Trainer computes examples.
         model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
         settings = candidate.settings(self.config, rungs[-1])
-        options = {"regularizers": [(SIGReg(), candidate.sigreg)]} if candidate.sigreg else {}
         trainer = make_trainer(
-            model, self.splits.train, self.rows, settings, folder.parent, options, saves=False
+            model, self.splits.train, self.rows, settings, folder.parent, saves=False
         )
         trainer.remove_callback(PrinterCallback)
         at_rungs = _AtRungs(self, model, rungs, goes_on)

@@ -63,7 +63,6 @@ def json_lines(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def splits_of(folder: str | Path) -> list[str]:
-    """Sorted names of the splits of a folder."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     names = (path.stem for path in Path(folder, "qrels").glob("*.tsv"))
@@ -110,7 +109,6 @@ def relevant_documents(folder: str | Path) -> set[str]:
 
 
 def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
-    """Ids of every query and relevant document of a split, if it exists."""
     path = folder / "qrels" / f"{split}.tsv"
     for _, (query, *columns) in _rows(path) if path.is_file() else ():
         # reading the data says what is wrong with other lines
@@ -119,7 +117,6 @@ def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
 
 
 def check_layout(folder: Path, split: str) -> None:
-    """Refuses a folder without texts or without the judgments of a split."""
     if split not in (splits := splits_of(folder)):
         raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {_LAYOUT}")
     for name in ("corpus.jsonl", "queries.jsonl"):
@@ -144,7 +141,6 @@ def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
 
 
 def _id_and_text(row: object, where: str) -> tuple[str, str]:
-    """Id and text of a row; title and text are joined by a space."""
     fields = row if isinstance(row, dict) else {}
     key, title, text = fields.get("_id"), fields.get("title") or "", fields.get("text")
     if key is None or not isinstance(text, str) or not isinstance(title, str):
@@ -196,13 +192,11 @@ def read_qrels(
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The columns of every line, each with its place."""
     for where, line in _lines(path):
         yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
 
 
 def _number(text: str | float) -> float:
-    """The number that a text is, else nan."""
     try:
         return float(text)
     except ValueError:

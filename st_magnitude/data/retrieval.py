@@ -1,5 +1,4 @@
-"""RetrievalData: queries, a corpus and relevance judgments, in memory and in BEIR's folder
-layout."""
+"""RetrievalData: queries, a corpus and judgments, in memory and in BEIR's folder layout."""
 
 from __future__ import annotations
 
@@ -64,8 +63,6 @@ class RetrievalData:
         RetrievalData(1 queries, 3 documents, 2 relevant pairs, 1 judged negatives)
         >>> data.relevant, data.negatives
         ({'q': {'d1': 2, 'd3': 1}}, {'q': {'d2'}})
-        >>> data.triplets(num_negatives=1, seed=1)[0]
-        {'anchor': 'what barks?', 'positive': 'a dog', 'negative_1': 'a cat'}
     """
 
     queries: dict[str, str]
@@ -104,7 +101,6 @@ class RetrievalData:
         }
 
     def _graded(self, name: str, judgments: Judgments) -> dict[str, dict[str, int]]:
-        """Query id -> document id -> grade, 1 where none is given."""
         found: dict[str, dict[str, int]] = {}
         for query, ids in judgments.items():
             where = f"{name}[{query!r}]"

@@ -33,9 +33,6 @@ class EncodedTask:
     without judgments. The document that is the query itself, if ``own`` names one, scores -inf: it
     ranks last, and is returned only where all documents are.
 
-    Raises:
-        ValueError: If an embedding is not finite. The message names its text.
-
     Example:
         >>> queries, documents = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 3.0]])
         >>> task = EncodedTask(queries, documents, columns=[[0]])
@@ -160,7 +157,6 @@ def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
 
     Args:
         scores: Scores of the documents from column ``start`` on, (n, m).
-        own: The column of each query's own document, or -1, (n,).
     """
     rows = ((own >= start) & (own < start + scores.shape[1])).nonzero()[:, 0]
     scores[rows.to(scores.device), (own[rows] - start).to(scores.device)] = -torch.inf
@@ -172,7 +168,6 @@ def rank(scores: Tensor, k: int) -> Tensor:
     Ties go to the lower column.
 
     Example:
-        >>> import torch
         >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
         tensor([[1, 3, 2]])
     """

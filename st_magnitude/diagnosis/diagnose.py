@@ -37,10 +37,8 @@ def diagnose(
 ) -> Diagnosis:
     """Encodes once, measures norms, storage and directions, and recommends what they support.
 
-    A change is recommended ("do") only if the 95 % interval of its gain in nDCG@10 lies above 0 and
-    reaches ``min_gain``. "No benefit expected" means that the interval excludes such a gain, and
-    "not enough data" that it does neither. The recommendation ``"exponent"`` comes first, and all
-    others are measured with the similarity that it advises. docs/diagnose.md has each of them.
+    The recommendation ``"exponent"`` comes first, and all others are measured with the similarity
+    that it advises. docs/diagnose.md has each of them and says what the verdicts mean.
 
     Args:
         model: Embeddings are taken from before a Normalize or ExponentNorm at its end.

@@ -69,7 +69,7 @@ class Recommendation:
 
     name: str  # "exponent", "pruning", "storage" or "prior"
     action: str  # the change in question
-    verdict: str  # "do", "no benefit expected" or "not enough data", as `diagnose` defines them
+    verdict: str  # "do", "no benefit expected" or "not enough data", see docs/diagnose.md
     choice: str  # the setting to use
     reason: str
     scoring: str  # with which the change was measured
@@ -131,7 +131,6 @@ class Diagnosis(Result):
         return {r.name: r for r in self.recommendations}[name]
 
     def tables(self) -> list[str]:
-        """The facts, all recommendations, those to follow first, and the meaning of verdicts."""
         is_new = self.recommended != self.similarity
         changed = f" (recommended: {self.recommended})" if is_new else ""
         facts = (

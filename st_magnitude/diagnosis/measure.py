@@ -79,10 +79,7 @@ def halves(task: EncodedTask, seed: int) -> Mask:
 
 
 def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentChoice:
-    """nDCG@10 by document exponent, and what one half of the queries chooses.
-
-    It chooses as `calibrate_exponent` does: a tie goes to cosine or dot.
-    """
+    """nDCG@10 by document exponent, and what one half of the queries chooses."""
     gammas = EXPONENTS
     if np.abs(gammas - present).min() > 1e-9:
         gammas = np.sort(np.append(gammas, present))
@@ -97,7 +94,6 @@ def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentCho
 
 
 def directions(task: EncodedTask) -> Geometry:
-    """Geometry of the directions of the documents."""
     unit = COSINE.document(task.documents)
     m, dim = unit.shape
     return Geometry(

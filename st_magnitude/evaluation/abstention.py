@@ -88,7 +88,6 @@ class Abstention(Result):
         return cls(**given | {"threshold": float(given["threshold"])})  # JSON has no infinity
 
     def tables(self) -> list[str]:
-        """The rule, its guarantee, and shares with their exact 95 % intervals."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
             rule = "Answer no query: for the guarantee, use more queries or a larger risk:"
@@ -125,7 +124,6 @@ def calibrate_abstention(
     The guarantee is for new queries from the same source, with the same share of unanswerable ones.
 
     Args:
-        model: A SentenceTransformer.
         data: Validation queries, with those that no document answers, the corpus and judgments.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.

@@ -88,7 +88,6 @@ class CsvEvaluator(SentenceEvaluator):
 
 
 def _append(path: Path, row: Mapping[str, float]) -> None:
-    """Appends a row to a CSV file. A new file gets its keys as header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.is_file()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -99,8 +98,6 @@ def _append(path: Path, row: Mapping[str, float]) -> None:
 
 
 class CsvOptions(TypedDict, total=False):
-    """The keyword arguments of every `CsvEvaluator`."""
-
     name: str
     batch_size: int
     show_progress_bar: bool
@@ -134,7 +131,6 @@ class SearchEvaluator(CsvEvaluator):
             similarity of a closing ExponentNorm, else ``similarity_fn_name``.
         name: Prefix of the metrics and part of the name of the CSV file.
         batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
         write_csv: Whether a call with an ``output_path`` appends a row to the CSV file.
         query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
             in ``model.prompts``.

@@ -91,7 +91,6 @@ class ExponentCurve(_Curve):
         return Similarity(query=1.0, document=self.best)
 
     def tables(self) -> Iterable[Table | str]:
-        """nDCG@10 by exponent, and the highest against cosine and dot."""
         marks = {self.highest: "highest"} | {self.best: "best"}
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
         yield self._table("exponent", self.exponents, marks, title)
@@ -193,7 +192,6 @@ def highest_rows(per_query: Array) -> NDArray[np.int64]:
 
 
 def warn_if_few(queries: Sequence[str], choice: str) -> None:
-    """Warns of a choice by too few queries."""
     if len(queries) < FEW_QUERIES:
         logger.warning(
             f"{len(queries)} queries are few to choose {choice} by: differences of several "
@@ -241,7 +239,6 @@ class PriorCurve(_Curve):
         }
 
     def tables(self) -> list[Table | str]:
-        """nDCG@10 by weight, and the gain."""
         marks = {self.highest: "highest"} | {self.weight: "best"}
         sentence = (
             "With the prior, on queries that did not choose its weight: "
@@ -267,7 +264,6 @@ def calibrate_prior(
     scoring restores how often they are asked for, without training.
 
     Args:
-        model: A SentenceTransformer, trained with or without a prior.
         data: Queries, corpus and judgments, usually a dev split.
         log_p: Document id -> log p(d), for every document of the corpus. `RetrievalData.log_prior`
             of the training split has it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +21,10 @@ from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.projection import principal_axes
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "table"]
 
-logger = logging.getLogger(__name__)
-
-# (dim, precision, rescoring), with "pca" as a fourth for principal axes
-Format = tuple[int, str, str] | tuple[int, str, str, str]
+Format = tuple[int, str, str]  # (dim, precision, rescoring)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
@@ -49,13 +44,10 @@ class CompressionCell:
     ndcg: float  # mean nDCG@10
     # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
     retention: float
-    # of the dimensions: "prefix", the first ones, or "pca", the principal axes of the corpus
-    axes: str = "prefix"
 
     def __str__(self) -> str:
-        axes = "principal axes" if self.axes == "pca" else "dimensions"
         rescored = {"none": "", "query": ", rescored", "norm": " and one norm, rescored"}
-        return f"{self.dim} {axes} in {self.precision}{rescored[self.rescoring]}"
+        return f"{self.dim} dimensions in {self.precision}{rescored[self.rescoring]}"
 
     @property
     def row(self) -> dict[str, object]:
@@ -87,23 +79,19 @@ class CompressionEvaluator(SearchEvaluator):
 
     - ``full_ndcg@10``: all dimensions in float32, the primary metric;
     - ``{precision}_{dim}_{ndcg@10,retention}``, for binary codes also ``binary_{dim}_rescored_...``
-      and ``binary_{dim}_norm_rescored_...``, and with ``pca`` also
-      ``{float32,int8}_{dim}_pca_...``.
+      and ``binary_{dim}_norm_rescored_...``.
 
     Args:
         dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D
             in float32 is always measured, because retention refers to it.
         precisions: Some of ``"float32"``, ``"int8"``, ``"rabitq"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring.
-        pca: Whether float32 and int8 are measured on the principal axes of the corpus, too, which
-            `st_magnitude.surgery.projection.project` puts into a model.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`.
-        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``,
-            ``"pca"`` as a fourth.
+        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``.
 
     Raises:
         ValueError: If a prefix has more dimensions than the embedding.
@@ -138,7 +126,6 @@ class CompressionEvaluator(SearchEvaluator):
         dims: Iterable[int] | None = None,
         precisions: Iterable[str] = PRECISIONS,
         top_k: int = 100,
-        pca: bool = False,
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
@@ -148,7 +135,6 @@ class CompressionEvaluator(SearchEvaluator):
         self.dims = None if dims is None else sorted(prefix_dims(dims), reverse=True)
         at_least("top_k", top_k, 1)
         self.top_k = top_k
-        self.pca = pca
         self.cells: list[CompressionCell] = []
         self.per_query: dict[Format, NDArray[np.float64]] = {}
 
@@ -161,14 +147,13 @@ class CompressionEvaluator(SearchEvaluator):
                 f"A prefix in dims has {self.dims[0]} dimensions, and the embeddings have {known}."
             )
         encoded = self.encode(model)
-        options = (self.dims, self.precisions, self.top_k, self.pca)
+        options = (self.dims, self.precisions, self.top_k)
         self.per_query = measure_formats(encoded, similarity, *options)
         self.cells = compression_cells(self.per_query, encoded.queries.shape[1])
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
-            axes = "_pca" if cell.axes == "pca" else ""
-            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}{axes}"
+            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}"
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
 
@@ -183,42 +168,20 @@ def measure_formats(
     dims: Sequence[int] | None = None,
     precisions: Sequence[str] = PRECISIONS,
     top_k: int = 100,
-    pca: bool = True,
 ) -> dict[Format, NDArray[np.float64]]:
-    """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each.
-
-    The keys are (dim, precision, rescoring), with ``"pca"`` as a fourth for principal axes. Of
-    fewer documents than dimensions these axes fit the corpus itself and lose nothing, whatever they
-    would lose on others: they are left out then, with a warning.
-    """
+    """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each."""
     full = encoded.queries.shape[1]
     sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
     found: dict[Format, NDArray[np.float64]] = {}
-
-    def measure(task: EncodedTask, dim: int, kinds: Sequence[str], axes: str = "") -> None:
-        # In float32, powers of equal norms can differ by their place in the array.
-        q = similarity.query(task.queries[:, :dim].double()).float()
-        d = similarity.document(task.documents[:, :dim].double()).float()
-        for kind in kinds:
-            searched = search_compressed(q, d, kind, top_k, similarity, task.own)
-            for rescoring, best in searched.items():
-                key: Format = (dim, kind, rescoring, axes) if axes else (dim, kind, rescoring)
-                found[key] = encoded.ndcg(best)
-
     for dim in sorted({full, *sizes}, reverse=True):
-        chosen = [p for p in PRECISIONS if p in precisions or (dim, p) == (full, "float32")]
-        measure(encoded, dim, chosen)
-    if pca and (count := len(encoded.documents)) < full:
-        logger.warning(
-            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions, "
-            "they would fit exactly these documents. Measure them on more."
-        )
-    elif pca:
-        axes = principal_axes(similarity.document(encoded.documents), full)
-        queries = encoded.queries @ axes
-        turned = replace(encoded, queries=queries, documents=encoded.documents @ axes)
-        for dim in sorted({*sizes} - {full}, reverse=True):
-            measure(turned, dim, ["float32", "int8"], "pca")
+        # In float32, powers of equal norms can differ by their place in the array.
+        q = similarity.query(encoded.queries[:, :dim].double()).float()
+        d = similarity.document(encoded.documents[:, :dim].double()).float()
+        for precision in PRECISIONS:
+            if precision in precisions or (dim, precision) == (full, "float32"):
+                searched = search_compressed(q, d, precision, top_k, similarity, encoded.own)
+                for rescoring, best in searched.items():
+                    found[dim, precision, rescoring] = encoded.ndcg(best)
     return found
 
 
@@ -229,12 +192,12 @@ def compression_cells(
     means = {key: float(values.mean()) for key, values in per_query.items()}
     reference = means[full, "float32", "none"] or math.nan
     cells = []
-    for (dim, precision, rescoring, *axes), mean in means.items():
+    for (dim, precision, rescoring), mean in means.items():
         bits = math.ceil(dim / 8)
         sizes = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}
         size = sizes[precision] + (NORM_BYTES if rescoring == "norm" else 0)
         retention = mean / reference
-        cells.append(CompressionCell(dim, precision, rescoring, size, mean, retention, *axes))
+        cells.append(CompressionCell(dim, precision, rescoring, size, mean, retention))
     return cells
 
 
@@ -258,10 +221,9 @@ def table(cells: Sequence[CompressionCell]) -> Table:
         # what each of the others saves in bytes and gains in nDCG@10
         others = [(size - x.bytes_per_document, x.ndcg - cell.ndcg) for x in cells]
         is_beaten = any(min(other) >= 0 and max(other) > 0 for other in others)
-        dim = f"{cell.dim} PCA" if cell.axes == "pca" else cell.dim
         ratio = f"{full.bytes_per_document / size:.1f}x"
         figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
-        rows.append(["" if is_beaten else "*", dim, cell.precision, cell.rescoring, *figures])
+        rows.append(["" if is_beaten else "*", cell.dim, cell.precision, cell.rescoring, *figures])
     near = [cell for cell in cells if cell.ndcg >= full.ndcg - 0.01]
     small = min(near, key=lambda cell: cell.bytes_per_document)
     what = f"{small}, {small.bytes_per_document:,} bytes a document"

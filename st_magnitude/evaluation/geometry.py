@@ -78,11 +78,9 @@ class GeometryEvaluator(CsvEvaluator):
         self.is_relevant = None if is_relevant is None else np.asarray(is_relevant, dtype=bool)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows."""
         return {"documents": len(self.texts["document"]), "queries": len(self.texts["query"])}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """Encodes and measures."""
         embeddings = {}
         for role, texts in self.texts.items():
             if texts:

@@ -64,7 +64,6 @@ def reciprocal_rank_fusion(
 
 
 def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Ids of the documents and scores, best first, with ties in the order of the ids."""
     return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -83,7 +82,6 @@ def bm25_run(
     no documents without a word of the query, and ranks ties by id.
 
     Args:
-        data: Queries and corpus.
         top_k: Number of documents for each query.
         stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is
             best for code.
@@ -207,7 +205,6 @@ class HybridEvaluator(SearchEvaluator):
             self.runs["bm25"][query] = dict(found[:top_k])
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """The metrics of the three runs."""
         lexical = self.runs["bm25"]
         dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
         hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from sentence_transformers import SentenceTransformer
 
@@ -55,7 +54,6 @@ class MagnitudeEvaluator(SearchEvaluator):
     primary = "matched_ndcg@10"
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """Encodes, ranks by each similarity, and measures."""
         similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
         encoded = self.encode(model)
         metrics: dict[str, float] = {}
@@ -65,7 +63,15 @@ class MagnitudeEvaluator(SearchEvaluator):
             metrics[f"{name}_ndcg@10"] = float(self.per_query[name].mean())
             others = ranking_metrics(encoded.hits(top), encoded.columns, 100)
             metrics |= {f"{name}_{key}": float(value.mean()) for key, value in others.items()}
-        _warn_of_collapse(metrics)
+        cosine = metrics["cosine_ndcg@10"]
+        dot = metrics["dot_ndcg@10"]
+        if cosine < COLLAPSED_BELOW * dot:
+            logger.warning(
+                f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but "
+                f"{cosine:.4f} by cosine: the norm does the ranking and the directions no longer "
+                'do (arXiv 2602.09229, App. N). Use the loss\'s scale="auto" and a lower learning '
+                "rate, or train this model with CosineRankingLoss."
+            )
         sides = {"query": encoded.queries, "document": encoded.documents}
         metrics |= norm_figures(sides, encoded.degrees > 0)
         metrics |= {f"{r}_mean_cosine": mean_cosine(x) for r, x in sides.items() if len(x) > 1}
@@ -75,16 +81,3 @@ class MagnitudeEvaluator(SearchEvaluator):
                 'stm.prepare(model, "dot") strips the normalisation.'
             )
         return metrics
-
-
-def _warn_of_collapse(metrics: Mapping[str, float]) -> None:
-    """Warns of a model whose directions do not rank."""
-    cosine = metrics["cosine_ndcg@10"]
-    dot = metrics["dot_ndcg@10"]
-    if cosine < COLLAPSED_BELOW * dot:
-        logger.warning(
-            f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but "
-            f"{cosine:.4f} by cosine: the norm does the ranking and the directions no longer do "
-            '(arXiv 2602.09229, App. N). Use the loss\'s scale="auto" and a lower learning rate, '
-            "or train this model with CosineRankingLoss."
-        )

@@ -68,8 +68,6 @@ def judge(
     Example:
         >>> judge([0.0] * 25, min_gain=0.02).verdict, judge([0.0] * 250, min_gain=0.02).verdict
         ('undecided', 'no better')
-        >>> judge([1.0]).verdict, judge([1.0] * 8).verdict
-        ('undecided', 'better')
 
     Source: Learned-Miller and Thomas, A New Confidence Interval for the Mean of a Bounded Random
     Variable, arXiv 1905.06208. That it covers for every distribution is a conjecture without a
@@ -118,23 +116,14 @@ def ranking_metrics(
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
-    """Whether all norms are 1 to the precision of half floats, which shows that a model normalises.
-
-    Example:
-        >>> are_unit(np.array([1.0, 1.0001])), are_unit(np.array([1.0, 1.01]))
-        (True, False)
-    """
+    """Whether all norms are 1 to the precision of half floats, so the model normalises."""
     return bool(np.abs(norms - 1).max() < 1e-3)
 
 
 def scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """The given similarity, or the one that a model says it is for.
-
-    The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must
-    not be a distance.
-    """
+    """The given similarity, or the one that a model says it is for."""
     model = refuse_other_models(model, "A measurement")
     if similarity is None:
         closing = getattr(list(model.children())[-1], "similarity", None)

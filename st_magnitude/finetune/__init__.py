@@ -1,2 +1,1 @@
-"""Fine-tuning a retriever on retrieval data: settings, the run, and the comparison with the
-pretrained model."""
+"""Fine-tuning a retriever on retrieval data: settings, the run and its verdict."""

@@ -98,8 +98,6 @@ def train(
             or added), or the folder or hub id of one, which is loaded after everything else has
             been checked.
         data: Training data. Judged negatives become hard negatives.
-        output: Folder for the model.
-        config: Settings of the run.
         dev: Held-out data to compare on.
         loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
 
@@ -180,7 +178,6 @@ class _Pretrained:
 
 
 def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> None:
-    """Warns of a loss that keeps document norms where no row shows a never-relevant document."""
     answers = set().union(*data.relevant.values())
     has_negatives = len(rows.column_names) > 2 and set().union(*data.negatives.values()) - answers
     if loss in ("qnorm", "dot", "learnable") and not has_negatives:
@@ -209,7 +206,6 @@ def _about_prior(rows: Dataset) -> str:
 def _save_unless_worse(
     trained: TrainedModel, output: Path, config: TrainConfig, name: str
 ) -> TrainedModel:
-    """Saves the model with its figures, but not one that is clearly worse."""
     verdict = trained.verdict
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
@@ -255,7 +251,6 @@ def save_trained(
 
 
 def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
-    """Whether training read the prompts of the model; None for a model that has none."""
     own = {role: prompt_of(trainer.model, role) for role in ("query", "document")}
     if not any(own.values()):
         return None

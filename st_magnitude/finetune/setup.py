@@ -113,7 +113,6 @@ def make_trainer(
 
 
 def _terms(config: TrainConfig) -> dict[str, object]:
-    """The options of a loss that set its prefixes and temperatures."""
     terms: dict[str, object] = {"temperature": config.temperature}
     if config.loss == "tempagg":
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
@@ -150,7 +149,6 @@ def _arguments(
     model: SentenceTransformer,
     saves: bool,
 ) -> SentenceTransformerTrainingArguments:
-    """Arguments of the Trainer for these settings."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}

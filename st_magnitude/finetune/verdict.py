@@ -1,5 +1,4 @@
-"""Is the trained model better than the pretrained one, and how is it best scored? Measured on
-held-out queries."""
+"""Is the trained model better than the pretrained one, and how is it best scored?"""
 
 from __future__ import annotations
 
@@ -67,7 +66,6 @@ class Verdict(Result):
         return "These queries have chosen the exponent, so the difference is optimistic."
 
     def tables(self) -> Iterable[Table]:
-        """One table, for the terminal and for the model card."""
         rows: list[list[object]] = [["pretrained", self.pretrained, ""]]
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             kind = "as trained" if scored == self.as_trained else "best"
@@ -80,12 +78,7 @@ class Verdict(Result):
         yield Table(["model", "nDCG@10", "difference"], rows, title, self.caveat)
 
     def summary(self, split: str, advice: str = "") -> str:
-        """Whether the trained model is better than the pretrained one, in a few sentences.
-
-        Args:
-            split: Name of the queries.
-            advice: What to do if it is not, in place of a sentence by the figures.
-        """
+        """Whether the trained model is better than the pretrained one, in a few sentences."""
         is_lower = self.saved.gain[2] < 0.0
         name = "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
         if is_lower and not self.is_worse:

@@ -71,7 +71,6 @@ class Batch:
 
     @property
     def excluded(self) -> Sequence[Tensor | Above]:
-        """``exclude`` as a sequence."""
         if self.exclude is None:
             return ()
         return (self.exclude,) if isinstance(self.exclude, Tensor | Above) else self.exclude
@@ -85,7 +84,6 @@ class Batch:
         return next((x for x in self.excluded if isinstance(x, Above)), None)
 
     def check(self, directions: Sequence[Direction]) -> None:
-        """Raises a ValueError if shapes, types and directions do not fit together."""
         self._check_embeddings()
         size = len(self.documents)
         for ids in self.excluded_ids:

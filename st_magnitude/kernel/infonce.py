@@ -1,9 +1,4 @@
-"""infonce: the one kernel of every contrastive loss in this package.
-
-:mod:`st_magnitude.kernel.plain` is the formula in code, and the path that training takes while a
-batch is small. For large batches :mod:`st_magnitude.kernel.tiled` computes the same number faster
-and in less memory (docs/kernel.md).
-"""
+"""infonce: the one kernel of every contrastive loss in this package."""
 
 from __future__ import annotations
 
@@ -173,7 +168,6 @@ def softmaxes_of(
 
 
 def check_terms(terms: Sequence[Term], width: int) -> None:
-    """Checks that the terms suit embeddings with this number of dimensions."""
     if not terms:
         raise ValueError("infonce needs at least one Term.")
     if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:

@@ -1,9 +1,4 @@
-"""Side and Panel: what the tiled engine compares.
-
-* A **side** is n texts: their vectors divided by norms, the gradients of these, and what rules
-  need to know of the texts.
-* A **panel** is a rectangle of scores: rows of one side, a block of columns of another, and rules.
-"""
+"""Side and Panel: what the tiled engine compares."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ Rule = Callable[[slice, Tensor], Tensor]
 
 @dataclass
 class Side:
-    """Vectors divided by their norms, what is known of their texts, and gradients."""
+    """n texts: their vectors divided by norms, the gradients of these, and what rules need."""
 
     x: Tensor  # (n, D), D the longest prefix
     scale: Tensor | None = None  # (K - 1, n), factors of the shorter prefixes; None: 1
@@ -118,7 +113,6 @@ def panel_of(
     """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
 
     Args:
-        own: The column that belongs to row 0, if it is in the block.
         of_own: The scores (B,) of the positives, where the block may lack them.
     """
     excluded: list[Rule] = []

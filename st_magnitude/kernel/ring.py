@@ -95,9 +95,6 @@ def ring_infonce(
     The value is that of infonce with gathered documents and batches of one size. The mean of the
     gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
     different sizes too.
-
-    Raises:
-        ValueError: As infonce does, but on all ranks together.
     """
     terms = tuple(terms)
     batch = Batch(

@@ -40,7 +40,6 @@ class Plan:
         num_losses: float,
         tile_rows: int | None,
     ) -> Plan:
-        """The plan of terms for the embeddings of a batch."""
         width = batch.queries.shape[1]
         ordered = sorted(terms, key=lambda term: (term.dim or width, -_number(term)))
         lengths = [term.dim or width for term in ordered]

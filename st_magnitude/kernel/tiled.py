@@ -2,8 +2,7 @@
 
 It has four concepts: sides and panels (:mod:`st_magnitude.kernel.panels`), the plan and the softmax
 (:mod:`st_magnitude.kernel.softmax`). This module arranges the panels of a batch, and
-:mod:`st_magnitude.kernel.tiles` takes them in. The gradients are known together with the loss, and
-the backward pass only scales them.
+:mod:`st_magnitude.kernel.tiles` takes them in.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def tiled_infonce(
     plan: Plan,
     ring: Round | None = None,
 ) -> Tensor:
-    """The mean loss of softmaxes, with a ring over the columns of all ranks.
-
-    The first direction of a softmax has the positives; the others add columns.
-    """
+    """The mean loss of softmaxes, with a ring over the columns of all ranks."""
     with torch.autocast(batch.queries.device.type, enabled=False):
         of = partial(side_of, batch, plan, is_block=ring is not None)
         queries = of(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)

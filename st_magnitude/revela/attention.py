@@ -93,13 +93,6 @@ def in_batch_attention(
     Returns:
         (B, H, L, d_v) in the query's dtype; sums over documents are taken in float32 or wider.
 
-    Example:
-        >>> import torch
-        >>> q, k, v = torch.randn(3, 3, 4, 5, 8).unbind()  # 3 documents, 4 heads, 5 tokens
-        >>> similarity = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.2, 0.8, 0.0]])
-        >>> in_batch_attention(q, k, v, Neighbours.of(similarity)).shape
-        torch.Size([3, 4, 5, 8])
-
     Source: Revela (Cai et al.), section 3.2.
     """
     n_documents, n_heads, length, dim = query.shape
@@ -132,7 +125,6 @@ def in_batch_attention(
     parts = []
     for first, last, i, j in neighbours.chunks:
         inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
-        # The backward pass computes the pairs again, so their outputs take no memory until then.
         parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))
     read = torch.cat(parts)[..., :value_dim]
     return read.reshape(n_documents, n_heads, length, value_dim).to(query.dtype)
@@ -208,9 +200,6 @@ def attach(lm: nn.Module) -> None:
     """Switches all layers of a decoder to in-batch attention, in place; it is not saved.
 
     Without ``in_batch`` (generation, evaluation) the model computes what ``sdpa`` computes.
-
-    Raises:
-        ValueError: If the attention of the model differs from Eq. 3-8.
     """
     base = base_model(lm)
     _check_supported(base)

@@ -29,8 +29,6 @@ Documents = str | Path | Iterable[str | Mapping[str, object]]
 
 
 class Document(TypedDict):
-    """A text, and whether it is source code."""
-
     text: str
     code: bool
 
@@ -41,9 +39,6 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     A file of text, Markdown or code is one document; so is a line of a ``.jsonl`` file, with the
     key ``text`` and optionally ``code`` (whether it is source code). Hidden files, other suffixes
     and blank texts are left out, and so are, with a warning, a folder's files that are not UTF-8.
-
-    Yields:
-        Documents with ``text`` and ``code``, one by one: a folder may be larger than the memory.
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or none of these files in it.
@@ -120,9 +115,7 @@ def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
     between blocks at the margin, then at blank lines, then at lines.
 
     Args:
-        text: A text.
         max_words: Largest number of words in a chunk, of which an ideograph or a kana is one.
-        code: Whether the text is source code.
 
     Raises:
         ValueError: If ``max_words`` is below 1.
@@ -130,8 +123,6 @@ def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
     Example:
         >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. They left.", max_words=10)
         ['Dr. Smith came at 3.15 p.m. with J. K. Jones.', 'They left.']
-        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return x\\n", 7, code=True)
-        ['def f(x):\\n    return x + 1', 'def g(x):\\n    return x']
 
     Source: Revela (Cai et al.), section 4.1.
     """
@@ -193,12 +184,10 @@ def _cut(separator: re.Pattern[str], text: str, whole: Span) -> Iterator[Span]:
 
 
 def split_words(text: str, whole: Span) -> Iterator[Span]:
-    """Spans of the words."""
     return (match.span() for match in _WORD.finditer(text, *whole))
 
 
 def count_words(text: str) -> int:
-    """Number of words, of which every ideograph and every kana is one."""
     if text.isascii() or not _UNSPACED_WORD.search(text):
         return len(text.split())
     return sum(1 for _ in _WORD.finditer(text))

@@ -1,8 +1,4 @@
-"""Groups of chunks from documents, and batches from groups.
-
-One row of the dataset is one group, so trainers may shuffle rows. Single chunks they would mix,
-which is the paper's "random" ablation: an nDCG@10 of 3.9 instead of 33.6 (Table 3).
-"""
+"""Groups of chunks from documents, and batches from groups."""
 
 from __future__ import annotations
 
@@ -36,8 +32,6 @@ Chunk = tuple[str, bool]  # the text, and whether its document is code
 
 
 class Group(TypedDict, total=False):
-    """A row of the dataset: texts, and which of them are code."""
-
     chunks: Sequence[str]
     code: Sequence[bool]
 
@@ -96,7 +90,6 @@ def build_groups(
 
 
 def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:
-    """Yields d11, d21, d12, d22, ... of every two documents that have chunks."""
     remaining = (document for document in documents if document)
     while pair := list(islice(remaining, 2)):
         for row in zip_longest(*pair):
@@ -133,18 +126,14 @@ class GroupCollator:
     It is a ``data_collator`` of sentence-transformers' Trainer, whose ``collect_features`` splits
     the batch into [query, passage, lm]. For the N chunks of all groups there are
 
-    - ``query_*``: what ``preprocess`` returns for the query texts after ``prefixes[0]``, such as
-      ``query_input_ids`` (N, L). A query text is the first half of a chunk, as in REPLUG, or the
-      whole chunk if it is code (section 4.1).
+    - ``query_*``: what ``preprocess`` returns for the query parts of the chunks (see `RevelaLoss`)
+      after ``prefixes[0]``, such as ``query_input_ids`` (N, L).
     - ``passage_*``: the same for the whole chunks after ``prefixes[1]``.
     - ``lm_input_ids``, ``lm_attention_mask`` (N, L): chunks without prefix, padded at the end.
     - ``lm_group`` (N,): the number of each chunk's group in this batch.
 
     ``preprocess`` is the retriever's. The tokenizer of the language model needs no padding token.
     A text has at most ``max_length`` tokens, including the prefix.
-
-    Raises:
-        ValueError: At a batch, if a row is not a group.
     """
 
     def __init__(
@@ -167,7 +156,6 @@ class GroupCollator:
         return {f"{name}_{key}": value for name, part in parts for key, value in part.items()}
 
     def features(self, rows: Sequence[Group]) -> list[dict[str, Tensor]]:
-        """The features of query, passage and language model, as a trainer splits the batch."""
         for row in rows:
             if not isinstance(row.get("chunks"), list | tuple) or len(row["chunks"]) < 2:
                 raise ValueError(

@@ -87,7 +87,6 @@ class RevelaLoss(nn.Module):
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and
             its similarity becomes cosine, so it is used as it was trained.
         lm: A causal decoder of transformers, with or without peft.
-        lm_tokenizer: Tokenizer of the language model.
         temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows
             of encoders that were trained contrastively become one-hot and pass no gradient.
         prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if
@@ -100,9 +99,7 @@ class RevelaLoss(nn.Module):
         ValueError: If the language model is not supported or an argument is out of range; at a
             batch, if its rows are not groups.
 
-    RevelaTrainer logs ``next_token`` (nats) and ``one_hot`` (share of rows with a weight above
-    0.999); and, on the evaluation data, the next-token loss without other documents minus the loss
-    with them, ``reading_gain``, and with uniform weights minus with Sim, ``choice_gain``.
+    docs/revela.md explains the figures that RevelaTrainer logs. Losses and gains are in nats.
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
@@ -196,7 +193,6 @@ class RevelaLoss(nn.Module):
         return [batch_to_device(part, ids[0].device) for part in self.collator.features(rows)]
 
     def get_config_dict(self) -> dict[str, object]:
-        """Settings of this loss for the model card."""
         return {
             "lm": attention.base_model(self.lm).config.name_or_path or type(self.lm).__name__,
             "temperature": self.temperature,

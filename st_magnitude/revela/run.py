@@ -115,12 +115,11 @@ def run(
 
     Args:
         corpus: As for `build_groups`. Its last groups, up to sixteen, are held out for
-            ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
+            ``reading_gain`` and ``choice_gain`` (docs/revela.md).
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare
             decoder, which gets last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder; it gets a LoRA.
         output: Folder for the retriever, a plain SentenceTransformer, and ``revela.json``.
-        config: Settings of the run; by default ``RevelaConfig()``.
         data: Judged queries for the retriever, for BM25 and for both fused, before and after.
 
     Returns:
@@ -243,7 +242,6 @@ def _gains(trainer: RevelaTrainer) -> dict[str, float]:
 
 
 def _measure(evaluator: HybridEvaluator, model: SentenceTransformer, when: str) -> dict[str, float]:
-    """Figures of the retriever, of BM25 and of both fused."""
     found = evaluator(model)
     figures = (f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
     print(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
@@ -254,7 +252,6 @@ def _differences(
     after: dict[str, NDArray[np.float64]],
     before: dict[str, NDArray[np.float64]],
 ) -> dict[str, tuple[float, float, float]]:
-    """The gain in nDCG@10 of the retriever and of the fused runs, with its interval."""
     found = {name: paired_bootstrap(after[name], before[name]) for name in ("dense", "hybrid")}
     for name, (gain, low, high) in found.items():
         print(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")

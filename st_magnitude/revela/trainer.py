@@ -63,9 +63,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
     log has what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Args:
-        model: The retriever, with which the loss was built.
         args: Training arguments. ``gradient_checkpointing`` applies to both models.
-        loss: A RevelaLoss.
         train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts
             groups.
         lm_lora: LoRA of the language model: ``"paper"`` for :func:`lora_config`, a

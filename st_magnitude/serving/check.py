@@ -140,7 +140,6 @@ def check_serving(
 def _check(
     model: SentenceTransformer, embed: Embed, target: str, send_prompts: bool, tolerance: float
 ) -> ServingCheck:
-    """Sends all probes, encodes them here, and explains the differences."""
     limit = token_limit(model)
     sides = []
     refused: list[int] = []  # number of tokens of the texts that are not embedded
@@ -185,7 +184,6 @@ def _changed_rankings(model: SentenceTransformer, query: Side, document: Side) -
 
 
 def _num_tokens(model: SentenceTransformer, text: str) -> int:
-    """The number of tokens that the model reads of a text."""
     features = model.preprocess([text])
     if "attention_mask" in features:
         return int(features["attention_mask"].sum())

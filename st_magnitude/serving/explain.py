@@ -80,7 +80,6 @@ class Finding:
 
 
 def finding(name: str, **details: object) -> Finding:
-    """A finding with its figures and its remedy."""
     text, fix = _FINDINGS[name]
     return Finding(name, text.format(**details), fix.format(**details))
 

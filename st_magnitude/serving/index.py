@@ -21,9 +21,9 @@ def with_prior(documents: Vectors, log_p: ArrayLike, weight: float) -> Vectors:
 
         d' = [d, weight · log p(d)],   q' = [q, 1],   q' · d' = q · d + weight · log p(d)
 
-    A loss with in-batch negatives learns scores without log p(d); this puts it back. The index must
-    use the **inner product**. For a cosine model, normalise queries and documents first. The norm
-    of a query weighs against the prior: treat queries as they were when the weight was chosen.
+    The index must use the **inner product**. For a cosine model, normalise queries and documents
+    first. The norm of a query weighs against the prior: treat queries as they were when the weight
+    was chosen.
 
     Args:
         documents: Vectors as they would be stored without a prior, a numpy array or a torch

@@ -133,7 +133,6 @@ def embed_all(
 
 
 def _vectors(answer: ArrayLike, count: int, target: str) -> list[Array]:
-    """The vectors of ``count`` texts."""
     try:
         found = np.asarray(answer, dtype=np.float64)
     except (TypeError, ValueError):

@@ -84,10 +84,7 @@ def refuse_lists(dataset: object) -> None:
 
 
 def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
-    """Refuses losses of which one gathers, and that do not all exchange the same tensors.
-
-    In a step the processes have batches of different data sets, and each may be in another loss.
-    """
+    """Refuses losses of which one gathers, and that do not all exchange the same tensors."""
     exchanged = set()
     gathers = False
     for loss in losses.values():

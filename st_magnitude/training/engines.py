@@ -30,14 +30,7 @@ def engine_of_trainer(trainer: Trainer) -> str | None:
 def refuse_engine(
     engine: str | None, name: str, caches: bool, learns_exponents: bool = False
 ) -> None:
-    """Refuses a loss that an engine would train wrongly, or in which it would fail.
-
-    Args:
-        engine: The engine, as `engine_of` names it.
-        name: Name of the loss.
-        caches: Whether the loss caches gradients.
-        learns_exponents: Whether it learns exponents.
-    """
+    """Refuses a loss that an engine would train wrongly, or in which it would fail."""
     if engine is None:
         return
     if learns_exponents and engine != "DeepSpeed ZeRO-2":

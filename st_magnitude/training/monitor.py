@@ -100,7 +100,6 @@ class NormMonitor(TrainerCallback):
         Args:
             queries: Raw embeddings (n, D).
             documents: Raw embeddings (m, D).
-            lr: Learning rate of the step.
             **others: Raw embeddings of further roles by name.
         """
         self._calls += 1

@@ -88,17 +88,7 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
 
 
 def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
-    """Attaches and trains. Afterwards the model encodes in its own precision.
-
-    Args:
-        trainer: The Trainer.
-        checkpoint: Folder of the checkpoint to continue from.
-
-    Raises:
-        OSError: If a checkpoint cannot be written.
-        Stopped: At SIGINT (Ctrl-C) and SIGTERM, after the checkpoint is on the disk.
-        ValueError: If the Trainer shards the weights, or most rows have no negative.
-    """
+    """Attaches and trains. Afterwards the model encodes in its own precision."""
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise ValueError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
@@ -163,12 +153,7 @@ def has_fast_bf16() -> bool:
 
 
 def check_output(output: Path, resume: bool) -> Path | None:
-    """The checkpoint to continue from: the last complete one.
-
-    Raises:
-        FileExistsError: If the folder holds a trained model, files that no run has written, or an
-            unfinished run and ``resume`` is False.
-    """
+    """The checkpoint to continue from: the last complete one."""
     if (output / "modules.json").exists():
         raise FileExistsError(
             f"{output} already holds a trained model. Choose another output folder."

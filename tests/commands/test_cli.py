@@ -211,7 +211,7 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path):
     assert done.exit_code == 0, done.output
     model = stm.load(tiny_path)
     model.max_seq_length = 9
-    evaluator = CompressionEvaluator(*TASK, dims=[16, 5], pca=True, **options)
+    evaluator = CompressionEvaluator(*TASK, dims=[16, 5], **options)
     evaluator(model)
     assert str(table(evaluator.cells)) in done.output
 

@@ -29,7 +29,7 @@ PLACES = "kitchen garden cellar harbour market library station castle meadow off
 CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
 QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
 SMALL = CompareConfig(
-    max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], sigreg=[0]
+    max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03]
 )
 SMALL = replace(SMALL, batch_size=8)
 
@@ -62,14 +62,12 @@ def model_path(tmp_path_factory, static_parts):
 # --- the candidates -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "config", [CompareConfig(), SMALL, CompareConfig(sigreg=[0.1], losses=["dot"])]
-)
+@pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(losses=["dot"])])
 def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
     grid = grid_of(config, is_static=True)
-    settings = [(c.temperature, c.learning_rate) for c in grid if c.is_plain_cosine]
-    for kind in {c.kind for c in grid}:
-        assert [(c.temperature, c.learning_rate) for c in grid if c.kind == kind] == settings
+    settings = [(c.temperature, c.learning_rate) for c in grid if c.loss == "cosine"]
+    for loss in {c.loss for c in grid}:
+        assert [(c.temperature, c.learning_rate) for c in grid if c.loss == loss] == settings
     for i, candidate in enumerate(grid):  # at whichever candidate the time is up
         assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
 
@@ -186,7 +184,7 @@ def test_max_length_limits_training_alone(folder, tmp_path):
 def finished(folder, model_path, tmp_path_factory):
     """A comparison of eight candidates by the command, and its figures."""
     output = tmp_path_factory.mktemp("runs") / "compare"
-    options = {"temperatures": "0.02,0.1", "learning_rates": 0.03, "sigreg": 0}
+    options = {"temperatures": "0.02,0.1", "learning_rates": 0.03}
     options |= {"batch_size": 4, "epochs": 2, "output": output}
     return output, command_figures("compare", data=folder, model=model_path, **options)
 

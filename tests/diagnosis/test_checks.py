@@ -27,7 +27,7 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
     model, *task = planted(0, "noise")
     table = {text: np.append(x.numpy(), np.zeros(48)) for text, x in model[0].table.items()}
     found = quick(model_of(table), *task)
-    evaluator = CompressionEvaluator(*task, pca=True, write_csv=False)
+    evaluator = CompressionEvaluator(*task, write_csv=False)
     evaluator(model_of(table))
     assert found.cells == evaluator.cells
     advice = found["storage"]

@@ -1,6 +1,5 @@
 """CompressionEvaluator against plain loops in float64 and faiss."""
 
-import logging
 import math
 
 import numpy as np
@@ -181,19 +180,6 @@ def test_rescored_binary_is_semantic_search_faiss(similarity, top_k):
         gain = sum(h / math.log2(r + 2) for r, h in enumerate(hits))
         assert ours[i] == pytest.approx(gain / ideal)
     assert (ours > 0).sum() > 5
-
-
-@pytest.mark.parametrize("number", [13, 12])
-def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, caplog):
-    rng = np.random.default_rng(0)
-    q, d = (rng.normal(size=(number, 13)).astype(np.float32) for _ in range(2))
-    evaluator = CompressionEvaluator(
-        **judged(number, number, [[i] for i in range(number)]), pca=True
-    )
-    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        evaluator(lookup(q, d))
-    assert any(cell.axes == "pca" for cell in evaluator.cells) == (number == 13)
-    assert ("of 12 documents, fewer than the 13 dimensions" in caplog.text) == (number == 12)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_texts_are_known_by_the_tokens_that_training_reads(tmp_path, caplog):
 
 
 def test_compare_tries_it_where_documents_differ_in_frequency(folder, static_path, tmp_path):
-    options = {"losses": "cosine-prior", "temperatures": 0.05, "learning_rates": 0.03, "sigreg": 0}
+    options = {"losses": "cosine-prior", "temperatures": 0.05, "learning_rates": 0.03}
     place = {"data": folder, "model": static_path, "output": tmp_path / "out"}
     found = figures("compare", **place, **options, epochs=8)
     names = [f"{loss} tau=0.05 lr=0.03" for loss in ("cosine-prior", "cosine")]

@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.modules import BoW, Dropout
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.projection import project
 from st_magnitude.surgery.raw import encode_raw, raw_embeddings, raw_features, returns_unit_vectors
 
 TEXTS = ["red red red", "green"]
@@ -85,11 +84,7 @@ def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize(
     "use",
-    [
-        lambda model: encode_raw(model, TEXTS, "query"),
-        stm.cut_init,
-        lambda model: project(model, TEXTS, 2, show_progress_bar=False),
-    ],
+    [lambda model: encode_raw(model, TEXTS, "query"), stm.cut_init],
 )
 def test_the_training_mode_stays(use, is_training):
     model = model_of(dense(), Dropout(0.5)).train(is_training)

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 import st_magnitude as stm
 from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
 from st_magnitude.evaluation.mining import mine_negatives
-from st_magnitude.surgery.projection import project
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, returns_unit_vectors
 
 DATA = stm.RetrievalData(
@@ -47,9 +46,6 @@ def wrap(request, tmp_path):
         lambda model: len(mine_negatives(model, DATA)),
         lambda model: stm.diagnose(model, DATA).to_dict(),
         lambda model: stm.calibrate_exponent(stm.prepare(model, "dot"), DATA).best,
-        lambda model: (
-            project(stm.prepare(model, "cosine"), DOCUMENTS, 4, show_progress_bar=False) and None
-        ),
         lambda model: stm.cut_init(model) and None,
         lambda model: stm.CosineRankingLoss(model).get_config_dict(),
         lambda model: stm.QNormRankingLoss(stm.strip_normalize(model)).get_config_dict(),

@@ -9,8 +9,9 @@ the corpus of each task, without queries. The difference has a 95 % interval ove
 
 from __future__ import annotations
 
-import logging
+from dataclasses import replace
 
+import torch
 from benchmarks.data.debian import cache_folder, fetch
 from benchmarks.data.docstrings import build_docstring_task, bundled_minilm
 from benchmarks.data.lexicons import foldoc, wordnet
@@ -20,10 +21,9 @@ from benchmarks.studies.estimates import Estimate, in_points, markdown
 from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
-from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.data.task import EncodedTask
 
 DIMS = (192, 96, 48)
-OPTIONS = {"precisions": ["float32"], "similarity": "cosine", "pca": True}
 
 
 def tasks() -> dict[str, stm.RetrievalData]:
@@ -36,23 +36,26 @@ def tasks() -> dict[str, stm.RetrievalData]:
     }
 
 
+def on_principal_axes(task: EncodedTask) -> EncodedTask:
+    """The task in the coordinates of its documents' principal axes, the largest first."""
+    documents = stm.COSINE.document(task.documents).double()
+    axes = torch.linalg.eigh(documents.T @ documents).eigenvectors.flip(1).float()  # (D, D)
+    return replace(task, queries=task.queries @ axes, documents=task.documents @ axes)
+
+
 def main() -> None:
-    logging.getLogger("st_magnitude").setLevel(logging.ERROR)
     models = {"MiniLM": SentenceTransformer(bundled_minilm(), device="cpu"), "L3": paraphrase()}
     models["L3"].max_seq_length = 128
     rows = []
     for task, data in tasks().items():
         for name, model in models.items():
-            evaluator = CompressionEvaluator(
-                data.queries, data.corpus, data.relevant, dims=list(DIMS), **OPTIONS
-            )
-            evaluator(model)
-            found = evaluator.per_query
+            encoded = data.encode(model)
+            turned = on_principal_axes(encoded)
+            full = in_points(encoded.ndcg(encoded.top(stm.COSINE)))
             for dim in DIMS:
-                prefix, axes = found[dim, "float32", "none"], found[dim, "float32", "none", "pca"]
+                prefix, axes = (x.ndcg(x.prefix(dim).top(stm.COSINE)) for x in (encoded, turned))
                 gain = Estimate(*stm.geometry.paired_bootstrap(axes, prefix)).show()
-                means = map(in_points, (found[384, "float32", "none"], prefix, axes))
-                rows.append([name, task, dim, *means, gain])
+                rows.append([name, task, dim, full, in_points(prefix), in_points(axes), gain])
     head = "model|task|dimensions|all|prefix|principal axes|axes - prefix"
     print("\n".join(markdown(head.split("|"), rows, "ll")))
 
