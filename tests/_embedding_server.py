@@ -16,13 +16,9 @@ NAME = "tiny"
 
 
 class EmbeddingServer:
-    """Serves one model.
+    """Serves a model of a Transformer, a Pooling and more, as some kind of server does.
 
-    Args:
-        model: A model whose first module is a Transformer and whose second is a Pooling.
-        kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"`` or
-            ``"openai"``. vLLM takes ``normalize`` from modules.json and from --pooler-config.
-        faults: Any of the names below with their values.
+    vLLM takes ``normalize`` from modules.json and from --pooler-config.
     """
 
     def __init__(self, model: SentenceTransformer, kind: str = "openai", **faults: object) -> None:

@@ -1,8 +1,6 @@
 """Helpers of the tests of model surgery: what a model ends in, and what it says, also once it is
 saved."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

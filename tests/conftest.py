@@ -1,7 +1,5 @@
 """Fixtures shared by all tests: two real models that come from PyPI, and a small search task."""
 
-from __future__ import annotations
-
 import logging
 import os
 

@@ -5,8 +5,6 @@ On a FakeTensor, ``.item()``, ``bool()``, ``nonzero`` and boolean indices raise,
 on two devices. The backward pass needs a real device.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Damaged and hostile input, made at random: every reader returns what can be used, or says what is
 wrong and where."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

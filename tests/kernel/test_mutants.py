@@ -1,7 +1,5 @@
 """One-line mutations of the kernel, each of which the tests of the kernel must notice."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ring against the joined batch in one process, on gloo processes."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of losses share: batches, gradients, and a Trainer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from _tiny import ROWS, columns

@@ -1,7 +1,5 @@
 """What each of two gloo processes of test_training.py does: torchrun _two_ranks.py IN OUT."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from pathlib import Path

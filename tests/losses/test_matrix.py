@@ -1,7 +1,5 @@
 """What users combine: every two settings meet in a run, which learns, resumes and is saved."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

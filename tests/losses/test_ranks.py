@@ -1,7 +1,5 @@
 """Losses whose negatives come from all ranks, on gloo processes as DDP wraps their models."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The work of each of two gloo processes for test_revela_trainer.py."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -4,8 +4,6 @@ tiny decoders.
 Within a document (Eq. 4) transformers' own layers attend by torch's attention.
 """
 
-from __future__ import annotations
-
 import math
 
 import _tiny

@@ -2,8 +2,6 @@
 step.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from _tiny import ROWS, language_model, load_transformer, save_transformer

@@ -1,8 +1,6 @@
 """In-batch attention in the decoders of transformers, each against two passes with loops, as the
 paper describes them."""
 
-from __future__ import annotations
-
 import pytest
 import revela_reference
 import torch

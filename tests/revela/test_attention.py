@@ -1,7 +1,5 @@
 """What in-batch attention leaves as it is and what it refuses; test_architectures.py has values."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from revela_reference import VOCABULARY, decoder, padded

@@ -1,7 +1,5 @@
 """A retriever learns from next-token prediction alone which document helps."""
 
-from __future__ import annotations
-
 import copy
 import random
 

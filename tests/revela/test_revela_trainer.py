@@ -1,7 +1,5 @@
 """RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import _two_ranks_revela as two_ranks

@@ -1,7 +1,5 @@
 """st-magnitude revela: from a folder of text to a plain retriever, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
