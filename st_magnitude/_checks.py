@@ -24,26 +24,14 @@ def needs(purpose: str, extra: str) -> Iterator[None]:
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
-    """Checks that a value is one of a few choices.
-
-    Example:
-        >>> one_of("views", "both", ("pooled", "per_view"))
-        Traceback (most recent call last):
-        ValueError: views must be one of 'pooled' and 'per_view'; got 'both'.
-    """
+    """Checks that a value is one of a few choices."""
     if value not in choices:
         *first, last = map(repr, choices)
         raise ValueError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")
 
 
 def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None:
-    """Checks that a value is a positive, finite number, or one of the words.
-
-    Example:
-        >>> positive("scale", -1, ["auto"])
-        Traceback (most recent call last):
-        ValueError: scale must be a positive number or 'auto'; got -1.
-    """
+    """Checks that a value is a positive, finite number, or one of the words."""
     if value not in words and not (isinstance(value, (int, float)) and 0 < value < math.inf):
         options = " or ".join(["a positive number", *map(repr, words)])
         raise ValueError(f"{name} must be {options}; got {value!r}.")

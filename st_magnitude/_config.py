@@ -57,12 +57,7 @@ def check_ranges(config: DataclassInstance) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the closest known name, after a space; nothing if no name is close.
-
-    Example:
-        >>> did_you_mean("consine", ["cosine", "dot"])
-        " Did you mean 'cosine'?"
-    """
+    """A question that names the closest known name, after a space; nothing if no name is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -76,12 +71,7 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def list_differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """The settings that an earlier run had with other values.
-
-    Example:
-        >>> list_differences({"loss": "dot", "seed": 0}, {"loss": "cosine", "seed": 0})
-        "loss ('dot' there, 'cosine' now)"
-    """
+    """The settings that an earlier run had with other values."""
     changed = (name for name, value in now.items() if before.get(name) != value)
     return ", ".join(f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
 

@@ -251,15 +251,6 @@ class FiniteWatch:
 def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init], Init]:
     """Shows the arguments of a base class, but some, in place of the ``**options`` of an
     ``__init__``.
-
-    Example:
-        >>> class Base:
-        ...     def __init__(self, model: str, *, scale: float = 20.0) -> None: ...
-        >>> class Loss(Base):
-        ...     @with_options_of(Base)
-        ...     def __init__(self, model: str, weight: float = 1.0, **options) -> None: ...
-        >>> list(inspect.signature(Loss).parameters)
-        ['model', 'weight', 'scale']
     """
 
     def decorate(init: Init) -> Init:
