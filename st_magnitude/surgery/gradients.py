@@ -84,6 +84,7 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
             that reach it are 1.
 
     Example:
+        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.base.modules import Normalize
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
@@ -154,6 +155,7 @@ def cut_init(
         ValueError: If ``where`` chose no parameter.
 
     Example:
+        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.base.modules import Dense
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> modules = [BoW(["red", "green"]), Dense(2, 2, bias=False, activation_function=None)]
