@@ -100,7 +100,9 @@ def compare(
 
 class _Run:
     def __init__(self, setup: Setup, output: Path, say: Callable[[str], None]) -> None:
-        self.setup, self.output, self.say = setup, output, say
+        self.setup = setup
+        self.output = output
+        self.say = say
         self.began = time.perf_counter()
         self.rungs = setup.rungs
         self.file = output / "progress.json"  # what follows, until the result is written

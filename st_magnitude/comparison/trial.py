@@ -203,7 +203,10 @@ class _AtRungs(TrainerCallback):
     def __init__(
         self, setup: Setup, model: SentenceTransformer, rungs: list[int], goes_on: GoesOn
     ) -> None:
-        self.setup, self.model, self.rungs, self.goes_on = setup, model, rungs, goes_on
+        self.setup = setup
+        self.model = model
+        self.rungs = rungs
+        self.goes_on = goes_on
         self.curve: dict[int, float] = {}
         self.exponent = 1.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +23,6 @@ def divide_by_norms(
     return divided, scales if len(dims) > 1 else None
 
 
-class Context(Protocol):
-    """What the backward pass of a torch.autograd.Function knows of the forward pass."""
-
-    dims: tuple[int, ...]
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-
-
 class _DivideByNorms(torch.autograd.Function):
     """x / |x|^gamma, (n, D), and (|x| / |x[:dim]|)^gamma of all prefixes but the last, (K - 1, n).
 
@@ -42,9 +31,7 @@ class _DivideByNorms(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Context, x: Tensor, gamma: Tensor, dims: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T
         norms = norms.contiguous()  # (K, n); with a stride it multiplies at a seventh of the speed
         scale = norms[-1] ** -gamma  # (n,)
@@ -55,9 +42,7 @@ class _DivideByNorms(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Context, grad_divided: Tensor, grad_scales: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, norms, scale, scales = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
             grad = grad_divided * scale[:, None]

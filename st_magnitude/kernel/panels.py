@@ -153,10 +153,12 @@ def _equal(rows: Tensor, columns: Tensor) -> Rule:
 
 def _same_pair(batch: Batch, rows: Side, columns: Side, own: int) -> Rule:
     """The columns (M,) of the pair of the row, of texts of the same kind."""
-    first_of_sides = ((rows, batch.offset), (columns, batch.offset - own))
-    numbers = [torch.arange(len(side.x), device=side.x.device) + i for side, i in first_of_sides]
-    pairs = [(x % batch.num_pairs).to(rows.x.dtype) for x in numbers]
-    return _equal(*pairs)
+
+    def pairs(side: Side, first: int) -> Tensor:
+        numbers = first + torch.arange(len(side.x), device=side.x.device)
+        return (numbers % batch.num_pairs).to(rows.x.dtype)
+
+    return _equal(pairs(rows, batch.offset), pairs(columns, batch.offset - own))
 
 
 def _too_close(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from st_magnitude.kernel.batch import Batch, Direction
-from st_magnitude.kernel.norms import Context
 from st_magnitude.kernel.panels import Panel, Side, panel_of, side_of
 from st_magnitude.kernel.softmax import Plan, Softmax
 from st_magnitude.kernel.terms import Term
@@ -31,14 +31,14 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, loss: Tensor, gradients: Sequence[Tensor | None], *tensors: Tensor | None
+        ctx: Any, loss: Tensor, gradients: Sequence[Tensor | None], *tensors: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(*gradients)
         return loss.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors)
 
 

@@ -253,29 +253,39 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         elif self.teacher is not None:
             targets, targets_queries = self.teacher.targets(texts, batch)
 
-        of_batch = partial(
-            ring_infonce if batch.is_ring else infonce,
-            queries,
-            torch.cat([batch.join(column) for column in documents]),
-            terms,
-            similarity,
-            self.directions,
-            partition_mode=self.partition_mode,
-            exclude=self.false_negatives.exclude(texts, batch),
-            positives=positives,
-            weights=texts.weights,
-            log_q=log_q,
-            log_q_queries=log_q_queries,
-        )
-        if not batch.is_ring:
-            of_batch = partial(
-                of_batch,
-                offset=batch.offset,
+        columns = torch.cat([batch.join(column) for column in documents])
+        if batch.is_ring:
+            loss = ring_infonce(
+                queries,
+                columns,
+                terms,
+                similarity,
+                self.directions,
+                partition_mode=self.partition_mode,
+                exclude=self.false_negatives.exclude(texts, batch),
+                positives=positives,
+                weights=texts.weights,
+                log_q=log_q,
+                log_q_queries=log_q_queries,
+            )
+        else:
+            loss = infonce(
+                queries,
+                columns,
+                terms,
+                similarity,
+                self.directions,
+                batch.offset,
+                partition_mode=self.partition_mode,
                 all_queries=batch.all_queries,
+                exclude=self.false_negatives.exclude(texts, batch),
+                positives=positives,
                 targets=targets,
                 targets_queries=targets_queries,
+                weights=texts.weights,
+                log_q=log_q,
+                log_q_queries=log_q_queries,
             )
-        loss = of_batch()
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------

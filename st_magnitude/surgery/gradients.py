@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from st_magnitude._checks import one_of, positive
+from st_magnitude._checks import positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.raw import raw_producers, unwrapped
@@ -168,8 +168,8 @@ def cut_init(
     section 6, Listing 1.
     """
     positive("c", c)
-    if not callable(where):
-        one_of("where", where, ("all", "a function"))
+    if not callable(where) and where != "all":
+        raise ValueError(f"where must be 'all' or a function; got {where!r}.")
     inner: nn.Module = unwrapped(model)
     chosen = []
     for name, parameter in inner.named_parameters():
