@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from _tiny import load_transformer, save_transformer
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
 
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.saving.export import load
 
 # Autograd starts a thread for each device at its first backward pass. Tests on fake CUDA tensors
 # would give it one, and then no fork of this process could train.
@@ -112,21 +110,11 @@ def minilm(minilm_path: str) -> SentenceTransformer:
     return SentenceTransformer(minilm_path, device="cpu")
 
 
-@pytest.fixture(scope="session")
-def static_parts() -> tuple[Tokenizer, torch.Tensor]:
-    """Tokenizer and table of wordllama, read once."""
-    folder = _package_folder("wordllama")
-    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
-    tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
-    return Tokenizer.from_file(str(tokenizer)), weights["embedding.weight"].float()
-
-
 @pytest.fixture
-def static_model(static_parts: tuple[Tokenizer, torch.Tensor]) -> SentenceTransformer:
+def static_model() -> SentenceTransformer:
     """A fresh static model (wordllama's table, 32,000 x 256): it trains within seconds."""
-    tokenizer, weights = static_parts
-    table = StaticEmbedding(tokenizer, embedding_weights=weights.clone())
-    return SentenceTransformer(modules=[table], device="cpu")
+    _package_folder("wordllama")  # skips where it is not installed
+    return load("wordllama", device="cpu")
 
 
 @pytest.fixture

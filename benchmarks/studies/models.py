@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from benchmarks.data.docstrings import bundled_minilm
 from datasets import Dataset, DatasetDict
-from safetensors.torch import load_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -22,6 +21,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
+
+import st_magnitude as stm
 
 QUIET: dict[str, Any] = {  # arguments of a trainer that saves and says nothing
     "dataloader_drop_last": True,
@@ -47,10 +48,7 @@ def table_of(tokenizer: Tokenizer, weights: Tensor) -> SentenceTransformer:
 
 def static_model() -> SentenceTransformer:
     """wordllama's table of 32,000 x 256 token vectors, from PyPI."""
-    folder = package_folder("wordllama")
-    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
-    tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
-    return table_of(Tokenizer.from_file(str(tokenizer)), weights["embedding.weight"].float())
+    return stm.load("wordllama", device="cpu")
 
 
 def minilm() -> SentenceTransformer:

@@ -16,6 +16,7 @@ from st_magnitude._files import moved_in, one_line_about_the_disk, refuse_used_f
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm, NormPruning
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
+from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.raw import (
     refuse_other_models,
@@ -105,12 +106,18 @@ def _refer_to_package(folder: Path) -> None:
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     """``SentenceTransformer(path, **kwargs)`` with ``ExponentNorm``; runs no code of the model.
 
+    ``"wordllama"`` is the static table of the PyPI package wordllama, which the extra ``table``
+    installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and trains in seconds.
+
     Raises:
+        ImportError: If the table is asked for and not installed.
         OSError: If there is no model of that name, or its files are incomplete.
         TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     path = str(path)
+    if path == TABLE and not os.path.isdir(path):
+        return load_table(**kwargs)
     if (name := class_of(path, kwargs)) != "SentenceTransformer":
         raise TypeError(
             f"The model at {path!r} is a {name}, and stm.load loads a SentenceTransformer, which "

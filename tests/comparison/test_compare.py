@@ -50,10 +50,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory, static_parts):
+def model_path(tmp_path_factory):
     """A table of 32 dimensions, of which searches keep 8: all make no mistake on these texts."""
-    tokenizer, weights = static_parts
-    table = StaticEmbedding(tokenizer, embedding_weights=weights[:, :32].clone())
+    (whole,) = stm.load("wordllama", device="cpu")
+    weights = whole.embedding.weight.detach()[:, :32].clone()
+    table = StaticEmbedding(whole.tokenizer, embedding_weights=weights)
     place = str(tmp_path_factory.mktemp("static"))
     SentenceTransformer(modules=[table], truncate_dim=8, device="cpu").save_pretrained(place)
     return place
