@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         CosineRankingLoss,
         DNormRankingLoss,
         DotRankingLoss,
-        LateInteractionLoss,
         LearnableNormLoss,
         MagnitudeRankingLoss,
         QNormRankingLoss,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     )
     from st_magnitude.losses.prior import DocumentPrior
     from st_magnitude.losses.regularizers import SIGReg
-    from st_magnitude.modules import NormPruning
     from st_magnitude.saving.export import export, load
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -58,11 +56,9 @@ __all__ = [
     "DNormRankingLoss",
     "DocumentPrior",
     "DotRankingLoss",
-    "LateInteractionLoss",
     "LearnableNormLoss",
     "MagnitudeRankingLoss",
     "NormMonitor",
-    "NormPruning",
     "QNormRankingLoss",
     "RetrievalData",
     "SIGReg",

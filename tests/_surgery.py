@@ -15,21 +15,21 @@ DISCRETE = ["cosine", "dot", "qnorm", "dnorm"]
 FRESH_PROCESS = """
 import json, sys
 sys.modules["st_magnitude"] = None  # an import of it fails from here on
-import sentence_transformers
-kind, folders, queries, documents = json.load(sys.stdin)
+from sentence_transformers import SentenceTransformer
+folders, queries, documents = json.load(sys.stdin)
 found = []
 for folder in folders:
-    model = getattr(sentence_transformers, kind)(folder, device="cpu")
+    model = SentenceTransformer(folder, device="cpu")
     scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
     found.append((model.similarity_fn_name, scores.tolist()))
 json.dump(found, open(sys.argv[1], "w"))
 """
 
 
-def in_a_fresh_process(kind, folders, output):
+def in_a_fresh_process(folders, output):
     """The similarity that each saved model names, and its scores, where this package cannot be
     imported."""
-    given = json.dumps([kind, [str(folder) for folder in folders], QUERIES, DOCUMENTS])
+    given = json.dumps([[str(folder) for folder in folders], QUERIES, DOCUMENTS])
     command = [sys.executable, "-c", FRESH_PROCESS, str(output)]
     subprocess.run(command, input=given, text=True, check=True, timeout=300)
     return zip(*json.loads(output.read_text()), strict=True)

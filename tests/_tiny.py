@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
@@ -97,17 +95,6 @@ def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
     return SentenceTransformer(
         modules=[transformer, Pooling(transformer.get_embedding_dimension(), pooling)], device="cpu"
     )
-
-
-def load_tokens(folder: str, normalize: bool = True) -> MultiVectorEncoder:
-    """A MultiVectorEncoder of that Transformer with 16 dimensions a token."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        projection = Dense(32, 16, False, nn.Identity(), module_input_name="token_embeddings")
-    modules = [Transformer(folder), projection, MultiVectorMask(skiplist_words=["the"])]
-    if normalize:
-        modules.append(Normalize(module_input_name="token_embeddings"))
-    return MultiVectorEncoder(modules=modules, device="cpu")
 
 
 def decoder(

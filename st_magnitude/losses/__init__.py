@@ -5,7 +5,6 @@ from st_magnitude.losses.exponents import (
     LearnableNormLoss,
     QNormRankingLoss,
 )
-from st_magnitude.losses.late_interaction import LateInteractionLoss
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regression import SimilarityMSELoss
 from st_magnitude.losses.sigreg import SIGRegInfoNCE
@@ -22,7 +21,6 @@ __all__ = [
     "CosineRankingLoss",
     "DNormRankingLoss",
     "DotRankingLoss",
-    "LateInteractionLoss",
     "LearnableNormLoss",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",

@@ -49,25 +49,7 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
     return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
 
 
-class PreparesModel(nn.Module):
-    """A loss that prepares its model, and again each model that a Trainer puts in its place.
-
-    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
-    model to ``model``. The wrappers of DDP and torch.compile around the same model change nothing.
-    """
-
-    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
-        before = vars(self).get("_modules", {}).get("model") if name == "model" else None
-        super().__setattr__(name, value)
-        if before is not None and isinstance(value, BaseModel) and value is not unwrapped(before):
-            self.prepare_model()
-
-    def prepare_model(self) -> None:
-        """Checks the model, sets its similarity function, and starts what the loss learns anew."""
-        raise NotImplementedError
-
-
-class EmbeddingLoss(PreparesModel):
+class EmbeddingLoss(nn.Module):
     """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
     With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with
@@ -75,6 +57,10 @@ class EmbeddingLoss(PreparesModel):
     count: they would grow where positives shrink. The means are not constants, and their gradient
     reaches the embeddings. So a loss keeps no state, and growing norms do not act as a falling
     temperature. The size is 1 for cosine, whose scale is ``unit``.
+
+    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
+    model to ``model``, which the loss prepares as it did the first one. The wrappers of DDP and
+    torch.compile around the same model change nothing.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant
         for norms of 1.
@@ -101,7 +87,14 @@ class EmbeddingLoss(PreparesModel):
         self._has_begun = False
         self._watch = FiniteWatch(self.name)
 
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+        before = vars(self).get("_modules", {}).get("model") if name == "model" else None
+        super().__setattr__(name, value)
+        if before is not None and isinstance(value, BaseModel) and value is not unwrapped(before):
+            self.prepare_model()
+
     def prepare_model(self) -> None:
+        """Checks the model, sets its similarity function, and starts what the loss learns anew."""
         self.check_model()
         self._has_begun = False
         if isinstance(unwrapped(self.model), SentenceTransformer):
@@ -206,16 +199,11 @@ def _by_mean_norm(
         return columns  # the similarity removes the norm
     columns = [at_least_float32(x) for x in columns]
     norms = torch.linalg.vector_norm(columns[0][:, :dim], dim=1)
-    mean = mean_norm(norms, torch.ones_like(norms), across)
-    return [x / mean for x in columns]
-
-
-def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
-    """The mean of norms (n,), above 0, each of which counts as often as counts (n,) say."""
-    total = torch.stack([(norms * counts).sum(), counts.sum()])  # (2,)
-    if across_devices and num_ranks() > 1:
+    total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
+    if across and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
-    return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+    mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+    return [x / mean for x in columns]
 
 
 class FiniteWatch:

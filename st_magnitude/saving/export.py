@@ -9,20 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
 from st_magnitude._files import moved_in, one_line_about_the_disk, refuse_used_folder
 from st_magnitude._upstream import load_with_classes
-from st_magnitude.modules import ExponentNorm, NormPruning
+from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
-from st_magnitude.surgery.raw import (
-    refuse_other_models,
-    unwrapped,
-    warn_of_unused_prompt,
-)
+from st_magnitude.surgery.raw import refuse_other_models, warn_of_unused_prompt
 
 __all__ = ["export", "limit_length", "load", "write_model"]
 
@@ -32,7 +28,7 @@ _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the 
 
 
 def export(
-    model: SentenceTransformer | MultiVectorEncoder,
+    model: SentenceTransformer,
     path: str | Path,
     overwrite: bool = False,
 ) -> Path:
@@ -46,22 +42,18 @@ def export(
     a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
 
     Args:
-        model: The trained SentenceTransformer or MultiVectorEncoder.
+        model: The trained SentenceTransformer.
         path: A new or empty folder.
         overwrite: Whether a folder that is not empty is replaced, with all that it contains.
 
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, as on a full disk. The folder is then as it was.
-        ValueError: If a MultiVectorEncoder contains NormPruning, or the weights under an adapter
-            are quantized.
+        TypeError: If the model is a CrossEncoder, MultiVectorEncoder or SparseEncoder.
+        ValueError: If the weights under an adapter are quantized.
     """
     path = Path(path)
-    model = unwrapped(model)
-    if isinstance(model, MultiVectorEncoder):
-        _refuse_pruning(model)
-    else:
-        refuse_other_models(model, "export")
+    model = refuse_other_models(model, "export")
     refuse_used_folder(path, overwrite)
     with (
         one_line_about_the_disk(path, "The folder is as it was."),
@@ -71,21 +63,10 @@ def export(
     return path
 
 
-def _refuse_pruning(model: MultiVectorEncoder) -> None:
-    if any(isinstance(module, NormPruning) for module in model.modules()):
-        raise ValueError(
-            "export writes stock modules, and this model contains NormPruning. Remove it and give "
-            "it to encode_document(token_pooling=...), or save the model with save_pretrained, "
-            "which loads with trust_remote_code=True where this package is installed."
-        )
-
-
-def write_model(model: SentenceTransformer | MultiVectorEncoder, folder: Path) -> None:
+def write_model(model: SentenceTransformer, folder: Path) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
     model = merged(model)
     model.save_pretrained(str(folder))
-    if isinstance(model, MultiVectorEncoder):
-        return
     if isinstance(model[-1], ExponentNorm):
         _refer_to_package(folder)
     complete_card(folder / "README.md", model)

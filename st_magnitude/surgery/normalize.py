@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeVar
+from typing import Literal
 
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from torch import nn
 
@@ -20,7 +20,6 @@ from st_magnitude.surgery.raw import (
     routes_of,
     unwrapped,
 )
-from st_magnitude.surgery.tokens import prepare_tokens
 
 __all__ = ["prepare", "set_similarity_function", "strip_normalize"]
 
@@ -61,10 +60,7 @@ def _strip(modules: nn.Sequential) -> None:
             _strip(route)
 
 
-Model = TypeVar("Model", SentenceTransformer, MultiVectorEncoder)
-
-
-def prepare(model: Model, similarity: str | Similarity) -> Model:
+def prepare(model: SentenceTransformer, similarity: str | Similarity) -> SentenceTransformer:
     """Prepares a model for training with a similarity and for scoring by it. In place.
 
     ========================  =========================================  ======================
@@ -77,18 +73,15 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
     ========================  =========================================  ======================
 
     The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so
-    stock modules rank like each of the four named similarities. In a MultiVectorEncoder the norm of
-    a query token does: there, the tokens of a role are normalised where the similarity has the
-    exponent 1.
+    stock modules rank like each of the four named similarities.
 
     Args:
-        model: A SentenceTransformer or MultiVectorEncoder.
+        model: A SentenceTransformer.
         similarity: A Similarity, or a name for :meth:`Similarity.named`.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a SparseEncoder.
-        ValueError: If Normalize cannot be removed, or a MultiVectorEncoder has exponents between 0
-            and 1.
+        TypeError: If the model is a CrossEncoder, MultiVectorEncoder or SparseEncoder.
+        ValueError: If Normalize cannot be removed.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -97,11 +90,7 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
         'dot'
     """
     similarity = Similarity.named(similarity)
-    inner = unwrapped(model)
-    if isinstance(inner, MultiVectorEncoder):
-        prepare_tokens(inner, similarity)
-        return model
-    refuse_other_models(inner, "prepare")
+    inner = refuse_other_models(model, "prepare")
     strip_normalize(inner)
     if similarity == COSINE:
         inner.append(Normalize())

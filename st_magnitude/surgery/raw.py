@@ -44,7 +44,11 @@ def refuse_other_models(model: Model, who: str) -> Model:
     model = unwrapped(model)
     has_tokens = isinstance(model, MultiVectorEncoder)
     if has_tokens or isinstance(model, SparseEncoder | CrossEncoder):
-        advice = " For late interaction there is LateInteractionLoss." if has_tokens else ""
+        advice = (
+            " Train it with sentence-transformers' MultiVectorMultipleNegativesRankingLoss."
+            if has_tokens
+            else ""
+        )
         raise TypeError(
             f"{who} needs a model with one dense embedding per text, such as a "
             f"SentenceTransformer; got a {type(model).__name__}.{advice}"

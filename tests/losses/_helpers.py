@@ -80,9 +80,6 @@ def reference(
     return total
 
 
-DENSE = (SentenceTransformerTrainer, SentenceTransformerTrainingArguments)
-
-
 def train(
     model,
     loss,
@@ -91,21 +88,19 @@ def train(
     data=None,
     eval_data=None,
     resume=None,
-    attach=True,
-    trainer=DENSE,
     **options,
 ):
     """Through the Trainer; returns it."""
     defaults = {"max_steps": 8, "per_device_train_batch_size": 8, "learning_rate": 1e-3}
     defaults |= {"lr_scheduler_type": "constant", "save_strategy": "no", "seed": 3}
     defaults |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
-    trainer_class, arguments_class = trainer
-    args = arguments_class(str(output), **defaults | options)
+    args = SentenceTransformerTrainingArguments(str(output), **defaults | options)
     data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
-    trainer = trainer_class(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
+    trainer = SentenceTransformerTrainer(
+        model, args, train_dataset=data, eval_dataset=eval_data, loss=loss
+    )
     trainer.add_callback(begins := Begins())
-    if attach:
-        stm.attach(trainer)
+    stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
     assert begins.step == (int(resume.rpartition("-")[2]) if resume else 0)
     return trainer

@@ -44,7 +44,7 @@ def test_fresh_process_without_this_package(folder, tmp_path):
     raw = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
     del raw[-1]  # for those who apply the exponent when they index
     expected[stm.export(raw, tmp_path / "raw")] = encode(raw, QUERIES) @ encode(raw).T
-    functions, found = in_a_fresh_process("SentenceTransformer", expected, tmp_path / "found.json")
+    functions, found = in_a_fresh_process(expected, tmp_path / "found.json")
     assert functions == ("cosine", "dot", "dot", "cosine", "dot")
     wanted = torch.stack(list(expected.values()))
     torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)

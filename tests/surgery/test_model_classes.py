@@ -16,7 +16,6 @@ QUERIES, DOCUMENTS = (
 TASK = QUERIES, DOCUMENTS, {i: {i} for i in QUERIES}
 DATA = stm.RetrievalData(*TASK)
 LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
-LOSSES.remove("LateInteractionLoss")
 EVERYWHERE = [
     *(getattr(stm, name) for name in LOSSES),
     stm.strip_normalize,
@@ -27,8 +26,6 @@ EVERYWHERE = [
     lambda model: stm.diagnose(model, DATA),
     lambda model: stm.calibrate_exponent(model, DATA),
     lambda model: stm.calibrate_prior(model, DATA, dict.fromkeys(DOCUMENTS, 0.0)),
-]
-DENSE_OR_TOKENS = [
     lambda model: stm.prepare(model, "dot"),
     lambda model: stm.export(model, "never-written"),
 ]
@@ -42,19 +39,12 @@ def other(request, folder, tmp_path_factory):
     return request.param(folder, device="cpu", **options)
 
 
-@pytest.mark.parametrize("use", [*EVERYWHERE, *DENSE_OR_TOKENS])
+@pytest.mark.parametrize("use", EVERYWHERE)
 def test_the_class_is_named(other, use):
-    has_tokens = isinstance(other, MultiVectorEncoder)
-    if has_tokens and use in DENSE_OR_TOKENS:
-        pytest.skip("takes a MultiVectorEncoder")
     with pytest.raises(TypeError, match=f"got a {type(other).__name__}") as error:
         use(other)
-    assert ("LateInteractionLoss" in str(error.value)) == has_tokens
-
-
-def test_late_interaction_is_of_tokens(folder):
-    with pytest.raises(TypeError, match="needs a MultiVectorEncoder; got a SentenceTransformer"):
-        stm.LateInteractionLoss(load_transformer(folder))
+    is_advised = "MultiVectorMultipleNegativesRankingLoss" in str(error.value)
+    assert is_advised == isinstance(other, MultiVectorEncoder)
 
 
 def test_load_does_not_convert(folder, tmp_path):
