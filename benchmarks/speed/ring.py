@@ -21,6 +21,7 @@ import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,6 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 
 from st_magnitude import infonce
-from st_magnitude.kernel.ring import ring_infonce
 
 
 def gathering(queries: Tensor, documents: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def gathering(queries: Tensor, documents: Tensor) -> Tensor:
 
 
 ROWS, DIM, RANKS = 2048, 1024, (1, 2, 4)  # queries and documents of a rank
-LOSSES = {"gathering": gathering, "ring": ring_infonce}
+LOSSES = {"gathering": gathering, "ring": partial(infonce, backend="ring")}
 
 
 def resident(field: str) -> int:
@@ -52,8 +52,7 @@ def measure(name: str, rank: int, num_ranks: int, store: str) -> tuple[float, fl
     """CPU seconds, and bytes beyond inputs and gradients, of one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
-    # One rank alone has nothing to gather or to pass on
-    loss = LOSSES[name] if num_ranks > 1 else infonce
+    loss = LOSSES[name] if num_ranks > 1 else infonce  # one rank alone has nothing to gather
     generator = torch.Generator().manual_seed(rank)
 
     def inputs(n: int) -> list[Tensor]:

@@ -10,8 +10,8 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch import Tensor, nn
 
 from st_magnitude._checks import one_of
+from st_magnitude._distributed import agree, num_ranks
 from st_magnitude.kernel.infonce import infonce
-from st_magnitude.kernel.ring import agree, num_ranks
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import Similarity, at_least_float32

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from st_magnitude._checks import one_of
+from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
+from st_magnitude.kernel.ring import refuse_in_ring, ring_infonce
 from st_magnitude.kernel.softmax import Plan
-from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.terms import Term, check_terms
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
-Backend = Literal["auto", "plain", "tiled"]
+Backend = Literal["auto", "plain", "tiled", "ring"]
 PLAIN_SCORES = 2**16  # the most scores of all terms that backend="auto" holds at a time
 
 
@@ -93,7 +95,10 @@ def infonce(
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
             ``"auto"``: plain while the scores of all terms are at most 2^16 numbers and autocast,
-            which would multiply the gradients in half precision, is off.
+            which would multiply the gradients in half precision, is off. ``"ring"``: queries (B, D)
+            and documents (M, D) of each process, positives first, are those of one batch, whose
+            loss is the mean over the processes. B and M may differ; ids are equal for equal texts
+            of all processes, and ``exclude`` has as many on each. A softmax has one direction.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
             CPU it is 2^20 / M, but at least 256.
 
@@ -131,8 +136,25 @@ def infonce(
         log_q=log_q,
         log_q_queries=log_q_queries,
     )
-    batch.check(directions)
-    check_terms(terms, queries.shape[1])
+
+    def check() -> tuple[int, int]:
+        batch.check(directions)
+        check_terms(terms, queries.shape[1])
+        return len(queries), len(documents)
+
+    if backend == "ring":
+        refuse_in_ring(
+            "backend",
+            softmaxes,
+            offset=offset or None,
+            all_queries=all_queries,
+            targets=targets,
+            targets_queries=targets_queries,
+        )
+        if num_ranks() > 1:
+            return ring_infonce(batch, terms, similarity, softmaxes, tile_rows, check)
+        backend = "auto"
+    check()
     if backend == "auto":
         num_scores = len(queries) * len(documents) * len(directions) * len(terms)
         is_small = num_scores <= PLAIN_SCORES and tile_rows is None
@@ -165,10 +187,3 @@ def softmaxes_of(
             " 'query_to_query' and 'doc_to_doc' have no positives. Use partition_mode='joint'."
         )
     return [(direction,) for direction in ordered]
-
-
-def check_terms(terms: Sequence[Term], width: int) -> None:
-    if not terms:
-        raise ValueError("infonce needs at least one Term.")
-    if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:
-        raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")

@@ -22,15 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode
-from st_magnitude.kernel.infonce import check_terms, softmaxes_of
+from st_magnitude._distributed import agree
+from st_magnitude.kernel.batch import Batch, Direction
 from st_magnitude.kernel.panels import Panel, Side, panel_of
 from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiled import tiled_infonce
-from st_magnitude.similarity import COSINE, Similarity, at_least_float32
-
-__all__ = ["agree", "num_ranks", "ring_infonce"]
+from st_magnitude.similarity import Similarity
 
 # The columns of one rank with all that belongs to them, or gradients, along the first axis
 Block = dict[str, Tensor]
@@ -38,90 +36,45 @@ FLOWS = ("x", "scale")  # what has a gradient
 TRAVELS = ("x", "ids", "label", "bias", "guide")
 
 
-def num_ranks() -> int:
-    """The number of processes that train together."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
-    """The ``size`` whole numbers that the check returns on each rank.
-
-    Where it raises on one rank, all raise, because one alone would leave the others waiting.
-    """
-    problem, numbers = None, [0] * (size + 1)
-    try:
-        numbers = [1, *check()]
-    except Exception as error:
-        problem = error
-    mine = torch.tensor(numbers, device=device)
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
-    if problem is not None:
-        raise problem
-    everywhere = [x.tolist() for x in found]
-    if failed := [rank for rank, (fine, *_) in enumerate(everywhere) if not fine]:
-        raise RuntimeError(
-            f"The batch of rank {failed[0]} was refused; read the error of that process."
-        )
-    return [numbers for _, *numbers in everywhere]
-
-
 def ring_infonce(
-    queries: Tensor,
-    documents: Tensor,
-    terms: Sequence[Term] = (Term(),),
-    similarity: Similarity | str = COSINE,
-    directions: Sequence[Direction] = ("query_to_doc",),
-    *,
-    partition_mode: PartitionMode = "joint",
-    exclude: Exclude | None = None,
-    positives: Tensor | None = None,
-    weights: Tensor | None = None,
-    log_q: Tensor | None = None,
-    log_q_queries: Tensor | None = None,
-    tile_rows: int | None = None,
+    batch: Batch,
+    terms: Sequence[Term],
+    similarity: Similarity,
+    softmaxes: Sequence[tuple[Direction, ...]],
+    tile_rows: int | None,
+    check: Callable[[], tuple[int, int]],
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch, which is the mean over ranks.
 
+    The mean of the gradients of all ranks, which DDP takes, is the gradient of the joined batch.
+
     Args:
-        queries: Embeddings (B, D) of this rank. B may differ from rank to rank.
-        documents: Embeddings (M, D) of this rank, the positives first.
-        directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with
-            ``partition_mode="per_direction"``, because a softmax has one direction.
-
-    The other arguments are those of :func:`~st_magnitude.infonce`, for the queries and documents of
-    this rank. Ids are equal for equal texts of all ranks, and ``exclude`` has as many on each.
-
-    The value is that of infonce with gathered documents and batches of one size. The mean of the
-    gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
-    different sizes too.
+        check: Checks the batch of this rank and returns the numbers B and M, which may differ from
+            rank to rank. Where it raises on one rank, all raise.
     """
-    terms = tuple(terms)
-    batch = Batch(
-        at_least_float32(queries),
-        at_least_float32(documents),
-        exclude=exclude,
-        positives=positives,
-        weights=weights,
-        log_q=log_q,
-        log_q_queries=log_q_queries,
-    )
-
-    def own_sizes() -> tuple[int, int]:
-        batch.check(directions)
-        check_terms(terms, queries.shape[1])
-        return len(queries), len(documents)
-
-    softmaxes = softmaxes_of(directions, partition_mode)
-    num_queries, num_documents = zip(*agree(queries.device, own_sizes, 2), strict=True)  # per rank
+    num_queries, num_documents = zip(*agree(batch.queries.device, check, 2), strict=True)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
-    plan = Plan.of(terms, batch, Similarity.named(similarity), num_losses, tile_rows)
+    plan = Plan.of(terms, batch, similarity, num_losses, tile_rows)
     counts: dict[Direction, tuple[int, ...]] = {
         "query_to_doc": num_documents,
         "doc_to_query": num_queries,
     }
-    ring = partial(one_round, batch, counts)
-    return tiled_infonce(batch, Similarity.named(similarity), softmaxes, plan, ring)
+    return tiled_infonce(batch, similarity, softmaxes, plan, partial(one_round, batch, counts))
+
+
+def refuse_in_ring(
+    option: str, softmaxes: Sequence[tuple[Direction, ...]], **given: object
+) -> None:
+    """Refuses what a ring ignores; ``option`` is the argument that asks for the ring."""
+    if any(len(directions) > 1 for directions in softmaxes):
+        raise ValueError(
+            f"{option}='ring' has one direction in a softmax. Use partition_mode='per_direction'"
+            " for 'query_to_doc' and 'doc_to_query', or gather the documents of all ranks."
+        )
+    if ignored := [name for name, value in given.items() if value is not None]:
+        raise ValueError(
+            f"{option}='ring' takes no {ignored[0]}. Gather the documents of all ranks instead."
+        )
 
 
 def one_round(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -37,6 +37,13 @@ class Term:
             )
         if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
             raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
+
+
+def check_terms(terms: Sequence[Term], width: int) -> None:
+    if not terms:
+        raise ValueError("infonce needs at least one Term.")
+    if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:
+        raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
 
 
 def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:

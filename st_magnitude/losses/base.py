@@ -21,7 +21,7 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
 from st_magnitude._checks import positive
-from st_magnitude.kernel.ring import num_ranks
+from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32

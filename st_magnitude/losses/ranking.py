@@ -19,10 +19,11 @@ from sentence_transformers.base.losses.gradcache import (
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
+from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
-from st_magnitude.kernel.ring import num_ranks, ring_infonce
+from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
@@ -254,38 +255,24 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             targets, targets_queries = self.teacher.targets(texts, batch)
 
         columns = torch.cat([batch.join(column) for column in documents])
-        if batch.is_ring:
-            loss = ring_infonce(
-                queries,
-                columns,
-                terms,
-                similarity,
-                self.directions,
-                partition_mode=self.partition_mode,
-                exclude=self.false_negatives.exclude(texts, batch),
-                positives=positives,
-                weights=texts.weights,
-                log_q=log_q,
-                log_q_queries=log_q_queries,
-            )
-        else:
-            loss = infonce(
-                queries,
-                columns,
-                terms,
-                similarity,
-                self.directions,
-                batch.offset,
-                partition_mode=self.partition_mode,
-                all_queries=batch.all_queries,
-                exclude=self.false_negatives.exclude(texts, batch),
-                positives=positives,
-                targets=targets,
-                targets_queries=targets_queries,
-                weights=texts.weights,
-                log_q=log_q,
-                log_q_queries=log_q_queries,
-            )
+        loss = infonce(
+            queries,
+            columns,
+            terms,
+            similarity,
+            self.directions,
+            batch.offset,
+            backend="ring" if batch.is_ring else "auto",
+            partition_mode=self.partition_mode,
+            all_queries=batch.all_queries,
+            exclude=self.false_negatives.exclude(texts, batch),
+            positives=positives,
+            targets=targets,
+            targets_queries=targets_queries,
+            weights=texts.weights,
+            log_q=log_q,
+            log_q_queries=log_q_queries,
+        )
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
@@ -349,16 +336,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         one_of("gather_across_devices", self.gather_across_devices, (False, True, "ring"))
         one_of("labels", self.labels, (None, *get_args(Labels)))
         softmaxes = softmaxes_of(self.directions, self.partition_mode)
-        if self.gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
-            raise ValueError(
-                "gather_across_devices='ring' has one direction in a softmax. Use"
-                " gather_across_devices=True, or partition_mode='per_direction' for 'query_to_doc'"
-                " and 'doc_to_query'."
-            )
-        if self.teacher is not None and self.gather_across_devices == "ring":
-            raise ValueError(
-                "gather_across_devices='ring' takes no teacher. Use gather_across_devices=True."
-            )
+        if self.gather_across_devices == "ring":
+            refuse_in_ring("gather_across_devices", softmaxes, teacher=self.teacher)
 
     def prepare_model(self) -> None:
         self.false_negatives.start(self.model)

@@ -8,8 +8,8 @@ import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor
 
+from st_magnitude._distributed import agree, num_ranks
 from st_magnitude.kernel.batch import Direction
-from st_magnitude.kernel.ring import agree, num_ranks
 
 
 class Gathered:

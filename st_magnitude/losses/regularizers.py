@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from st_magnitude._checks import at_least, one_of, prefix_dims
-from st_magnitude.kernel.ring import num_ranks
+from st_magnitude._distributed import num_ranks
 from st_magnitude.similarity import at_least_float32, safe_norm
 
 # The most angles, each of a row, a direction and a knot, that are held at a time

@@ -464,6 +464,11 @@ WRONG = {
         {"directions": JOINT[-1], "partition_mode": "joint", "offset": 2},
         "give all_queries with offset 2",
     ),
+    "ring": ({"backend": "ring", "offset": 2}, "backend='ring' takes no offset"),
+    "joint ring": (
+        {"backend": "ring", "directions": BOTH, "partition_mode": "joint"},
+        "one direction in a softmax",
+    ),
     "pairs": (
         {"directions": JOINT[-1], "partition_mode": "joint", "offset": 0, "targets": MATRIX},
         r"give integer ids \(M,\)",

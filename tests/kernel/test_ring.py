@@ -1,6 +1,7 @@
 """The ring against the joined batch in one process, on gloo processes."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ from _memory import peak_bytes
 from _ranks import on_ranks
 
 from st_magnitude import Similarity, Term, infonce
+from st_magnitude._distributed import agree
 from st_magnitude.kernel.batch import Above
-from st_magnitude.kernel.ring import agree, ring_infonce
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"
 )
 
+ring = partial(infonce, backend="ring")
 ROWS = (5, 1, 4, 6)  # of each rank; the second has a positive and, in some cases, no negative
 DIM = 8
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
@@ -115,7 +117,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
         sizes = [[len(x) for x in pair] for pair in pairs]
         start = sum(n for n, _ in sizes[: dist.get_rank()])
         weights = weights_of(case, sum(n for n, _ in sizes))
-        loss = ring_infonce(
+        loss = ring(
             *pair,
             terms,
             similarity,
@@ -185,15 +187,15 @@ def autocast_and_memory() -> dict[str, object]:
     generator = torch.Generator().manual_seed(dist.get_rank())
     pair = [torch.randn(256, 512, generator=generator).requires_grad_() for _ in range(2)]
     with torch.autocast("cpu", torch.bfloat16):
-        loss = ring_infonce(*(x.bfloat16() for x in pair))
+        loss = ring(*(x.bfloat16() for x in pair))
         gathered = [torch.empty_like(pair[1]) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, pair[1].detach())
         plain = infonce(
             pair[0].bfloat16(), torch.cat(gathered).bfloat16(), offset=256 * dist.get_rank()
         )
     with torch.no_grad():
-        assert not ring_infonce(*pair).requires_grad
-    peak = peak_bytes(lambda: ring_infonce(*pair, tile_rows=8).backward())
+        assert not ring(*pair).requires_grad
+    peak = peak_bytes(lambda: ring(*pair, tile_rows=8).backward())
     return {"losses": [loss, plain], "peak": peak / (4 * 256 * 512)}
 
 
@@ -212,7 +214,7 @@ def failures() -> list[str]:
     """The error of batches that do not fit."""
     queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
     with pytest.raises((ValueError, RuntimeError)) as caught:
-        ring_infonce(queries, documents)
+        ring(queries, documents)
     # the ranks are still in step
     assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
     return str(caught.value)
