@@ -37,6 +37,7 @@ from sklearn.preprocessing import StandardScaler
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.metrics import judge
 from st_magnitude.result import Table
 
 ENCODE = {"batch_size": 64, "before_normalize": True}
@@ -245,16 +246,18 @@ def main() -> None:
         f"qnorm at exponent {qnorm['exponent']:g} - cosine": (qnorm["chosen"], cosine["matched"]),
         "surface - cosine": (measured["surface"]["matched"], cosine["matched"]),
     }
-    differences = {name: geometry.paired_bootstrap(a, b) for name, (a, b) in compared.items()}
+    differences = {name: judge(a - b).gain for name, (a, b) in compared.items()}
     print(
         Table(
             ["nDCG@10, paired over queries", "difference"],
             [list(item) for item in differences.items()],
         ).to_text()
     )
-    if warning := geometry.norm_warning(qnorm["d"], measured["pretrained"]["d"]):
+    is_answer = encoded["test"].degrees > 0
+    error = geometry.cohens_d_error(qnorm["d"], is_answer.sum(), (~is_answer).sum())
+    if warning := geometry.norm_warning(qnorm["d"], error, measured["pretrained"]["d"]):
         print(warning)
-    plot(measured, encoded["test"].degrees > 0, output / "norms.png")
+    plot(measured, is_answer, output / "norms.png")
 
     say("Scoring the saved model with mteb in a fresh process")
     command = ["mteb", str(output / "qnorm"), str(output / "data"), "--json"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from _data import build_docstring_task, bundled_minilm
+from numpy.typing import NDArray
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -32,28 +33,33 @@ from st_magnitude.evaluation import MagnitudeEvaluator
 
 
 def report(
-    name: str, encoded: EncodedTask, similarity: stm.Similarity, before: float = math.nan
+    name: str,
+    encoded: EncodedTask,
+    answers: NDArray[np.bool_],
+    similarity: stm.Similarity,
+    before: float = math.nan,
 ) -> float:
     """Prints how well a model ranks, and how its norms tell answers from boilerplate: their d."""
-    norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0  # (m,), (m,)
+    norms = geometry.norms(encoded.documents)  # (m,)
     larger_half, d = norms > np.median(norms), geometry.cohens_d(norms[answers], norms[~answers])
+    error = geometry.cohens_d_error(d, answers.sum(), (~answers).sum())
     print(
         f"{name}: nDCG@10 {encoded.ndcg(encoded.top(similarity)).mean():.3f}, "
         f"Cohen's d {d:+.2f}, "
         f"AUC of the norm {roc_auc_score(answers, norms):.3f}, "
         f"half of the index, by norm, keeps {larger_half[answers].mean():.0%} of the answers"
     )
-    if warning := geometry.norm_warning(d, before):
+    if warning := geometry.norm_warning(d, error, before):
         print(warning)
     return d
 
 
-def plot(tasks: dict[str, EncodedTask], path: Path) -> None:
+def plot(tasks: dict[str, EncodedTask], answers: NDArray[np.bool_], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, len(tasks), figsize=(8, 3.4), sharey=True, layout="constrained")
     for axis, (name, encoded) in zip(axes, tasks.items(), strict=True):
-        norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0
+        norms = geometry.norms(encoded.documents)
         bins = np.linspace(norms.min(), norms.max(), 41)
         axis.hist(
             norms[~answers], bins, alpha=0.65, color="#9a9a9a", label="boilerplate, never relevant"
@@ -91,8 +97,10 @@ def main() -> None:
     # removes Normalize, so norms survive
     model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")
     model.max_seq_length = 64
-    test_task = test
-    pretrained = test_task.encode(model)
+    relevant = [ids for part in (train, dev, test) for ids in part.relevant.values()]
+    of_all_splits = set().union(*relevant)
+    answers = np.isin(test.document_ids, list(of_all_splits))
+    pretrained = test.encode(model)
 
     trainer = SentenceTransformerTrainer(
         model=model,
@@ -110,22 +118,26 @@ def main() -> None:
         ),
         train_dataset=train.triplets(num_negatives=1),
         loss=stm.QNormRankingLoss(model),
-        evaluator=MagnitudeEvaluator(dev.queries, dev.corpus, dev.relevant, name="dev"),
+        evaluator=MagnitudeEvaluator(
+            dev.queries, dev.corpus, dev.relevant, also_relevant=of_all_splits, name="dev"
+        ),
     )
     trainer.train()
 
     curve = stm.calibrate_exponent(model, dev)
     print(curve)
-    trained = test_task.encode(model)
-    before = report("pretrained", pretrained, stm.COSINE)
-    report("trained", trained, curve.best_similarity, before)
+    trained = test.encode(model)
+    before = report("pretrained", pretrained, answers, stm.COSINE)
+    report("trained", trained, answers, curve.best_similarity, before)
     picture = arguments.output / "magnitude_retriever.png"
-    plot({"pretrained": pretrained, f"QNorm, {arguments.steps} steps": trained}, picture)
+    plot({"pretrained": pretrained, f"QNorm, {arguments.steps} steps": trained}, answers, picture)
 
     stm.prepare(model, curve.best_similarity)
     stm.export(model, arguments.output / "model")
     reloaded = stm.load(arguments.output / "model")
-    evaluator = MagnitudeEvaluator(test.queries, test.corpus, test.relevant, name="test")
+    evaluator = MagnitudeEvaluator(
+        test.queries, test.corpus, test.relevant, also_relevant=of_all_splits, name="test"
+    )
     for name, value in evaluator(reloaded).items():
         print(f"{name:30} {value:.4f}")
     print(f"saved {arguments.output / 'model'} and {picture}")

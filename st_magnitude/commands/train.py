@@ -30,7 +30,7 @@ def train(
     compared with the pretrained one, and saved with the scoring that is best on the split. Ctrl-C
     stops the run after the current step and saves a checkpoint for --resume.
     """
-    from st_magnitude.data.beir import splits_of
+    from st_magnitude.data.beir import relevant_documents, splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import train as run
 
@@ -38,7 +38,8 @@ def train(
     has_dev = dev_split in splits_of(data) and dev_split != split
     dev = RetrievalData.from_beir(data, dev_split, skip_empty) if has_dev else None
     typer.echo(f"{split}: {loaded}")
-    trained = run(model, loaded, output, settings, dev=dev)
+    answers = relevant_documents(data)  # of all splits
+    trained = run(model, loaded, output, settings, dev=dev, also_relevant=answers)
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures

@@ -11,7 +11,7 @@ from st_magnitude.result import Result, Table, interval, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
-Gain = tuple[float, float, float]  # a difference of nDCG@10 with its 95 % interval over queries
+Gain = tuple[float, float, float]  # a difference of nDCG@10 with the 95 % interval of `judge`
 
 
 @dataclass(frozen=True)

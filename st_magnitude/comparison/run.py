@@ -13,20 +13,20 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import yaml
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._config import list_differences
 from st_magnitude._files import locked_folder
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
-from st_magnitude.comparison.result import CompareResult, Entry, OnTest
+from st_magnitude.comparison.result import CompareResult, Entry, Gain, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.metrics import model_name
+from st_magnitude.evaluation.metrics import judge, model_name
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import reading
 from st_magnitude.finetune.verdict import own_ndcg
-from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 
@@ -214,7 +214,10 @@ class _Run:
             self.test = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
             self._save()
         before, control, *others = self.test.values()
-        gain = partial(paired_bootstrap, seed=self.setup.config.seed)
+
+        def gain(after: list[float], before: list[float]) -> Gain:
+            return judge(np.subtract(after, before), seed=self.setup.config.seed).gain
+
         return OnTest(
             queries=len(test.query_ids),
             documents=len(test.corpus),

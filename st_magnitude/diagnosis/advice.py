@@ -18,7 +18,7 @@ from st_magnitude.diagnosis.measure import Bench, pruned
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.evaluation.metrics import Judgment
-from st_magnitude.geometry import norm_warning
+from st_magnitude.geometry import cohens_d_error, norm_warning
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
@@ -97,7 +97,8 @@ def pruning(bench: Bench, documents: NormStatistics, cohens_d: float) -> Recomme
     judged = bench.margin(values[who], full[who])
     gain_of = f"nDCG@10 minus {1 - bench.settings.tolerance:.0%} of the full nDCG@10"
     advice = _recommend(bench, "pruning", action, judged, gain_of, uses, reasons, evidence)
-    if warning := norm_warning(cohens_d):
+    error = cohens_d_error(cohens_d, bench.is_relevant.sum(), (~bench.is_relevant).sum())
+    if warning := norm_warning(cohens_d, error):
         reason = f"{start} {warning}"
         return replace(advice, verdict=NO_BENEFIT, choice=keep, reason=reason)
     return advice

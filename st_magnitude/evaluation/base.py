@@ -78,8 +78,8 @@ class CsvEvaluator(SentenceEvaluator):
         if output_path is not None and self.write_csv:
             place = {"epoch": epoch, "steps": steps}
             _append(Path(output_path) / self.csv_file, place | metrics)
-        d = metrics.get("cohens_d", math.nan)
-        if self.warns and (warning := norm_warning(d, self.first_d)):
+        d, error = (metrics.get(key, math.nan) for key in ("cohens_d", "cohens_d_error"))
+        if self.warns and (warning := norm_warning(d, error, self.first_d)):
             logger.warning(warning)
         self.first_d = d if math.isnan(self.first_d) else self.first_d
         metrics = self.prefix_name_to_metrics(metrics, self.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,14 @@ class GeometryEvaluator(CsvEvaluator):
       mean);
     - ``document_mean_cosine`` and ``document_isoscore`` (the primary metric; n documents in D
       dimensions reach at most about n / (n + D), so compare samples of one size only);
-    - ``cohens_d`` of document norms, relevant minus never-relevant, if both are given.
+    - ``cohens_d`` of document norms, relevant minus never-relevant, and ``cohens_d_error``, its
+      standard error, if both are given.
 
     Args:
         documents: At least two texts.
         queries: Texts that are encoded as queries, whose norms are reported.
-        is_relevant: Whether each document is relevant to any query.
+        is_relevant: Whether each document is relevant to any query of any split. An answer to a
+            query of another split that counts as never-relevant makes d wrong.
         **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of
             `SearchEvaluator`.
 
@@ -95,7 +97,8 @@ class GeometryEvaluator(CsvEvaluator):
 def norm_figures(
     sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None
 ) -> dict[str, float]:
-    """Mean and CV of the norms of each side, and Cohen's d of groups of two documents or more."""
+    """Mean and CV of the norms of each side, and Cohen's d of groups of two documents or more, with
+    its standard error."""
     figures: dict[str, float] = {}
     for role, side in sides.items():
         values = geometry.norms(side)
@@ -103,18 +106,21 @@ def norm_figures(
         figures[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
     if is_relevant is not None and min(is_relevant.sum(), (~is_relevant).sum()) > 1:
         documents = geometry.norms(sides["document"])
-        figures["cohens_d"] = geometry.cohens_d(documents[is_relevant], documents[~is_relevant])
+        groups = documents[is_relevant], documents[~is_relevant]
+        figures["cohens_d"] = geometry.cohens_d(*groups)
+        sizes = map(len, groups)
+        figures["cohens_d_error"] = geometry.cohens_d_error(figures["cohens_d"], *sizes)
     return figures
 
 
 def card_evaluators(
-    data: RetrievalData, seed: int = 0
+    data: RetrievalData, seed: int = 0, also_relevant: Collection[str] = ()
 ) -> tuple[GeometryEvaluator, GeometryEvaluator]:
     """Two evaluators of one sample, a fifth of it queries, named "before" and "after"."""
     rng = np.random.default_rng(seed)
     asked = rng.permutation(list(data.queries))[: NUM_DOCUMENTS // 5].tolist()
     documents = rng.permutation(list(data.corpus))[:NUM_DOCUMENTS].tolist()
-    answers = set().union(*data.relevant.values())
+    answers = set(also_relevant).union(*data.relevant.values())
     texts = [data.corpus[i] for i in documents]
     queries = [data.queries[i] for i in asked]
     is_relevant = [i in answers for i in documents]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
+from typing_extensions import Unpack
 
-from st_magnitude.evaluation.base import SearchEvaluator
+from st_magnitude.data.retrieval import Judgments
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.evaluation.metrics import are_unit, ranking_metrics, scoring_of
 from st_magnitude.geometry import mean_cosine, norms
@@ -28,16 +32,21 @@ class MagnitudeEvaluator(SearchEvaluator):
 
     - ``{matched,cosine,dot}_{ndcg@10,mrr@10,recall@100,map@100}``;
     - ``cohens_d`` between the norms of documents that are relevant to some query and the norms of
-      never-relevant documents (pooled by degrees of freedom); left out where either group has fewer
-      than two documents;
+      never-relevant documents (pooled by degrees of freedom), and ``cohens_d_error``, its standard
+      error; left out where either group has fewer than two documents;
     - ``{query,document}_{norm_mean,norm_cv,mean_cosine}``, the last left out for a single text.
 
     The primary metric is ``matched_ndcg@10``. A warning reports magnitude collapse: cosine nDCG@10
     below three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv
     2602.09229, App. N).
 
-    `SearchEvaluator` documents the arguments, attributes and errors. ``similarity`` is that of the
-    ``matched`` metrics.
+    Args:
+        also_relevant: Ids of documents that answer queries of other splits, such as
+            `st_magnitude.data.beir.relevant_documents` of the folder. Without them they count as
+            never-relevant, so d is right only if ``relevant_docs`` has the answers of all splits.
+
+    `SearchEvaluator` documents the other arguments, attributes and errors. ``similarity`` is that
+    of the ``matched`` metrics.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -52,6 +61,17 @@ class MagnitudeEvaluator(SearchEvaluator):
 
     kind = "Magnitude"
     primary = "matched_ndcg@10"
+
+    def __init__(
+        self,
+        queries: Mapping[str, str],
+        corpus: Mapping[str, str],
+        relevant_docs: Judgments,
+        also_relevant: Collection[str] = (),
+        **options: Unpack[SearchOptions],
+    ) -> None:
+        super().__init__(queries, corpus, relevant_docs, **options)
+        self.answers_others = np.isin(self.task.document_ids, list(also_relevant))  # (m,)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
@@ -73,7 +93,7 @@ class MagnitudeEvaluator(SearchEvaluator):
                 "rate, or train this model with CosineRankingLoss."
             )
         sides = {"query": encoded.queries, "document": encoded.documents}
-        metrics |= norm_figures(sides, encoded.degrees > 0)
+        metrics |= norm_figures(sides, (encoded.degrees > 0) | self.answers_others)
         metrics |= {f"{r}_mean_cosine": mean_cosine(x) for r, x in sides.items() if len(x) > 1}
         if are_unit(norms(encoded.documents)):
             logger.info(

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -72,8 +72,9 @@ class TrainedModel:
     @property
     def norm_warning(self) -> str:
         """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
-        d = {key: figures.get("cohens_d", math.nan) for key, figures in self.geometry.items()}
-        return norm_warning(d.get("after", math.nan), d.get("before", math.nan))
+        after, before = (self.geometry.get(when, {}) for when in ("after", "before"))
+        d, error = (after.get(key, math.nan) for key in ("cohens_d", "cohens_d_error"))
+        return norm_warning(d, error, before.get("cohens_d", math.nan))
 
 
 def train(
@@ -83,6 +84,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     dev: RetrievalData | None = None,
+    also_relevant: Collection[str] = (),
     loss_options: Mapping[str, object] | None = None,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
@@ -99,6 +101,9 @@ def train(
             been checked.
         data: Training data. Judged negatives become hard negatives.
         dev: Held-out data to compare on.
+        also_relevant: Ids of documents that answer queries of other splits, such as
+            `st_magnitude.data.beir.relevant_documents` of the folder. Without them they count as
+            never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
         loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
 
     Raises:
@@ -122,11 +127,12 @@ def train(
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)
-        _warn_without_negatives(config.loss, data, rows)
+        answers = _answers(data, dev) | set(also_relevant)
+        _warn_without_negatives(config.loss, data, rows, answers)
         model = load(model) if isinstance(model, str) else model
         with reading(model, config.max_length):
             pass  # a model without such a limit is refused before anything is encoded
-        start = _Pretrained(model, data, dev, config) if is_first else None
+        start = _Pretrained(model, data, dev, config, answers) if is_first else None
         trainer = make_trainer(model, data, rows, config, output, loss_options)
         if start is not None:
             start.measure_norms()
@@ -149,9 +155,10 @@ class _Pretrained:
         data: RetrievalData,
         dev: RetrievalData | None,
         config: TrainConfig,
+        answers: Collection[str],
     ) -> None:
         self.model, self.dev, self.config = model, dev, config
-        self.before, self.after = card_evaluators(data, seed=config.seed)
+        self.before, self.after = card_evaluators(data, config.seed, answers)
         self.ndcg = None if dev is None else own_ndcg(model, dev)
 
     def measure_norms(self) -> None:
@@ -177,9 +184,20 @@ class _Pretrained:
         return TrainedModel(trainer, geometry, verdict, output, prior, moved)
 
 
-def _warn_without_negatives(loss: str, data: RetrievalData, rows: Dataset) -> None:
+def _answers(data: RetrievalData, dev: RetrievalData | None) -> set[str]:
+    """Ids of the documents of the corpus that answer a query of the data or of dev."""
     answers = set().union(*data.relevant.values())
-    has_negatives = len(rows.column_names) > 2 and set().union(*data.negatives.values()) - answers
+    if dev is not None:
+        others = set().union(*dev.relevant.values())
+        answers |= {i for i in others if data.corpus.get(i) == dev.corpus[i]}
+    return answers
+
+
+def _warn_without_negatives(
+    loss: str, data: RetrievalData, rows: Dataset, answers: set[str]
+) -> None:
+    never_relevant = set().union(*data.negatives.values()) - answers
+    has_negatives = len(rows.column_names) > 2 and never_relevant
     if loss in ("qnorm", "dot", "learnable") and not has_negatives:
         logger.warning(
             f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "

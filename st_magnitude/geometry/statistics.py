@@ -10,8 +10,6 @@ from scipy.stats import spearmanr
 
 from st_magnitude.geometry.arrays import Array, same_length, sample_of
 
-NUM_SAMPLES = 10_000  # of a bootstrap
-
 
 def cohens_d(relevant: ArrayLike, irrelevant: ArrayLike) -> float:
     """Cohen's d, the standardised difference of two means: (n,), (m,) -> standard deviations.
@@ -41,33 +39,52 @@ def cohens_d(relevant: ArrayLike, irrelevant: ArrayLike) -> float:
     return difference / deviation if deviation else math.copysign(math.inf, difference)
 
 
-def norm_warning(d: float, before: float = math.nan) -> str:
-    """Why no document may be kept for its large norm, in two sentences; empty where d allows it.
+def cohens_d_error(d: float, n: int, m: int) -> float:
+    """Standard error of Cohen's d between groups of n and of m values.
 
-    The norm marks never-relevant documents by a small norm only where d is positive, and training
-    has taught it that only where d did not fall by more than 0.2, a small effect. docs/norms.md has
-    the conditions.
+        error² = (n + m) / (n m) + d² / (2 (n + m))
+
+    d ± 1.96 of it is a 95 % interval. An infinite d has an infinite error.
+
+    Example:
+        >>> cohens_d_error(0.0, 20, 20)
+        0.31622776601683794
+
+    Source: Hedges and Olkin (1985), Statistical Methods for Meta-Analysis, Ch. 5.
+    """
+    return math.sqrt((n + m) / (n * m) + d**2 / (2 * (n + m)))
+
+
+def norm_warning(d: float, error: float, before: float = math.nan) -> str:
+    """Why no document may be kept for its large norm, in a few sentences; empty where d allows it.
+
+    The norm marks the wrong documents where the 95 % interval of d, d ± 1.96 · error, lies below 0.
+    Training has not taught it anything where d fell by more than 0.2, a small effect, and to below
+    its interval.
 
     Args:
         d: `cohens_d` of document norms, relevant minus never-relevant; nan where it is undefined.
-        before: The same before training.
+        error: `cohens_d_error` of d.
+        before: d of the same documents before training.
 
     Example:
-        >>> norm_warning(0.5), norm_warning(0.5, before=0.6)
+        >>> norm_warning(-0.1, error=0.3), norm_warning(0.5, error=0.1, before=0.6)
         ('', '')
-        >>> print(norm_warning(-1.8, before=-0.2).split(". ")[0])
+        >>> print(norm_warning(-1.8, error=0.1, before=-0.2).split(". ")[0])
         Never-relevant documents have the larger norms (Cohen's d -1.80, before training -0.20)
     """
-    if not (d < 0 or before - d > 0.2):
+    is_negative = d == -math.inf or d + 1.96 * error < 0
+    if not (is_negative or before - d > max(0.2, 1.96 * error)):
         return ""
     change = "" if math.isnan(before) else f", before training {before:+.2f}"
     fault = "Never-relevant documents have the larger norms"
-    if d >= 0:
+    if not is_negative:
         fault = "Training has brought the norms of answers and of never-relevant documents together"
     return (
-        f"{fault} (Cohen's d {d:+.2f}{change}). Do not drop documents by their norm; to learn one "
-        "that marks them, train on negatives that resemble the queries, or at a fixed "
-        "scale and a higher temperature (docs/norms.md)."
+        f"{fault} (Cohen's d {d:+.2f}{change}). Do not drop documents by their norm. What helps"
+        " differs between data: explicit negatives that resemble the queries, scale='auto' if the"
+        " scale was fixed, or a fixed scale and a higher temperature if it was 'auto'. Measure d"
+        " and nDCG@10 after each change."
     )
 
 
@@ -106,34 +123,6 @@ def coefficient_of_variation(x: ArrayLike) -> float:
     sample = sample_of(x, "x", at_least=1)
     mean = float(sample.mean())
     return float(sample.std()) / mean if mean else math.nan
-
-
-def paired_bootstrap(
-    a: ArrayLike, b: ArrayLike | None = None, seed: int = 0
-) -> tuple[float, float, float]:
-    """Mean of a - b over queries with its 95 % interval: (n,), (n,) -> difference, low, high.
-
-    Queries are resampled with both of their values, so a query that is hard for both systems does
-    not count. An interval without 0 shows a difference that other queries of the kind should show.
-    Without b it is the mean of a.
-
-    Example:
-        >>> paired_bootstrap([0.5, 1.0, 0.75], [0.25, 0.75, 0.5])
-        (0.25, 0.25, 0.25)
-
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Sec. 13.3.
-    """
-    difference = sample_of(a, "a", at_least=1)
-    if b is not None:
-        difference = np.subtract(*same_length(a, b, at_least=1))
-    rng = np.random.default_rng(seed)
-    n = len(difference)
-    batch = max(1, 2**20 // n)  # resamples at a time: a few MB
-    sizes = [min(batch, NUM_SAMPLES - i) for i in range(0, NUM_SAMPLES, batch)]
-    resampled = (difference[rng.integers(n, size=(size, n))] for size in sizes)
-    means = np.concatenate([sample.mean(axis=1) for sample in resampled])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(difference.mean()), float(low), float(high)
 
 
 def spearman(a: ArrayLike, b: ArrayLike) -> float:

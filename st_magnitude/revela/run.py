@@ -24,7 +24,7 @@ from st_magnitude._config import digest
 from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
-from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.evaluation.metrics import judge
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
@@ -252,7 +252,7 @@ def _differences(
     after: dict[str, NDArray[np.float64]],
     before: dict[str, NDArray[np.float64]],
 ) -> dict[str, tuple[float, float, float]]:
-    found = {name: paired_bootstrap(after[name], before[name]) for name in ("dense", "hybrid")}
+    found = {name: judge(after[name] - before[name]).gain for name in ("dense", "hybrid")}
     for name, (gain, low, high) in found.items():
         print(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
     return found

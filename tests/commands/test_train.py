@@ -309,11 +309,11 @@ def test_train_says_that_norms_mark_the_wrong_documents(
     static_path, tmp_path, caplog, long_ones_answer
 ):
     """The mean of token vectors is smaller for longer texts, and the rate 0 leaves it so."""
-    answers = [key for key in CORPUS if (key < "d13") == long_ones_answer]
-    relevant = {query: {answer} for query, answer in zip(QUERIES, answers, strict=False)}
-    queries = {key: QUERIES[key] for key in relevant}
-    shown = {query: {"d19"} for query in relevant} if long_ones_answer else {}
-    data = RetrievalData(queries, CORPUS, relevant, shown)
+    by_length = sorted(CORPUS, key=lambda key: len(CORPUS[key]), reverse=long_ones_answer)
+    answers = by_length[:10]
+    relevant = {query: answers[i::8] for i, query in enumerate(QUERIES)}
+    shown = {query: {"d19"} for query in QUERIES} if long_ones_answer else {}
+    data = RetrievalData(QUERIES, CORPUS, relevant, shown)
     config = TrainConfig(loss="qnorm", batch_size=4, max_steps=1, learning_rate=0.0)
     trained = train(str(static_path), data, tmp_path / "out", config)
     assert (trained.geometry["after"]["cohens_d"] < 0) == long_ones_answer
@@ -321,3 +321,28 @@ def test_train_says_that_norms_mark_the_wrong_documents(
     card = (tmp_path / "out" / "README.md").read_text()
     assert ("### Norms" in card) == long_ones_answer
     assert ("no training row has a negative" in caplog.text) == (not shown)
+
+
+def test_answers_of_other_splits_are_not_called_never_relevant(
+    place, static_path, tmp_path, caplog
+):
+    """Each document answers a query of some split, as the command and a dev split in memory say."""
+    asked = {key: f"where is {key}?" for key in CORPUS}
+    halves = {"train": [*CORPUS][::2], "dev": [*CORPUS][1::2]}
+    parts = {
+        split: RetrievalData(asked, CORPUS, {i: {i} for i in ids}, {i: {"d20"} for i in ids[:9]})
+        for split, ids in halves.items()
+    }
+    parts["train"].save(tmp_path / "data")
+    for split, data in parts.items():
+        data.save_qrels(tmp_path / "data" / "qrels" / f"{split}.tsv")
+    place |= {"data": tmp_path / "data", "loss": "qnorm", "max_steps": 1}
+    done = invoke("train", **place)
+    assert done.exit_code == 0, done.output
+    assert "cohens_d" not in done.output
+    assert "no training row has a negative" in caplog.text
+    config = TrainConfig(loss="qnorm", max_steps=1, batch_size=4)
+    for options in ({}, {"dev": parts["dev"]}, {"also_relevant": halves["dev"]}):
+        output = tmp_path / str([*options])
+        found = train(str(static_path), parts["train"], output, config, **options)
+        assert ("cohens_d" in found.geometry["after"]) == (not options)

@@ -46,6 +46,8 @@ def test_figures_are_those_of_raw_embeddings(model, similarity):
         "document_mean_cosine": cosines.mean(),
         "document_isoscore": stm.geometry.isoscore(documents),
     }
+    d, (n, m) = expected["cohens_d"], (chosen.sum(), (~chosen).sum())
+    expected["cohens_d_error"] = np.sqrt(1 / n + 1 / m + d**2 / (2 * (n + m)))
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-4), key
@@ -54,8 +56,9 @@ def test_figures_are_those_of_raw_embeddings(model, similarity):
 
 @pytest.mark.parametrize("evaluator", [GeometryEvaluator, MagnitudeEvaluator])
 def test_norms_that_mark_the_wrong_documents_are_told(evaluator, caplog):
-    """At once where never-relevant documents have the larger norms, later where d fell."""
-    corpus = {"a": "bee bee bee", "b": "bee bee", "c": "wax", "d": "wax wax"}
+    """At once where never-relevant documents have the larger norms, later where d fell; four
+    documents cannot show it."""
+    texts = {"a": "bee bee bee", "b": "bee bee", "c": "wax", "d": "wax wax"}
 
     def warnings_of(evaluator, weights):
         caplog.clear()
@@ -64,12 +67,17 @@ def test_norms_that_mark_the_wrong_documents_are_told(evaluator, caplog):
         messages = [r.message for r in caplog.records if r.levelname == "WARNING"]
         return [message for message in messages if "Cohen" in message]
 
-    def of(answers):
+    def of(answers, copies=20):
+        corpus = {f"{key}{i}": text for key, text in texts.items() for i in range(copies)}
+        is_relevant = [key[0] in answers for key in corpus]
         if evaluator is GeometryEvaluator:
-            return evaluator(list(corpus.values()), is_relevant=[key in answers for key in corpus])
-        return evaluator({"q": "bee"}, corpus, {"q": set(answers)})
+            return evaluator(list(corpus.values()), is_relevant=is_relevant)
+        relevant = {key for key in corpus if key[0] in answers}
+        one = min(relevant)  # the others answer queries of another split
+        return evaluator({"q": "bee"}, corpus, {"q": {one}}, also_relevant=relevant - {one})
 
     equal, wax = {"bee": 1.0, "wax": 1.0}, {"bee": 1.0, "wax": 1.3}
+    assert not warnings_of(of("cd", copies=1), equal)
     assert len(warnings_of(of("cd"), equal)) == 1
     right = of("ab")
     assert not warnings_of(right, equal)

@@ -18,6 +18,15 @@ def test_the_interval_covers_the_gain_where_few_queries_change(share, number):
     assert np.mean(covered) >= 0.95
 
 
+@pytest.mark.parametrize("number", [25, 50])
+def test_no_gain_is_found_where_few_lose_much_and_many_gain_little(number):
+    """A percentile bootstrap finds one in a third of these draws at 25 queries."""
+    rng = np.random.default_rng(0)
+    draws = rng.choice([-0.5, 0.1, 0.0], p=[0.04, 0.2, 0.76], size=(300, number))  # mean 0
+    found = [judge(x, num_samples=1000).verdict for x in draws]
+    assert found.count("better") <= 0.025 * len(found)
+
+
 @pytest.mark.parametrize(("wins", "number"), [(0, 25), (3, 40), (25, 25)])
 def test_shares_get_their_exact_interval(wins, number):
     x = np.repeat([1.0, 0.0], [wins, number - wins])

@@ -52,6 +52,14 @@ def test_cohens_d(rng):
     assert geometry.cohens_d([0.1] * 3, [0.1] * 7) == 0.0
     assert geometry.cohens_d([0.3] * 3, [0.1] * 7) == math.inf
     assert geometry.cohens_d([0.1] * 3, [0.3] * 7) == -math.inf
+    assert geometry.norm_warning(-math.inf, error=math.inf)
+
+
+@pytest.mark.parametrize("effect", [0.0, 1.5])
+def test_the_error_of_cohens_d_is_its_spread_over_samples(rng, effect):
+    draws = zip(rng.normal(effect, size=(4000, 30)), rng.normal(size=(4000, 90)), strict=True)
+    found = [geometry.cohens_d(a, b) for a, b in draws]
+    assert np.std(found) == pytest.approx(geometry.cohens_d_error(effect, 30, 90), rel=0.04)
 
 
 def test_adjusted_cohens_d_is_cohens_d_of_regression_residuals(rng):

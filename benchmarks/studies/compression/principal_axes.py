@@ -17,7 +17,7 @@ from benchmarks.data.docstrings import build_docstring_task, bundled_minilm
 from benchmarks.data.lexicons import foldoc, wordnet
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.data.search_tasks import answers_only
-from benchmarks.studies.estimates import Estimate, in_points, markdown
+from benchmarks.studies.estimates import in_points, markdown, paired
 from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
@@ -54,7 +54,7 @@ def main() -> None:
             full = in_points(encoded.ndcg(encoded.top(stm.COSINE)))
             for dim in DIMS:
                 prefix, axes = (x.ndcg(x.prefix(dim).top(stm.COSINE)) for x in (encoded, turned))
-                gain = Estimate(*stm.geometry.paired_bootstrap(axes, prefix)).show()
+                gain = paired([(axes - prefix)[None]]).show()
                 rows.append([name, task, dim, full, in_points(prefix), in_points(axes), gain])
     head = "model|task|dimensions|all|prefix|principal axes|axes - prefix"
     print("\n".join(markdown(head.split("|"), rows, "ll")))
