@@ -27,13 +27,15 @@ def with_prior(documents: Vectors, log_p: ArrayLike, weight: float) -> Vectors:
 
     Args:
         documents: Vectors as they would be stored without a prior, a numpy array or a torch
-            tensor. The result is of the same kind, dtype and device.
+            tensor. The result is of the same kind, dtype and device. Not integers: add the prior
+            before you quantize.
         log_p: Logarithm of the share of queries that each document answers, (N,). Smooth the
             counts, for example by adding 1 to each, which keeps it finite.
         weight: Factor of the prior, in units of the score. 0 ranks as without a prior.
 
     Raises:
-        ValueError: If a number is missing or not finite.
+        ValueError: If a number is missing or not finite, or not finite in the dtype of the
+            documents, or that is an integer.
 
     Example:
         >>> documents = np.array([[1.0, 0.0], [0.8, 0.6]])
@@ -51,7 +53,13 @@ def with_prior(documents: Vectors, log_p: ArrayLike, weight: float) -> Vectors:
             f"weight · log_p must be one finite number for each of {len(documents)} documents; got "
             f"an array of shape {prior.shape}. Smooth the counts if it contains infinities."
         )
-    return _with_column(documents, prior)
+    found = _with_column(documents, prior)
+    if not np.isfinite(float64(found[:, -1])).all():
+        raise ValueError(
+            f"weight · log_p is up to {abs(prior).max():g}, which {documents.dtype} cannot hold;"
+            " pass documents in float32."
+        )
+    return found
 
 
 def with_prior_queries(queries: Vectors) -> Vectors:
@@ -61,6 +69,10 @@ def with_prior_queries(queries: Vectors) -> Vectors:
 
 def _with_column(x: Vectors, column: Array) -> Vectors:
     """One more column: (n, D), (n,) -> (n, D + 1)."""
+    is_float = x.is_floating_point() if isinstance(x, Tensor) else x.dtype.kind == "f"
+    if not is_float:
+        raise ValueError(f"Vectors of {x.dtype} have no room for a prior; add it, then quantize.")
     if isinstance(x, Tensor):
         return torch.cat([x, torch.from_numpy(column).to(x.dtype).to(x.device)[:, None]], dim=1)
-    return np.concatenate([x, column.astype(x.dtype)[:, None]], axis=1)
+    with np.errstate(over="ignore"):  # which the caller looks for
+        return np.concatenate([x, column.astype(x.dtype)[:, None]], axis=1)

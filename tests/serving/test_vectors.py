@@ -82,3 +82,11 @@ def test_kind_and_dtype_are_kept(dtype):
 def test_a_prior_that_is_missing_or_infinite(log_p, weight):
     with pytest.raises(ValueError, match=r"one finite number for each of 2 documents"):
         with_prior(np.ones((2, 2)), log_p, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float16])
+def test_a_prior_that_the_type_of_the_vectors_cannot_hold(dtype):
+    documents = torch.ones(2, 2, dtype=dtype)
+    for vectors in (documents, documents.numpy()):
+        with pytest.raises(ValueError, match="quantize" if dtype != torch.float16 else "float32"):
+            with_prior(vectors, [-1.0, -7.0], weight=1e4)
