@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,9 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     """Reads a text file, a JSONL file, or those of a folder and its subfolders, sorted by name.
 
     A file of text, Markdown or code is one document; so is a line of a ``.jsonl`` file, with the
-    key ``text`` and optionally ``code`` (whether it is source code). Hidden files, other suffixes
-    and blank texts are left out, and so are, with a warning, a folder's files that are not UTF-8.
+    key ``text`` and optionally ``code`` (whether it is source code). Hidden files and blank texts
+    are left out, and so are, with a warning, a folder's files of other kinds, such as PDF, and
+    those that are not UTF-8.
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or none of these files in it.
@@ -48,13 +50,22 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     if path.is_file():
         yield from _read_file(path)
         return
-    files = (file for file in path.rglob("*") if file.suffix.lower() in _READ and file.is_file())
-    found = (file.relative_to(path) for file in files)
-    names = sorted(name for name in found if not any(part.startswith(".") for part in name.parts))
+    found = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    files = sorted(name for name in found if not any(part.startswith(".") for part in name.parts))
+    names = [name for name in files if name.suffix.lower() in _READ]
     if not names:
         raise FileNotFoundError(
             f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or "
             "source code. To use a text itself as a document, put it in a list: [text]."
+        )
+    if kinds := Counter(name.suffix.lower() for name in files if name.suffix.lower() not in _READ):
+        counts = ", ".join(
+            f"{number:,} {kind or '(none)'}" for kind, number in kinds.most_common(9)
+        )
+        warnings.warn(
+            f"Left out the files of {path} with other suffixes: {counts}. To train on them, convert"
+            " them to text.",
+            stacklevel=2,
         )
     skipped = []
     for name in names:

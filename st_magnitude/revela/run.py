@@ -144,7 +144,7 @@ def run(
         groups = build_groups(corpus, group_size=config.group_size, max_words=config.max_words)
         number = max(1, len(groups) - min(UNSEEN, -(-len(groups) // 10)))
         train = groups.select(range(number))
-        unseen = groups.select(range(number, len(groups)))
+        unseen = groups.select([*range(number, len(groups))])  # none of a single group
         settings = {key: value for key, value in vars(config).items() if key not in FREE}
         settings |= {"retriever": str(retriever), "lm": str(lm)}
         settings["groups"] = digest(map("\0".join, groups["chunks"]))

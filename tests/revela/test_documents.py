@@ -17,7 +17,8 @@ def test_a_folder(tmp_path):
     write(tmp_path / "sub", z__rst="Text\n====\n", old__TXT="capitals", h__html="<p>one")
     write(tmp_path / ".git", config__txt="hidden")
     write(tmp_path, __hidden__txt="hidden")
-    found = list(read_documents(tmp_path))
+    with pytest.warns(UserWarning, match=r"other suffixes: 1 \.png, 1 \.html\. To train"):
+        found = list(read_documents(tmp_path))
     texts = ["# T\nx", "plain", "x = 1", "capitals", "Text\n====\n"]
     assert found == [{"text": text, "code": text == "x = 1"} for text in texts]
     assert list(read_documents(str(tmp_path / "a.md"))) == found[:1]

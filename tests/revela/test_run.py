@@ -68,6 +68,12 @@ def test_nothing_held_out_is_trained_on(places) -> None:
     assert "before" not in record  # nothing was judged
 
 
+def test_a_single_group_is_trained_on(places) -> None:
+    record = quick_run(places, group_size=99)
+    assert record["groups"] == {"train": 1, "held_out": 0}
+    assert not record["gains"]
+
+
 def test_a_resumed_run_must_be_the_same_run(places, monkeypatch) -> None:
     """Another setting, another model and a changed text are named; more steps are accepted."""
 
