@@ -6,8 +6,10 @@ and mteb, which read and write files of it.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -16,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
 from st_magnitude._checks import needs
+from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -25,6 +28,9 @@ from st_magnitude.similarity import Similarity
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
 
 Run = dict[str, dict[str, float]]
+FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
+
+logger = logging.getLogger(__name__)
 
 
 def reciprocal_rank_fusion(
@@ -64,6 +70,8 @@ def reciprocal_rank_fusion(
 
 
 def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    if lost := next((document for document, score in scores.items() if math.isnan(score)), None):
+        raise ValueError(f"A run has the score nan for {lost!r}; remove what has no score.")
     return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -71,6 +79,7 @@ def bm25_run(
     data: RetrievalData,
     top_k: int = 100,
     stopwords: str | list[str] | None = "en",
+    tokenizer: Callable[[str], list[str]] | None = None,
 ) -> Run:
     """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
 
@@ -85,6 +94,12 @@ def bm25_run(
         top_k: Number of documents for each query.
         stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is
             best for code.
+        tokenizer: Splits a text, in lower case and in Unicode's form NFC, into words. By default a
+            word has two letters or digits and more between spaces or punctuation, as in mteb, which
+            finds nothing in Chinese, Japanese or Thai, and cuts words of Hindi at vowel signs:
+            there pass a segmenter, or ``list`` for single characters.
+
+    Logs a warning if fewer than 80 % of the queries have a document with one of their words.
 
     Raises:
         ImportError: If bm25s is not installed.
@@ -102,6 +117,9 @@ def bm25_run(
         import bm25s
 
     def words(texts: list[str]) -> list[list[str]]:
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+        if tokenizer is not None:
+            return [tokenizer(text.lower()) for text in texts]
         kept = stopwords or []
         found = bm25s.tokenize(texts, stopwords=kept, return_ids=False, show_progress=False)
         return cast("list[list[str]]", found)
@@ -117,6 +135,13 @@ def bm25_run(
         found = np.flatnonzero(scores > 0)  # in the order of the ids, by which rank() sorts ties
         best = found[rank(torch.from_numpy(scores[found])[None], top_k)[0].numpy()]
         run[query] = {data.document_ids[i]: float(scores[i]) for i in best}
+    without = [query for query, found in run.items() if not found]
+    if len(without) > (1 - FEW_HITS) * len(run):
+        logger.warning(
+            f"BM25 finds no document for {len(without):,} of {len(run):,} queries, such as"
+            f" {without[0]!r}: no document has one of their words. For languages without spaces,"
+            " pass bm25_run a tokenizer."
+        )
     return run
 
 
@@ -160,7 +185,8 @@ class HybridEvaluator(SearchEvaluator):
 
     Raises:
         ImportError: If bm25s is not installed and no run is given.
-        ValueError: If ``top_k`` is below 10, or ``bm25`` is a run of other queries.
+        ValueError: If ``top_k`` is below 10, or ``bm25`` is a run of other queries, names a
+            document that is not in the corpus, or has a score that is not a number.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -197,6 +223,13 @@ class HybridEvaluator(SearchEvaluator):
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
             raise ValueError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
+            )
+        named = {document for query in self.queries_ids for document in run.get(query, ())}
+        if unknown := sorted(named - self.task.corpus.keys(), key=str):
+            raise ValueError(
+                f"bm25 has {len(unknown):,} documents that are not in the corpus, such as"
+                f" {unknown[0]!r}{other_spelling(unknown[0], self.task.corpus)}: give them the ids"
+                " of the corpus, as strings."
             )
         self.runs: dict[str, Run] = {"bm25": {}}
         for query in self.queries_ids:

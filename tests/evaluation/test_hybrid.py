@@ -119,6 +119,16 @@ def test_bm25_stop_words_top_k_and_ties():
         assert list(found) == ["best", "d0", "d1", "d2", "d3"][:top_k]
 
 
+def test_bm25_in_other_scripts(caplog):
+    """Words are in NFC, and a tokenizer finds those that no spaces separate."""
+    corpus = {"d1": "我想喝绿茶", "d2": "今天下雨", "d3": "un caf\u00e9"}
+    assert search({"q": "cafe\u0301"}, corpus)["q"].keys() == {"d3"}
+    assert "finds no document" not in caplog.text
+    assert search({"q": "绿茶"}, corpus) == {"q": {}}
+    assert "BM25 finds no document for 1 of 1 queries, such as 'q'" in caplog.text
+    assert search({"q": "绿茶"}, corpus, tokenizer=list)["q"].keys() == {"d1"}
+
+
 def test_without_bm25s(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ImportError, match=r"BM25 needs bm25s.*eval"):
@@ -186,5 +196,10 @@ def test_grades_are_gains(task, static_model):
 def test_evaluator_refuses(task):
     with pytest.raises(ValueError, match="top_k must be at least 10, for nDCG@10; got 9"):
         HybridEvaluator(**task, top_k=9)
-    with pytest.raises(ValueError, match=r"its keys start with \['other'\]"):
-        HybridEvaluator(**task, bm25={"other": {"d01": 1.0}})
+    for run, message in (
+        ({"other": {"d01": 1.0}}, r"its keys start with \['other'\]"),
+        ({"q1": {"d01": 1.0, "d01-2": 2.0}}, "1 documents that are not in the corpus, .*'d01-2'"),
+        ({"q1": {"d01": math.nan}}, "the score nan for 'd01'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            HybridEvaluator(**task, bm25=run)
