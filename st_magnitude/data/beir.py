@@ -6,9 +6,11 @@
     queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
     qrels/<split>.tsv    query-id <tab> corpus-id <tab> score      score > 0: relevant
 
-An empty corpus-id with score 0 says that no document answers the query. Ids are quoted as in csv
-files. TREC's four columns (query, iteration, document, score) and compressed texts
-(``corpus.jsonl.gz``) are read as well.
+An empty corpus-id with score 0 says that no document answers the query. A header may have the
+columns in any order (query-id or qid, corpus-id or docid, score or relevance). Ids are quoted as in
+csv files. TREC's four columns (query, iteration, document, score) and compressed texts
+(``corpus.jsonl.gz``) are read as well. A query is its ``text``, followed by its ``instruction`` if
+it has one, as in mteb.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """
@@ -20,13 +22,22 @@ import gzip
 import json
 import logging
 import math
+import re
+import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
+_NAMES = (  # of the columns of qrels
+    {"queryid", "qid", "query", "topic", "topicid"},
+    {"corpusid", "docid", "documentid", "document", "doc", "docno", "pid", "passageid"},
+    {"score", "relevance", "rel", "label", "grade"},
+)
+_ITERATION = {"iteration", "iter", "q0", "unused"}  # TREC's second column
+_MEANS_SOMETHING = frozenset("#%&*/@\\")  # punctuation in Unicode, but not in "C#" or "50 %"
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +51,11 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
     path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
+            lines = (line for ended in file for line in ended.rstrip(b"\r\n").split(b"\r"))
+            for number, raw in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
                 try:
-                    line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
+                    line = raw.decode("utf-8").removeprefix("\ufeff")
                 except UnicodeDecodeError:
                     raise DataError(f"{where}: is not UTF-8; save the file as such.") from None
                 if line.strip():
@@ -74,7 +86,7 @@ def check_held_out(folder: str | Path, *splits: str | None) -> None:
     folder, given = Path(folder), [split for split in splits if split is not None]
     for split in given:
         check_layout(folder, split)
-    texts = read_texts(folder / "queries.jsonl", may_be_empty=True)
+    texts = read_texts(folder / "queries.jsonl", may_be_empty=True, of_queries=True)
     asked = [
         (split, {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)})
         for split in (given if "train" in given else ["train", *given])
@@ -97,9 +109,30 @@ def refuse_shared(
         )
 
 
+class _Fold(dict[int, str | None]):
+    """What `folded` makes of a character, by its code."""
+
+    def __missing__(self, code: int) -> str | None:
+        kind, kept = unicodedata.category(chr(code)), chr(code) in _MEANS_SOMETHING
+        self[code] = None if kind == "Cf" else " " if kind[0] == "P" and not kept else chr(code)
+        return self[code]
+
+
+_FOLD = _Fold()
+
+
 def folded(text: str) -> str:
-    """A text without upper case and further spaces: two queries with one key are one query."""
-    return " ".join(text.casefold().split())
+    """A text in one spelling: two queries with one key are one query.
+
+    Case, width and composition of letters (NFKC), spaces, invisible characters and punctuation do
+    not count. Symbols do, such as + and #. A text without anything else is kept.
+
+    Example:
+        >>> folded("Hello,  World?"), folded("C++"), folded("C#"), folded("?!")
+        ('hello world', 'c++', 'c#', '?!')
+    """
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(plain.translate(_FOLD).split()) or plain.strip()
 
 
 def relevant_documents(folder: str | Path) -> set[str]:
@@ -110,25 +143,29 @@ def relevant_documents(folder: str | Path) -> set[str]:
 
 def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
     path = folder / "qrels" / f"{split}.tsv"
-    for _, (query, *columns) in _rows(path) if path.is_file() else ():
-        # reading the data says what is wrong with other lines
-        if len(columns) > 1 and _number(columns[-1]) > 0:
-            yield query, columns[-2]
+    try:
+        for _, query, document, score in _judgments(path) if path.is_file() else ():
+            if _number(score) > 0:
+                yield query, document
+    except DataError as error:  # which stops whoever reads this split
+        logger.warning(f"The other judgments of the {split} split do not count: {error}")
 
 
 def check_layout(folder: Path, split: str) -> None:
     if split not in (splits := splits_of(folder)):
-        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {_LAYOUT}")
+        others = sorted(path.name for path in folder.glob(f"qrels/{split}.*"))
+        advice = f"Convert {others[0]} to tabs, without compression." if others else _LAYOUT
+        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {advice}")
     for name in ("corpus.jsonl", "queries.jsonl"):
         if not (folder / name).is_file() and not (folder / f"{name}.gz").is_file():
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
 
 
-def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
+def read_texts(path: Path, may_be_empty: bool, of_queries: bool = False) -> dict[str, str]:
     """Id to text of a .jsonl file, without empty texts."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
-        key, text = _id_and_text(row, where)
+        key, text = _id_and_text(row, where, of_queries)
         if key in texts:
             raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
         if not text and not may_be_empty:
@@ -140,13 +177,15 @@ def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
     return found
 
 
-def _id_and_text(row: object, where: str) -> tuple[str, str]:
+def _id_and_text(row: object, where: str, is_query: bool) -> tuple[str, str]:
     fields = row if isinstance(row, dict) else {}
-    key, title, text = fields.get("_id"), fields.get("title") or "", fields.get("text")
-    if key is None or not isinstance(text, str) or not isinstance(title, str):
+    key, other = fields.get("_id"), fields.get("instruction" if is_query else "title") or ""
+    text = "" if fields.get("text", 0) is None else fields.get("text")
+    if key is None or not isinstance(text, str) or not isinstance(other, str):
         example = '{"_id": "1", "title": "optional", "text": "..."}'
         raise DataError(f"{where}: is not an object like {example}, but {str(row)[:99]}.")
-    text = f"{title} {text}" if title else text
+    if other:
+        text = f"{text} {other}" if is_query else f"{other} {text}"
     try:
         f"{key}{text}".encode()
     except UnicodeEncodeError:
@@ -157,29 +196,21 @@ def _id_and_text(row: object, where: str) -> tuple[str, str]:
 def read_qrels(
     path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], skip_missing: bool = False
 ) -> dict[str, dict[str, int]]:
-    """The judgments of a file: query id to document id to the grade.
-
-    The first line is a header if its last column is no number and its first no query.
-    """
+    """The judgments of a file: query id to document id to the grade."""
     judged: dict[str, dict[str, int]] = {}
     missing = 0
-    for number, (where, columns) in enumerate(_rows(path)):
-        query, score = columns[0], columns[-1]
-        if number == 0 and query not in queries and math.isnan(_number(score)):
-            continue
-        if len(columns) not in (3, 4):
-            named = ", ".join(HEADER)
-            raise DataError(f"{where}: has {len(columns)} columns, not 3, with tabs: {named}.")
-        document, grade = columns[-2], whole_grade(score, where)
+    for where, query, document, score in _judgments(path, queries):
+        grade = whole_grade(score, where)
         is_known = query in queries and (document in corpus or not (document or grade))
         if not is_known and skip_missing:
             missing += 1
             continue
         if not is_known:
-            absent = (document, "corpus.jsonl") if query in queries else (query, "queries.jsonl")
+            key, known = (document, corpus) if query in queries else (query, queries)
             raise DataError(
-                f"{where}: {absent[0]!r} is not in {absent[1]}; add it there, remove this line, or"
-                " leave such lines out with --skip-empty."
+                f"{where}: {key!r} is not in {'corpus' if known is corpus else 'queries'}.jsonl"
+                f"{other_spelling(key, known)}; add it there, remove this line, or leave such lines"
+                " out with --skip-empty."
             )
         grades = judged.setdefault(query, {})
         if document and grades.setdefault(document, grade) != grade:
@@ -191,9 +222,52 @@ def read_qrels(
     return judged
 
 
+def other_spelling(key: object, known: Iterable[str]) -> str:
+    """Says so if an id is known as another type, or in another Unicode form."""
+    spelled = unicodedata.normalize("NFC", str(key))
+    same = (other for other in known if unicodedata.normalize("NFC", other) == spelled)
+    found = next(same, None)
+    return "" if found is None else f", where it is {found!a}, not {key!a}"
+
+
+def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str, str, str, str]]:
+    """Place, query, document and score of every line.
+
+    The first line is a header if none of its columns is a number and the first is no query.
+    """
+    order = None
+    for where, columns in _rows(path):
+        if order is None:
+            order, width = _order(columns, where), len(columns)
+            if columns[0] not in queries and all(math.isnan(_number(x)) for x in columns):
+                continue
+        if len(columns) != width:
+            raise DataError(f"{where}: has {len(columns)} columns, not {width} as the first line.")
+        query, document, score = (columns[i] for i in order)
+        yield where, query, document, score
+
+
+def _order(columns: list[str], where: str) -> list[int]:
+    """Where query, document and score stand in a file that begins with these columns."""
+    plain = [re.sub(r"[\W_]", "", column.casefold()) for column in columns]
+    found = [next((i for i, x in enumerate(plain) if x in names), None) for names in _NAMES]
+    order = [0, len(columns) - 2, len(columns) - 1]
+    if None not in found:
+        order = [i for i in found if i is not None]
+    is_trec = len(plain) == 4 and (plain[1] in _ITERATION or not math.isnan(_number(columns[1])))
+    is_moved = any(i not in (None, x) for i, x in zip(found, order, strict=True))
+    if len(columns) != 3 + is_trec or is_moved:
+        named = ", ".join(HEADER)
+        raise DataError(f"{where}: has the columns {columns}, but needs three, with tabs: {named}.")
+    return order
+
+
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     for where, line in _lines(path):
-        yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
+        try:
+            yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
+        except csv.Error as error:
+            raise DataError(f"{where}: is not split by tabs ({error}).") from None
 
 
 def _number(text: str | float) -> float:
@@ -206,9 +280,10 @@ def _number(text: str | float) -> float:
 def whole_grade(grade: str | float, where: str) -> int:
     """A grade as an int, after a check that it is a whole number, such as 1, 1.0 or "1"."""
     number = _number(grade)
-    if not number.is_integer():
+    if not number.is_integer() or abs(number) >= 2**31:
         raise DataError(
-            f"{where}: the score {grade!r} is not a whole number; use 1 or more for relevant, 0 for"
-            " not. Grades that are all multiplied by one number leave nDCG as it is."
+            f"{where}: the score {grade!r} is not a whole number below 2^31; use 1 or more for"
+            " relevant, 0 for not. Grades that are all multiplied by one number leave nDCG as it"
+            " is."
         )
     return int(number)

@@ -34,8 +34,9 @@ class RetrievalData:
     """Queries, a corpus and judgments: what every measurement of this package takes.
 
     A document with the id and the text of a query is the query itself, as in collections of
-    duplicate questions. It never counts for this query: judgments of it are dropped, a search does
-    not return it, and no row has it as a negative. Its text may have a title before the query's.
+    duplicate questions, unless it is judged for this query at any grade. It never counts for this
+    query: a search does not return it, and no row has it as a negative. Its text may have a title
+    before the query's.
 
     Args:
         queries: Query id -> text.
@@ -50,8 +51,9 @@ class RetrievalData:
         name: Name of the data, for the model card and for titles.
 
     Raises:
-        DataError: If a judgment names an unknown query or document, a grade is not a whole number,
-            or a document is both relevant to a query and a negative of it.
+        DataError: If an id or a text is not a string, a judgment names an unknown query or
+            document, a grade is not a whole number, or a document is both relevant to a query and a
+            negative of it.
 
     Example:
         >>> data = RetrievalData(
@@ -80,6 +82,10 @@ class RetrievalData:
         name: str = "",
     ) -> None:
         self.queries, self.corpus, self.name = dict(queries), dict(corpus), name
+        for of, texts in (("queries", self.queries), ("corpus", self.corpus)):
+            for key, text in texts.items():
+                if not (isinstance(key, str) and isinstance(text, str)):
+                    raise DataError(f"{of} has {key!r}: {text!r}; ids and texts are strings.")
         judged = self._graded("negatives", negatives or {})
         self.negatives = {query: set(grades) for query, grades in judged.items()}
         self.relevant = self._graded("relevant", relevant)
@@ -92,9 +98,6 @@ class RetrievalData:
                     f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one."
                 )
             self.relevant[query] = above
-        for query in self.own:
-            self.relevant.get(query, {}).pop(query, None)
-            self.negatives.get(query, set()).discard(query)
         self.relevant = {query: grades for query, grades in self.relevant.items() if grades}
         self.negatives = {
             q: ids for q, ids in self.negatives.items() if ids or q not in self.relevant
@@ -105,16 +108,20 @@ class RetrievalData:
         for query, ids in judgments.items():
             where = f"{name}[{query!r}]"
             if query not in self.queries:
-                raise DataError(f"{name} has the query {query!r}, which is not in queries; add it.")
+                raise DataError(
+                    f"{name} has the query {query!r}, which is not in queries"
+                    f"{beir.other_spelling(query, self.queries)}; add it."
+                )
             if isinstance(ids, str):
                 raise DataError(f"{where} is {ids!r}; pass a set of document ids, or id -> grade.")
             grades = ids if isinstance(ids, Mapping) else dict.fromkeys(ids, 1)
             found[query] = {document: whole_grade(x, where) for document, x in grades.items()}
-        named = {str(document) for grades in found.values() for document in grades}
-        if missing := sorted(named - self.corpus.keys()):
+        named = {document for grades in found.values() for document in grades}
+        if missing := sorted(named - self.corpus.keys(), key=str):
             raise DataError(
-                f"{len(missing)} document(s) of {name} are not in the corpus, such as"
-                f" {missing[:3]}: add them to corpus or drop them from {name}."
+                f"{len(missing)} document(s) of {name} are not in the corpus, such as {missing[:3]}"
+                f"{beir.other_spelling(missing[0], self.corpus)}: add them to corpus or drop them"
+                f" from {name}."
             )
         return found
 
@@ -134,7 +141,7 @@ class RetrievalData:
         beir.check_layout(folder, split)
         path = folder / "qrels" / f"{split}.tsv"
         corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
-        queries = beir.read_texts(folder / "queries.jsonl", skip_empty)
+        queries = beir.read_texts(folder / "queries.jsonl", skip_empty, of_queries=True)
         judged = beir.read_qrels(path, queries, corpus, skip_empty)
         queries = {query: text for query, text in queries.items() if query in judged}
         data = cls(queries, corpus, judged, name=f"{folder.resolve().name}, {split} split")
@@ -204,16 +211,12 @@ class RetrievalData:
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """The queries that are documents themselves.
-
-        A document with a title counts only if it is not judged relevant to the query: some data
-        search for a text by its last words, under the same id.
-        """
+        """The queries that are documents themselves, and are not judged for themselves."""
         own = set()
         for query in self.queries.keys() & self.corpus.keys():
             text, document = self.queries[query], self.corpus[query]
-            with_title = document.endswith(f" {text}") and query not in self.relevant.get(query, ())
-            if document == text or with_title:
+            judged = {*self.relevant.get(query, ()), *self.negatives.get(query, ())}
+            if f" {document}".endswith(f" {text}") and query not in judged:
                 own.add(query)
         return frozenset(own)
 

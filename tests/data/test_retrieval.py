@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from st_magnitude.data.beir import DataError, splits_of
+from st_magnitude.data.beir import (
+    DataError,
+    check_held_out,
+    folded,
+    refuse_shared,
+    relevant_documents,
+    splits_of,
+)
 from st_magnitude.data.retrieval import RetrievalData
 
 CORPUS = {f"d{i}": f"text {i}" for i in range(8)}
@@ -20,6 +27,7 @@ DATA = RetrievalData(
 
 
 QUERIES = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": "second?"}\n'
+QUERIES += '{"_id": "qé", "text": "third?"}\n'
 QRELS = "query-id\tcorpus-id\tscore\nq1\td0\t1\n"
 
 
@@ -57,17 +65,25 @@ def test_round_trip(tmp_path: Path) -> None:
     ids=["text", "title", "id alone"],
 )
 def test_the_query_itself_never_counts(tmp_path: Path, title: str, collision: bool) -> None:
-    """Neither in judgments nor as a negative; unless the id alone is the same."""
+    """Neither in a search nor as a negative; unless the id alone is the same."""
     queries = {"q1": "first?", "q2": "second?"}
     itself = "something else" if collision else f"{title}first?"
     corpus = {"q1": itself, "d0": "first?", "d1": "other"}
-    zero = {} if title else {"q1": 1}
-    data = RetrievalData(queries, corpus, {"q1": {"d0": 1, **zero}, "q2": {"d1"}}, {"q2": {"q1"}})
+    judged = {"q1": 1} if collision else {}
+    data = RetrievalData(queries, corpus, {"q1": {"d0": 1, **judged}, "q2": {"d1"}}, {"q2": {"q1"}})
     assert (data.own == {"q1"}) is not collision
-    assert data.relevant == {"q1": {"d0": 1, **(zero if collision else {})}, "q2": {"d1": 1}}
     assert data.own_columns(["q2", "q1"]).tolist() == [-1, -1 if collision else 2]
     rows = [row for seed in range(9) for row in data.triplets(1, seed)]
     assert {row["negative_1"] for row in rows if row["anchor"] == "first?"} == {"other"}
+
+
+@pytest.mark.parametrize("text", ["first?", "A title first?"])
+@pytest.mark.parametrize("grade", [0, 1])
+def test_a_judged_document_is_not_the_query_itself(text: str, grade: int) -> None:
+    relevant = {"q1": {"d0": 1, "q1": grade}}
+    data = RetrievalData({"q1": "first?"}, {"q1": text, "d0": "other"}, relevant)
+    assert not data.own
+    assert (data.relevant["q1"].keys() | data.negatives.get("q1", set())) == {"d0", "q1"}
 
 
 def test_split_selects_queries(tmp_path: Path) -> None:
@@ -89,10 +105,55 @@ def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
     assert data.negatives == {"q1": {"8"}}
 
 
-def test_trec_columns(tmp_path: Path) -> None:
-    write(tmp_path, qrels="q1 0 d0 2\nq1 0 d1 0\nq2 0 d1 -1\n")
-    data = RetrievalData.from_beir(tmp_path, "test")
+def test_a_query_is_its_text_and_instruction(tmp_path: Path) -> None:
+    queries = '{"_id": "q1", "title": "no", "text": "one"}\n'
+    queries += '{"_id": "q2", "text": "one", "instruction": "in French"}\n'
+    data = RetrievalData.from_beir(
+        write(tmp_path, queries=queries, qrels="q1 d0 1\nq2 d1 1"), "test"
+    )
+    assert data.queries == {"q1": "one", "q2": "one in French"}
+
+
+@pytest.mark.parametrize(
+    "qrels",
+    [
+        "q1 0 d0 2\nq1 0 d1 0\nq2 0 d1 -1\n",
+        "topic Q0 docno rel\nq1 Q0 d0 2\nq1 Q0 d1 0\nq2 Q0 d1 -1\n",
+        "Corpus-ID\tscore\tquery_id\nd0\t2\tq1\nd1\t0\tq1\nd1\t-1\tq2\n",
+        "a\tb\tc\rq1\td0\t2\rq1\td1\t0\rq2\td1\t-1\r",
+    ],
+    ids=["TREC", "TREC with a header", "any order", "old Macintosh"],
+)
+def test_columns_of_judgments(tmp_path: Path, qrels: str) -> None:
+    data = RetrievalData.from_beir(write(tmp_path, qrels=qrels), "test")
     assert (data.relevant, data.negatives) == ({"q1": {"d0": 2}}, {"q1": {"d1"}, "q2": {"d1"}})
+
+
+def test_judgments_of_another_split_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, qrels="q1\td0\t1\n")
+    (tmp_path / "qrels" / "train.tsv").write_bytes(b"q2\td1\t1\n\xff\n")
+    (tmp_path / "qrels" / "dev.jsonl").touch()
+    check_held_out(tmp_path, "test")
+    assert relevant_documents(tmp_path) == {"d0", "d1"}
+    assert "train split do not count: " in caplog.text
+    with pytest.raises(DataError, match=r"no qrels/dev\.tsv; .*Convert dev\.jsonl"):
+        RetrievalData.from_beir(tmp_path, "dev")
+
+
+@pytest.mark.parametrize(
+    "text", ["Ａｎ e\u0301tude,  NO 1?", "an \u200bétude no. 1", "«An étude», no 1…"]
+)
+def test_texts_that_are_one_query(text: str) -> None:
+    assert folded(text) == "an étude no 1"
+    with pytest.raises(DataError, match="1 queries of the dev split are also in the train split"):
+        refuse_shared({"q1": text}, {"q2": "an étude no 1"}, "dev", "train")
+
+
+def test_texts_that_are_several_queries() -> None:
+    texts = ["C", "C++", "C#", "+", "?", "!", "कि", "का", "1 %", "1"]
+    assert len({folded(text) for text in texts} - {""}) == len(texts)
 
 
 GOOD = '{"_id": "d0", "text": "t"}\n'
@@ -106,6 +167,7 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
         (b'{"_id": "d1", "text": ["t"]}', "is not an object"),
         (b'["d1", "t"]', "is not an object"),
         (b'{"_id": "d1", "title": " ", "text": " "}', "'d1' has an empty text"),
+        (b'{"_id": "d1", "text": null}', "'d1' has an empty text"),
         (GOOD.encode(), "repeats the id 'd0'"),
         (b'{"_id": "d1", "text": "\xe9"}', "is not UTF-8"),
         (b'{"_id": "d1", "text": "half \\ud83d"}', "'d1' is not Unicode"),
@@ -123,7 +185,13 @@ def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) ->
         ("query-id\tcorpus-id\tscore\nq9\td0\t1\n", r", line 2: 'q9' is not in queries\.jsonl"),
         ("q1\td99\t1\n", r", line 1: 'd99' is not in corpus\.jsonl; .*--skip-empty"),
         ("q1\td0\tyes\n", ", line 1: the score 'yes'"),
-        ("q1\td0\n", ", line 1: has 2 columns, not 3"),
+        ("q1\td0\n", r", line 1: has the columns \['q1', 'd0'\], but needs three"),
+        ("q1\td0\t1\nq1\td0\n", ", line 2: has 2 columns, not 3"),
+        ("query-id\tcorpus-id\tscore\twho\nq1\td0\t1\tme\n", ", line 1: has the columns"),
+        ("corpus-id\tquery-id\tgain\nd0\tq1\t1\n", ", line 1: has the columns"),
+        ("q1\td0\t1e300\n", ", line 1: the score '1e300' is not a whole number below"),
+        ("q1\t" + "d" * 200_000 + "\t1\n", r", line 1: is not split by tabs \(field larger"),
+        ("qe\u0301\td0\t1\n", r", line 1: .* is not in queries.jsonl, where it is 'q\\xe9', not"),
         ("q1\td0\t1\nq1\td0\t0\n", ", line 2: contradicts .* 'd0' and 'q1'"),
         ("q1\td0\t0\n", ".*: no document is relevant"),
     ],
@@ -149,6 +217,8 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
         ({"q1": {"d0"}}, {"q1": {"d0"}}, "'d0' is both .* 'q1'"),
         ({"q1": "d0"}, {}, "is 'd0'"),
         ({"q1": {"d0": 0.5}}, {}, "score 0.5"),
+        ({"q1": {7}}, {}, r"of relevant .*\[7\], where it is '7', not 7:"),
+        ({1: {"d0"}}, {}, "the query 1, which is not in queries;"),
         ({"q1": {"d0": math.nan}}, {}, "score nan"),
     ],
 )
@@ -156,7 +226,13 @@ def test_inconsistent_judgments(
     relevant: dict[str, set[str]], negatives: dict[str, set[str]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        RetrievalData(DATA.queries, CORPUS, relevant, negatives)
+        RetrievalData(DATA.queries, CORPUS | {"7": "seven"}, relevant, negatives)
+
+
+@pytest.mark.parametrize("odd", [{7: "seven"}, {"7": None}, {"7": math.nan}])
+def test_ids_and_texts_are_strings(odd: dict) -> None:
+    with pytest.raises(DataError, match=r"corpus has .*7.*ids and texts are strings"):
+        RetrievalData(DATA.queries, CORPUS | odd, {})
 
 
 @pytest.mark.parametrize("num_negatives", [0, 1, 5])
