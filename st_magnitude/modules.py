@@ -36,7 +36,7 @@ class ExponentNorm(Module):
         learnable: Whether the exponents are trained. They are stored as ``gamma = sigmoid(bias)``
             (arXiv 2602.09229, Eq. 7); the parameters are called biases because trainers exempt
             those from weight decay. An exponent of exactly 0 or 1 lies at the end of the sigmoid
-            and cannot learn.
+            and cannot learn. :meth:`learn` makes exponents faster than the other weights.
 
     :func:`st_magnitude.load` loads a model with this module, and so does
     ``trust_remote_code=True``.
@@ -61,13 +61,38 @@ class ExponentNorm(Module):
         super().__init__()
         Similarity(gamma_query, gamma_document)  # checks the range
         self.learnable = learnable
-        self.query_bias = nn.Parameter(_logit(gamma_query), requires_grad=learnable)
-        self.document_bias = nn.Parameter(_logit(gamma_document), requires_grad=learnable)
+        self.gain = 1.0
+        self.scaled_query_bias = nn.Parameter(_logit(gamma_query), requires_grad=learnable)
+        self.scaled_document_bias = nn.Parameter(_logit(gamma_document), requires_grad=learnable)
+        self.register_state_dict_post_hook(_write_biases)
+        self.register_load_state_dict_pre_hook(_read_biases)
+
+    def learn(self, gain: float) -> None:
+        """Lets the exponents learn, at ``gain`` times the learning rate of the optimizer.
+
+        A parameter is bias / gain, and has the gradient of the bias: an optimizer moves it by its
+        learning rate, and the bias by ``gain`` times as much. The exponents stay what they are,
+        and a state dict holds the biases, whatever the gain.
+        """
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(self.gain / gain)
+        self.gain = gain
+        self.learnable = True
+        self.requires_grad_()
 
     @property
     def similarity(self) -> Similarity:
         """The similarity of the raw embeddings at the current exponents, differentiable in them."""
-        return Similarity(torch.sigmoid(self.query_bias), torch.sigmoid(self.document_bias))
+        return Similarity(*self._exponents())
+
+    def _exponents(self) -> Tensor:
+        """Of queries and documents, (2,)."""
+        scaled = torch.stack([self.scaled_query_bias, self.scaled_document_bias])
+        if self.gain == 1:  # a bias may be infinite
+            return torch.sigmoid(scaled)
+        fixed = scaled.detach()
+        return torch.sigmoid(self.gain * fixed + (scaled - fixed))
 
     @property
     def gamma_query(self) -> float:
@@ -84,11 +109,11 @@ class ExponentNorm(Module):
         role = task or features.get("task")
         # Losses take the exponents from the module. DistributedDataParallel (the Trainer's, with
         # find_unused_parameters=True) believes that they are used only if both are in the output.
-        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias]))
+        exponents = self._exponents()
         output = features | {
             "raw_embedding": raw,
             "exponents": exponents.expand(len(raw), 2),
-            "sentence_embedding": _divided(raw, self.similarity, role),
+            "sentence_embedding": _divided(raw, Similarity(*exponents), role),
         }
         return output if self.training else _CutFirst(output | {"task": role})
 
@@ -140,6 +165,19 @@ def _is_prefix(value: object, embedding: object) -> TypeGuard[Tensor]:
     if not (isinstance(value, Tensor) and isinstance(embedding, Tensor)):
         return False
     return value.data_ptr() == embedding.data_ptr() and value.shape[-1] < embedding.shape[-1]
+
+
+def _write_biases(
+    norm: ExponentNorm, state: dict[str, Any], prefix: str, _metadata: object
+) -> None:
+    for name in ("query_bias", "document_bias"):
+        state[prefix + name] = norm.gain * state.pop(f"{prefix}scaled_{name}")
+
+
+def _read_biases(norm: ExponentNorm, state: dict[str, Any], prefix: str, *_: object) -> None:
+    for name in ("query_bias", "document_bias"):
+        if prefix + name in state:
+            state[f"{prefix}scaled_{name}"] = state.pop(prefix + name) / norm.gain
 
 
 def _logit(gamma: float) -> Tensor:

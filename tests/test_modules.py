@@ -6,6 +6,7 @@ import pytest
 import torch
 from _tiny import ROWS, columns
 from datasets import Dataset
+from safetensors.torch import load_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -71,24 +72,44 @@ def test_ends_of_the_range(gamma, task):
     expected = embeddings if gamma == 0 else torch.nn.functional.normalize(embeddings)
     torch.testing.assert_close(out, expected)
     out.square().sum().backward()
-    bias = norm.query_bias if task == "query" else norm.document_bias
     assert embeddings.grad.isfinite().all()
-    assert bias.grad == 0.0
+    assert [p.grad for p in norm.parameters()] == [0.0, 0.0]
 
 
-def test_gamma_is_the_sigmoid_of_a_bias_and_learns():
+@pytest.mark.parametrize("gain", [1, 512])
+def test_gamma_is_the_sigmoid_of_a_bias_and_learns(gain):
     embeddings, logit = torch.randn(4, 6, dtype=torch.float64) * 3, math.log(0.3 / 0.7)
     norm = ExponentNorm(0.3, 0.8, learnable=True).double()
-    assert norm.query_bias.item() == pytest.approx(logit)
+    norm.learn(gain)
+    assert norm.scaled_query_bias.item() == pytest.approx(logit / gain)
 
     def total(bias):
         return (embeddings / embeddings.norm(dim=1, keepdim=True) ** torch.sigmoid(bias)).sum()
 
     expected = torch.autograd.functional.jacobian(total, torch.tensor(logit, dtype=torch.float64))
     norm({"sentence_embedding": embeddings}, task="query")["sentence_embedding"].sum().backward()
-    torch.testing.assert_close(norm.query_bias.grad, expected, rtol=1e-6, atol=0)
-    assert norm.document_bias.grad is None
+    torch.testing.assert_close(norm.scaled_query_bias.grad, expected, rtol=1e-6, atol=0)
+    assert norm.scaled_document_bias.grad == 0
     assert not any(p.requires_grad for p in ExponentNorm().parameters())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_gain_multiplies_the_learning_rate(optimizer):
+    features = {"sentence_embedding": torch.randn(4, 6) * 3}
+    found = []
+    for gain in (1, 64):
+        norm = ExponentNorm(0.3, 0.8)
+        norm.learn(gain)
+        assert norm.similarity.exponents == pytest.approx((0.3, 0.8))
+        steps = optimizer(norm.parameters(), lr=0.064 / gain, weight_decay=0)
+        for _ in range(5):
+            steps.zero_grad()
+            out = norm(features, task="query")
+            (out["sentence_embedding"].sum() + out["exponents"].prod(dim=1).sum()).backward()
+            steps.step()
+        found.append(norm.similarity.exponents)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert abs(found[0][0] - 0.3) > 0.01
 
 
 def test_encode_knows_the_role(model):
@@ -142,19 +163,26 @@ def test_prefixes_after_an_evaluation_in_half_precision(model, tmp_path, dtype):
         torch.testing.assert_close(found.float(), divided(raw[:, :dim], 0.8), rtol=1e-2, atol=1e-2)
 
 
-def test_saved_and_loaded_bit_for_bit(model, tmp_path):
-    """Plain sentence-transformers loads the same, once the caller trusts the code."""
-    model.append(ExponentNorm(0.3, 0.8, learnable=True))
+@pytest.mark.parametrize("gain", [1, 512])
+def test_saved_and_loaded_bit_for_bit(model, tmp_path, gain):
+    """Plain sentence-transformers loads the same, once the caller trusts the code. Files hold the
+    biases, whatever the gain."""
+    model.append(ExponentNorm(0.3, 0.8))
+    model[-1].learn(gain)
     model.similarity_fn_name = "dot"
     with torch.no_grad():  # a value that no configuration file could hold exactly
-        model[-1].document_bias.add_(1e-3 / 3)
+        model[-1].scaled_document_bias.add_(1e-3 / 3)
     model.save_pretrained(str(tmp_path))
     loaded = stm.load(tmp_path, device="cpu")
     assert isinstance(loaded[-1], ExponentNorm)
     assert loaded.similarity_fn_name == "dot"
-    assert loaded[-1].query_bias.requires_grad
-    assert torch.equal(loaded[-1].query_bias, model[-1].query_bias)
-    assert torch.equal(loaded[-1].document_bias, model[-1].document_bias)
+    assert loaded[-1].scaled_query_bias.requires_grad
+    assert loaded[-1].similarity.exponents == model[-1].similarity.exponents
+    state = load_file(tmp_path / "2_ExponentNorm" / "model.safetensors")
+    assert state == loaded[-1].state_dict() == model[-1].state_dict()
+    assert state["query_bias"].item() == pytest.approx(math.log(0.3 / 0.7))
+    model[-1].load_state_dict(state)
+    assert loaded[-1].similarity.exponents == model[-1].similarity.exponents
     assert (loaded.encode_document(TEXTS) == model.encode_document(TEXTS)).all()
     with pytest.raises(ValueError, match="trust_remote_code"):
         SentenceTransformer(str(tmp_path), device="cpu")
@@ -162,24 +190,19 @@ def test_saved_and_loaded_bit_for_bit(model, tmp_path):
     assert (trusted.encode_query(TEXTS) == model.encode_query(TEXTS)).all()
 
 
-def options_of(groups, model, name="weight_decay"):
+def decay_of(groups, model):
     """Of the two exponents and a matrix of the encoder, from the groups of an optimizer."""
     matrix = next(p for p in model[0].parameters() if p.ndim == 2)
-    of_parameter = {id(p): group[name] for group in groups for p in group["params"]}
-    parameters = model[-1].query_bias, model[-1].document_bias, matrix
+    of_parameter = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    parameters = *model[-1].parameters(), matrix
     return [of_parameter[id(parameter)] for parameter in parameters]
 
 
-@pytest.mark.parametrize("own_rate", [False, True])
-def test_no_weight_decay_in_the_trainer(model, tmp_path, own_rate):
+def test_no_weight_decay_in_the_trainer(model, tmp_path):
     loss = stm.LearnableNormLoss(model)
-    rates = stm.LearnableNormLoss.learning_rate_mapping(1e-2) if own_rate else {}
-    options = {"weight_decay": 0.1, "learning_rate_mapping": rates}
-    options |= {"report_to": [], "use_cpu": True}
+    options = {"weight_decay": 0.1, "report_to": [], "use_cpu": True}
     args = SentenceTransformerTrainingArguments(str(tmp_path), **options)
     data = Dataset.from_dict(columns(4))
     trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss)
     groups = trainer.create_optimizer().param_groups
-    assert options_of(groups, model) == [0.0, 0.0, 0.1]
-    rate = 1e-2 if own_rate else args.learning_rate
-    assert options_of(groups, model, "lr") == [rate, rate, args.learning_rate]
+    assert decay_of(groups, model) == [0.0, 0.0, 0.1]

@@ -51,6 +51,7 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.losses import MagnitudeRankingLoss
+from st_magnitude.losses.exponents import usual_rate
 
 ROOT = Path(__file__).parents[2]
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -254,10 +255,9 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
     """The model after training, and what was seen on the way."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(BASES[cell.base]()).to(DEVICE)
-    rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
     how = how_of(cell) | {"bf16": cell.bf16}
-    if rates:
-        how["learning_rate_mapping"] = rates
+    if cell.loss == "learnable":  # at a rate of their own, whatever that of the model
+        how["learning_rate_mapping"] = {r"\.scaled_(query|document)_bias$": usual_rate(model)}
     loss = objective(model, cell)
     watch = Watch(model, data(cell.data).dev, cell, evaluations)
     train(model, loss, data(cell.data).rows, cell.seed, [watch], **how)

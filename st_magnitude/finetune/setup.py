@@ -17,7 +17,6 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
 
@@ -35,6 +34,7 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
+from st_magnitude.losses.exponents import usual_rate
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.normalize import prepare
@@ -149,7 +149,6 @@ def _arguments(
     model: SentenceTransformer,
     saves: bool,
 ) -> SentenceTransformerTrainingArguments:
-    own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}
     rate = config.learning_rate
@@ -160,8 +159,7 @@ def _arguments(
         num_train_epochs=config.epochs,
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size,
-        learning_rate=_default_rate(model) if rate is None else rate,
-        learning_rate_mapping=own_rates,
+        learning_rate=usual_rate(model) if rate is None else rate,
         warmup_steps=0.1,  # a share
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
@@ -196,13 +194,6 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
             f" {most:,} pairs on each process, and an epoch is one step."
         )
     arguments.per_device_train_batch_size = min(size, most)
-
-
-def _default_rate(model: SentenceTransformer) -> float:
-    """The peak learning rate of AdamW for a kind of model, which the model card shows."""
-    if has_static_embedding_input(model):
-        return 0.03  # a row of a table gets a gradient only where its token occurs
-    return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
 
 
 def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:

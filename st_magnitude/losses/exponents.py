@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,6 +17,15 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
 from st_magnitude.training.engines import refuse_engine
+
+EXPONENT_RATE = 1e-2  # of the biases of exponents, where the model has its usual rate
+
+
+def usual_rate(model: SentenceTransformer) -> float:
+    """The usual peak learning rate of AdamW for a kind of model."""
+    if has_static_embedding_input(model):
+        return 0.03  # a row of a table gets a gradient only where its token occurs
+    return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
 
 
 class CosineRankingLoss(MagnitudeRankingLoss):
@@ -69,15 +80,9 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     The exponents are parameters of the model, in its last module
     :class:`~st_magnitude.modules.ExponentNorm`, which the loss appends, and exempt from weight
-    decay. At the learning rate of a text encoder they hardly move; give them their own:
-
-        ::
-
-            args = SentenceTransformerTrainingArguments(
-                ...,
-                learning_rate=2e-5,
-                learning_rate_mapping=LearnableNormLoss.learning_rate_mapping(1e-2),
-            )
+    decay. At the rate of a text encoder they would hardly move. They learn faster than the other
+    weights: a bias at about 1e-2 where the optimizer has the usual rate of the model, 2e-5 (LoRA
+    2e-4, a static table 0.03), and at another rate in proportion.
 
     Args:
         model: The model to train. If it has an ExponentNorm, training goes on from its exponents.
@@ -126,14 +131,9 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                     " model."
                 )
             model.append(ExponentNorm(gamma_query, gamma_document).to(model.device))
-        model[-1].learnable = True
-        model[-1].requires_grad_()
+        # a power of two, by which a division is exact: what resumes goes on from the same numbers
+        model[-1].learn(2.0 ** round(math.log2(EXPONENT_RATE / usual_rate(model))))
         super().prepare_model()
-
-    @staticmethod
-    def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
-        """The ``learning_rate_mapping=`` of the training arguments for the exponents."""
-        return {r"\.(query|document)_bias$": learning_rate}
 
     @property
     def similarity(self) -> Similarity:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as this
 
 # logarithms and logits, not weights
-_NEVER_CUT = ("logit_scale", "logit_bias", "query_bias", "document_bias")
+_NEVER_CUT = ("logit_scale", "logit_bias", "scaled_query_bias", "scaled_document_bias")
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -40,8 +40,7 @@ def train(
         mini_batch_size=mini_batch_size,
         gather_across_devices=gather,
     )
-    mapping = loss.learning_rate_mapping(0.1)
-    args = arguments(output, learning_rate=1e-3, learning_rate_mapping=mapping)
+    args = arguments(output, learning_rate=2e-5, weight_decay=0.1)
     data = Dataset.from_dict(columns(num_negatives=1))
     stm.attach(SentenceTransformerTrainer(model, args, data, loss=loss)).train()
     assert isinstance(loss.model, DistributedDataParallel)

@@ -50,7 +50,7 @@ def build(loss_class, model, **options):
 def reference_gradients(model, columns, exponents, scale, **options):
     """Of the formula, by autograd through the model; exponents from the model, if it has some."""
     if isinstance(model[-1], ExponentNorm):
-        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
+        exponents = model[-1].similarity.gamma_query, model[-1].similarity.gamma_document
     return value_and_gradients(
         model, formula(raw_embeddings(model, columns), exponents, scale, **options)
     )
@@ -150,7 +150,7 @@ def test_outer_factor(model, mini_batch_size, factor):
     columns = features(model)
     loss = build(stm.LearnableNormLoss, model, scale=3.0, mini_batch_size=mini_batch_size)
     _, expected = reference_gradients(model, columns, None, 3.0)
-    assert {"2.query_bias", "2.document_bias"} < expected.keys()
+    assert {"2.scaled_query_bias", "2.scaled_document_bias"} < expected.keys()
     (loss(columns) * factor).backward()
     assert_same_gradients(gradients(model), expected, factor)
     (loss(columns) * factor).backward()  # a second micro-batch adds up
@@ -247,7 +247,7 @@ def test_learnable_goes_on_from_the_models_exponents(model, folder):
     assert [type(m).__name__ for m in model] == ["Transformer", "Pooling", "ExponentNorm"]
     assert loss.similarity.exponents == pytest.approx((0.2, 0.7))
     assert model[-1].learnable
-    assert model[-1].query_bias.requires_grad
+    assert model[-1].scaled_query_bias.requires_grad
     with pytest.raises(ValueError, match="strictly between"):
         # a sigmoid never leaves its end
         stm.LearnableNormLoss(stm.prepare(model, Similarity(1.0, 0.5)))

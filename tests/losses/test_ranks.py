@@ -89,7 +89,7 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     exponents = (1, 0)
     if name == "learnable":
         model.append(ExponentNorm(0.5, 0.5, learnable=True).double())
-        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
+        exponents = model[-1].similarity.gamma_query, model[-1].similarity.gamma_document
     model.double()
     values, of_once, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))

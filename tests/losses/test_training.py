@@ -10,7 +10,12 @@ from _helpers import BATCHING, train
 from _processes import TWO_RANKS, python
 from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    InputExample,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.training.attach import refuse_unlike_gathering
@@ -69,6 +74,20 @@ def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
         loss.model = stm.prepare(load_transformer(folder), "cosine")
 
 
+@pytest.mark.parametrize("way", ["fit", "Trainer", "cached"])
+def test_learnable_learns_at_the_rate_of_an_encoder(folder, tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)  # fit() puts checkpoints there
+    model = load_transformer(folder)
+    loss = stm.LearnableNormLoss(model, mini_batch_size=3 if way == "cached" else None)
+    if way == "fit":
+        rows = [InputExample(texts=list(row[:2])) for row in ROWS]
+        loader = DataLoader(rows, batch_size=len(rows))
+        model.fit([(loader, loss)], epochs=8, warmup_steps=0, show_progress_bar=False)
+    else:
+        train(model, loss, tmp_path, learning_rate=2e-5, weight_decay=0.1)
+    assert all(abs(exponent - 0.5) > 0.003 for exponent in loss.similarity.exponents)
+
+
 def test_lists_of_texts_are_refused(model, tmp_path):
     """A tokenizer reads two texts as one pair."""
     data = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
@@ -116,10 +135,10 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
     for name, parameter in first.items():
         assert torch.equal(parameter, second[name])
         assert not torch.equal(parameter, start.get(name, torch.zeros(())))
-    assert {"2.query_bias", "2.document_bias"} < first.keys()
-    if way == "ring":  # as gathering does
-        gathered = two_ranks[0]["trainer", 3]
-        for name in ("2.query_bias", "2.document_bias"):
+    for name in ("2.scaled_query_bias", "2.scaled_document_bias"):
+        assert 512 * first[name].abs() > 1e-3  # at the rate of an encoder, 2e-5
+        if way == "ring":  # as gathering does
+            gathered = two_ranks[0]["trainer", 3]
             torch.testing.assert_close(first[name], gathered[name], rtol=1e-3, atol=0)
 
 

@@ -210,8 +210,11 @@ def test_cut_of_other_modules():
             stm.cut_init(model, **options)
     before = [p.detach().clone() for p in model.parameters()]
     model.logit_scale = nn.Parameter(torch.tensor(2.5))
-    model.append(ExponentNorm(0.5, 0.5))
+    model.logit_bias = nn.Parameter(torch.tensor(-10.0))
+    model.append(norm := ExponentNorm(0.3, 0.8))
+    exponents = norm.similarity.exponents
     stm.cut_init(model, 2.0)
-    assert (model.logit_scale.item(), model[-1].gamma_document) == (2.5, 0.5)  # neither is a weight
+    assert (model.logit_scale.item(), model.logit_bias.item()) == (2.5, -10.0)  # no weights
+    assert norm.similarity.exponents == exponents
     model = model[:3]
     assert all(torch.equal(p, old / 2) for p, old in zip(model.parameters(), before, strict=True))
