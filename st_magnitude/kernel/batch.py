@@ -30,8 +30,21 @@ class Above:
     guide: tuple[Tensor, Tensor] | None = None
 
 
-# Integer ids (M,), an Above, or several of them
-Exclude = Tensor | Above | Sequence[Tensor | Above]
+@dataclass(frozen=True)
+class Ids:
+    """A rule of ``exclude``: texts of one id are not negatives of each other.
+
+    Args:
+        queries: Integer ids (Q,); that of query i is in row ``offset + i``.
+        documents: Integer ids (M,).
+    """
+
+    queries: Tensor
+    documents: Tensor
+
+
+# Integer ids (M,) of documents, which queries have from their positives; Ids; an Above; or several
+Exclude = Tensor | Ids | Above | Sequence[Tensor | Ids | Above]
 
 
 @dataclass(frozen=True)
@@ -70,14 +83,15 @@ class Batch:
         return len(self.column_queries)
 
     @property
-    def excluded(self) -> Sequence[Tensor | Above]:
+    def excluded(self) -> Sequence[Tensor | Ids | Above]:
         if self.exclude is None:
             return ()
-        return (self.exclude,) if isinstance(self.exclude, Tensor | Above) else self.exclude
+        return (self.exclude,) if isinstance(self.exclude, Tensor | Ids | Above) else self.exclude
 
     @property
-    def excluded_ids(self) -> list[Tensor]:
-        return [x for x in self.excluded if isinstance(x, Tensor)]
+    def excluded_ids(self) -> list[Ids]:
+        ids = [x for x in self.excluded if not isinstance(x, Above)]
+        return [x if isinstance(x, Ids) else Ids(x, x) for x in ids]
 
     @property
     def above(self) -> Above | None:
@@ -87,7 +101,9 @@ class Batch:
         self._check_embeddings()
         size = len(self.documents)
         for ids in self.excluded_ids:
-            _check_ids("exclude", ids, size)
+            _check_ids("exclude", ids.documents, size)
+            number = max(self.own.stop, self.num_pairs)
+            _check_ids("exclude", ids.queries[:number], number, kind="queries")
         if self.positives is not None:
             _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
         if "doc_to_doc" in directions and self.own.stop > self.num_pairs:
@@ -152,10 +168,12 @@ class Batch:
             )
 
 
-def _check_ids(name: str, ids: Tensor, size: int, advice: str = "") -> None:
+def _check_ids(
+    name: str, ids: Tensor, size: int, advice: str = "", kind: str = "documents"
+) -> None:
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.shape != (size,):
         raise ValueError(
-            f"{name} takes integer ids ({size},) of the documents; got {ids.dtype} of shape"
+            f"{name} takes integer ids ({size},) of the {kind}; got {ids.dtype} of shape"
             f" {tuple(ids.shape)}.{advice}"
         )
 

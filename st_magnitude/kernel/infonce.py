@@ -74,7 +74,8 @@ def infonce(
         exclude: Documents that are not negatives of a query: integer ids (M,), an
             :class:`~st_magnitude.kernel.batch.Above`, which compares scores with that of the
             positive, or a sequence of ids and one of these. Texts of one id are not negatives of
-            each other, and a query has the id of its positive. A positive always stays.
+            each other, and a query has the id of its positive, or one of its own in
+            :class:`~st_magnitude.kernel.batch.Ids`. A positive always stays.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for
             documents of the same content. The loss of a query is then the mean of -log softmax over
             its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362,

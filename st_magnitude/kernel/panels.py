@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Above, Batch, Direction
+from st_magnitude.kernel.batch import Above, Batch, Direction, Ids
 from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.softmax import Plan
 
@@ -50,8 +50,8 @@ def side_of(
     """The side of the queries or documents of pairs from number ``first`` on.
 
     From here on every score is a plain inner product: the norms of the longest prefix are divided
-    out, and the norms of shorter prefixes are factors of rows and columns. A query has the ids of
-    its positive. In a block of a ring ids may repeat on other ranks, although they are different
+    out, and the norms of shorter prefixes are factors of rows and columns. A query has the label
+    of its positive. In a block of a ring ids may repeat on other ranks, although they are different
     here.
     """
     x, scale = divide_by_norms(vectors, plan.dims, gamma)
@@ -61,12 +61,13 @@ def side_of(
         """The rows of the side, of what is given for them alone or for all pairs."""
         return given if len(given) == number else given[first : first + number]
 
-    def of_ids(given: Sequence[Tensor]) -> list[Tensor]:
-        return [of_side(ids) for ids in given if is_block or _may_repeat(ids)]
+    def of_ids(given: Sequence[Ids]) -> list[Tensor]:
+        found = [ids for ids in given if is_block or _may_repeat(ids)]
+        return [of_side(ids.queries if is_query else ids.documents) for ids in found]
 
     with torch.no_grad():
         ids = of_ids(batch.excluded_ids)
-        labels = of_ids([] if batch.positives is None else [batch.positives])
+        labels = of_ids([] if batch.positives is None else [Ids(batch.positives, batch.positives)])
         log_q = batch.log_q_queries if is_query else batch.log_q
         guides = batch.above.guide if batch.above is not None else None
         return Side(
@@ -86,9 +87,13 @@ def _zeros(x: Tensor | None) -> Tensor | None:
     return torch.zeros_like(x) if x is not None and x.requires_grad else None
 
 
-def _may_repeat(ids: Tensor) -> bool:
-    """Whether columns may share an id; on a GPU the answer would keep the host waiting."""
-    return ids.device.type != "cpu" or len(ids.unique()) < len(ids)
+def _may_repeat(ids: Ids) -> bool:
+    """Whether texts may share an id; on a GPU the answer would keep the host waiting."""
+    if ids.documents.device.type != "cpu":
+        return True
+    is_of_pairs = ids.queries is ids.documents
+    every = ids.documents if is_of_pairs else torch.cat([ids.queries, ids.documents])
+    return len(every.unique()) < len(every)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction
+from st_magnitude.kernel.batch import Batch, Direction, Ids
 from st_magnitude.kernel.terms import Term
 from st_magnitude.similarity import Similarity
 
@@ -85,16 +85,18 @@ class Comparison:
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
         return logits.masked_fill(self.left_out, lowest)
 
-    def _same(self, ids: Tensor) -> Tensor:
-        """Pairs whose documents have the same id, (B, M); a query has the id of its positive."""
-        return ids[self.rows_are][:, None] == ids[self.columns_are]
+    def _same(self, ids: Ids) -> Tensor:
+        """Pairs of texts with the same id, (B, M)."""
+        of_rows = ids.queries if self.from_query else ids.documents
+        of_columns = ids.queries if self.to_query else ids.documents
+        return of_rows[self.rows_are][:, None] == of_columns[self.columns_are]
 
     def _same_kind(self) -> Tensor:
         """Texts of a kind that do not count for each other: of one pair or id, (B, M)."""
         rows, columns = (x % self.batch.num_pairs for x in (self.rows_are, self.columns_are))
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
         if self.batch.positives is not None:
-            shared.append(self._same(self.batch.positives))
+            shared.append(self._same(Ids(self.batch.positives, self.batch.positives)))
         return torch.stack([rows[:, None] == columns, *shared]).any(dim=0)
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
@@ -120,7 +122,9 @@ class Comparison:
         if given is not None:
             found = given if isinstance(given, Tensor) else given(slice(0, len(self.own)))
         else:
-            found = self.own if batch.positives is None else self._same(batch.positives)
+            found = self.own
+            if batch.positives is not None:
+                found = self._same(Ids(batch.positives, batch.positives))
         found = found.to(dtype)
         names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep the own positive
         found = found + self.own * names_nothing

@@ -12,7 +12,7 @@ from torch import nn
 
 import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
-from st_magnitude.kernel.batch import Above
+from st_magnitude.kernel.batch import Above, Ids
 
 FORWARD, BACKWARD, BOTH = DIRECTIONS = [
     ("query_to_doc",),
@@ -47,11 +47,12 @@ def loop_infonce(
     ids=None,
     margin=-math.inf,
     positives=None,
+    query_ids=None,
 ):
     """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
-    Documents whose id is that of the positive, or that score higher than the positive less a
-    margin, are left out.
+    Documents whose id is that of the positive, or that of the query if queries have some, or that
+    score higher than the positive less a margin, are left out.
     """
     backward = directions == BACKWARD
     own = slice(offset, offset + len(queries))
@@ -61,6 +62,10 @@ def loop_infonce(
         return ids[own], ids[own] if backward else ids
 
     (row_ids, column_ids), (row_labels, column_labels) = labels(ids), labels(positives)
+    if query_ids is not None:
+        row_ids, column_ids = query_ids[own].tolist(), ids.tolist()
+        if backward:
+            row_ids, column_ids = ids[own].tolist(), query_ids[own].tolist()
 
     def scores_of(dim):
         sides = queries, documents
@@ -100,6 +105,7 @@ MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Ter
 
 
 IDS = torch.tensor([3, 3, 8, 5, 8, 3, 6, 5, 7])  # the positives are rows 2 to 5: 8, 5, 8, 3
+QUERY_IDS = torch.tensor([3, 8, 3, 8, 3, 5, 9])  # of rows 2 to 5: 3, 8, 3, 5
 LABELS = torch.tensor([40, 7, 11, 7, 11, 40, 11, 9, 7])  # of the positives: 11, 7, 11, 40
 
 
@@ -110,6 +116,7 @@ def above_the_positive(margin):
 RULES = {
     "nothing": {},
     "ids": {"ids": IDS},
+    "ids of queries": {"ids": IDS, "query_ids": QUERY_IDS},
     "margin": {"margin": 0.5},
     "ids and margin": {"ids": IDS, "margin": 0.5},
     "positives": {"positives": LABELS},
@@ -135,6 +142,8 @@ def test_equals_the_definition(terms, gammas, directions, rule):
     assert not rule or abs(expected - without) > 1e-3
     options = {"positives": rule.get("positives")}
     options["exclude"] = [rule["ids"]] if "ids" in rule else []
+    if "query_ids" in rule:
+        options["exclude"] = Ids(rule["query_ids"], rule["ids"])
     if "margin" in rule:
         options["exclude"].append(above_the_positive(rule["margin"]))
     for function in (
@@ -320,7 +329,7 @@ JOINT = [
 
 MASKS = {
     "all": {},
-    "exclude": {"exclude": [IDS, above_the_positive(0.3)]},
+    "exclude": {"exclude": [IDS, Ids(QUERY_IDS, IDS), above_the_positive(0.3)]},
     "positives": {"positives": LABELS, "exclude": IDS},
 }
 PARTITIONS = [(x, "per_direction") for x in DIRECTIONS] + [(x, "joint") for x in JOINT]
@@ -440,6 +449,7 @@ WRONG = {
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
     "all_queries": ({"all_queries": torch.ones(3, 8)}, r"\(Q, 8\) with Q >= 4; got \(3, 8\)"),
     "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
+    "ids of queries": ({"exclude": Ids(IDS[:3], IDS)}, r"ids \(4,\) of the queries; .* \(3,\)"),
     "positives": ({"positives": MATRIX.bool()}, r"Give a matrix \(B, M\) as targets"),
     "targets": ({"targets": MATRIX[:, :8]}, r"take the shape \(4, 9\)"),
     "both": ({"positives": LABELS, "targets": MATRIX}, "give one of the two"),

@@ -26,7 +26,7 @@ MUTANTS = {
     ],
     ("plain.py", "test_infonce.py::test_equals_the_plain_formula"): [
         ("shared = [self._same(ids) for ids in self.batch.excluded_ids]", "shared = []"),
-        ("shared.append(self._same(self.batch.positives))", "pass"),
+        ("shared.append(self._same(Ids(self.batch.positives, self.batch.positives)))", "pass"),
         (
             "self.log_q = batch.log_q_queries if self.to_query else batch.log_q",
             "self.log_q = None if self.to_query else batch.log_q",
@@ -53,6 +53,7 @@ MUTANTS = {
     ],
     ("panels.py", "test_infonce.py::test_equals_the_definition"): [
         ("ids=torch.stack(ids, dim=1) if ids else None", "ids=None"),
+        ("of_side(ids.queries if is_query else ids.documents)", "of_side(ids.documents)"),
     ],
     ("panels.py", "test_infonce.py::test_equals_the_plain_formula"): [
         (
