@@ -44,6 +44,9 @@ class EmbeddingServer:
             rows = rows[:, : self.faults["dim"]]
         rows = rows * self.faults.get("factor", 1.0)
         answer = rows.tolist()
+        if "widths" in self.faults:  # of the answers, from the last one on
+            width = self.faults["widths"].pop()
+            answer = [row[:width] for row in answer]
         if self.faults.get("nan"):
             answer[0][0] = float("nan")
         return answer[: len(answer) - int(self.faults.get("drop", 0))]
@@ -59,12 +62,9 @@ class EmbeddingServer:
         if body.get("model", NAME) != NAME:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         texts = body["input"] if "input" in body else body["inputs"]
-        if "refuse" in faults and max(len(text.split()) for text in texts) > faults["refuse"]:
-            return 413, {"error": "Input validation error: `inputs` must have less than N tokens"}
-        if "raw_text" in faults:
-            return 200, faults["raw_text"]
-        if "busy" in faults:
-            return 429, {"error": "Model is overloaded"}
+        # of some status, to all texts or to those over a number of words
+        if "says" in faults and max(len(text.split()) for text in texts) > faults.get("over", -1):
+            return faults["says"]
         normalize = {
             "openai": faults.get("normalize", False),
             "vllm": body.get("use_activation", faults.get("normalize", False)),
@@ -75,9 +75,12 @@ class EmbeddingServer:
         rows = self.embed(texts, normalize)
         if path == "/embed":
             return 200, rows
-        data = [{"index": i, "embedding": row} for i, row in enumerate(rows)]
+        data = [
+            {"embedding": row} | faults.get("index", {"index": i}) for i, row in enumerate(rows)
+        ]
         # the order is in the index
-        return 200, {"object": "list", "data": data[::-1], "model": NAME}
+        data = data if "index" in faults else data[::-1]
+        return 200, {"object": "list", "data": data, "model": NAME}
 
 
 @contextmanager
@@ -89,13 +92,16 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             path = self.path.split("?")[0]
             status, answer = 404, {"detail": "Not Found"}
-            if path in ("/v1/embeddings", "/embeddings", "/embed"):
+            if path.endswith(("/embeddings", "/embed")):
                 status, answer = server.answer(path, body, dict(self.headers))
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
             with suppress(OSError):  # the client has given up waiting
+                for part in server.faults.get("drip", ()):
+                    self.wfile.write(part)
+                    time.sleep(0.05)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
                 self.wfile.write(content)
 
         def log_message(self, *arguments: object) -> None:

@@ -33,13 +33,16 @@ def check_serving(
     rankings are the same, what differs, and the usual causes. The exit code is 0 if all is the
     same, 1 if something differs, and 2 if the server could not be checked.
     """
+    broken_at = 0
     try:
         extra = json.loads(request or "{}")
-    except ValueError:
+    except (ValueError, RecursionError) as error:
         extra = None
+        broken_at = getattr(error, "pos", 0)
     if not isinstance(extra, dict):
         raise ValueError(
-            f"--request must be an object as '{{\"normalize\": false}}'; got {request}."
+            "--request must be a JSON object as '{\"normalize\": false}', and is none "
+            f"from its character {broken_at + 1} on; it is not shown, since it can hold a key."
         )
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise ValueError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import at_least
 from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.geometry.arrays import float64
 from st_magnitude.result import Result
@@ -75,10 +77,15 @@ class ServingCheck(Result):
         parts += [f"[{found.name}] {found.text}\n     -> {found.fix}" for found in self.findings]
         low, high = self.local_norms
         least, most = self.served_norms
+        why = ""
+        if not np.allclose(self.local_norms, self.served_norms, rtol=2e-3, atol=0):
+            why = " They differ, as said above."
+            if self.same:
+                why = " The norms that differ, of queries or under cosine, change no ranking."
         figures = (
             f"Norms: of the model {low:.3f} to {high:.3f}, of the target {least:.3f} to "
-            f"{most:.3f}.\nRankings: {self.changed_rankings} of {self.num_queries} queries rank "
-            f"the {self.num_documents} documents differently."
+            f"{most:.3f}.{why}\nRankings: {self.changed_rankings} of {self.num_queries} queries "
+            f"rank the {self.num_documents} documents differently."
         )
         return [*parts, figures]
 
@@ -106,16 +113,17 @@ def check_serving(
             ``embed(texts, role)`` that returns one vector for each text.
         model: The model, or its folder. It is used as saved, with its own prompts and token limit.
         name: Name of the model on the server, for one that asks for it.
-        api_key: Key that is sent as a bearer token. No message contains it.
+        api_key: Key that is sent as a bearer token. No message contains a part of it: with a key,
+            in whatever place, no words of the server are shown.
         request: Further entries of every request, such as ``{"normalize": False}``: what your
             client sends, or a remedy to try.
         send_prompts: Whether the model's prompt is put before each text that is sent.
         tolerance: Median relative error of a vector that counts as rounding.
-        timeout: Seconds to wait for an answer.
+        timeout: Seconds to wait for a whole answer.
 
     Raises:
-        ValueError: If the URL, the key, the name or an answer cannot be used.
-        OSError: If the server cannot be reached, is busy or does not answer in time.
+        ValueError: If the URL, the key or an answer cannot be used.
+        OSError: If the server cannot be reached, reports an error or does not answer in time.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -128,20 +136,23 @@ def check_serving(
         >>> check.same, [finding.name for finding in check.findings]
         (False, ['norms'])
     """
-    if not isinstance(model, SentenceTransformer):
-        model = load(os.fspath(model))
+    at_least("tolerance", tolerance, 0)
+    called = getattr(target, "__name__", type(target).__name__)
     if isinstance(target, str):
         server = Server(target, name, api_key, request, timeout)
-        return _check(model, server.embed, str(server), send_prompts, tolerance)
-    called = getattr(target, "__name__", type(target).__name__)
-    return _check(model, target, called, send_prompts, tolerance)
+        target = server.embed
+        called = str(server)
+    if isinstance(model, SentenceTransformer):
+        return _check(model, target, called, send_prompts, tolerance)
+    found = _check(load(os.fspath(model)), target, called, send_prompts, tolerance)
+    return replace(found, model="/".join(Path(model).parts[-2:]))  # a static model knows no name
 
 
 def _check(
     model: SentenceTransformer, embed: Embed, target: str, send_prompts: bool, tolerance: float
 ) -> ServingCheck:
     limit = token_limit(model)
-    sides = []
+    sides: list[Side] = []
     refused: list[int] = []  # number of tokens of the texts that are not embedded
     said = ""
     for role, probes in (("query", QUERIES), ("document", probe_documents(limit))):
@@ -152,7 +163,14 @@ def _check(
         tokens = np.array([_num_tokens(model, text) for text in probes])
         refused += tokens[~came].tolist()
         texts = [probes[i] for i in np.flatnonzero(came)]
-        served = np.stack([row for row in rows if row is not None])
+        given = [row for row in rows if row is not None]
+        widths = {len(row) for row in [*given, *(side.served[0] for side in sides)]}
+        if len(widths) > 1:
+            raise ValueError(
+                f"{target} returned vectors of {min(widths)} and of {max(widths)} dimensions; all "
+                "must have equally many. Do several models answer at this URL?"
+            )
+        served = np.stack(given)
         sides.append(Side(role, texts, tokens[came], served, encode(model, texts, role)))
     findings, error = explain(model, sides, tolerance)
     if refused:

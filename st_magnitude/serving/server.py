@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import quote
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
+from typing import Any
+from urllib.request import getproxies
 
 import httpx
 import numpy as np
 from numpy.typing import ArrayLike
 
+from st_magnitude._checks import positive
 from st_magnitude.geometry.arrays import Array
 
 __all__ = ["Embed", "Server", "embed_all"]
 
 BATCH = 8  # every server that is known takes so many texts in a request
+LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
+LONGEST_ERROR = 4096
+PLAIN = {"", "api", "embed", "embeddings", "engines", "openai", "v1", "v2", "v3"}  # parts of paths
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
+logger = logging.getLogger(__name__)
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return record.threadName != __name__
+
+
+# They log URLs with their keys, and what servers answer.
+for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
+    logging.getLogger(_name).addFilter(_is_of_others)
 
 
 class Refused(ValueError):
@@ -22,7 +42,11 @@ class Refused(ValueError):
 
 
 class Server:
-    """A URL that embeds texts, or the base of an OpenAI server; see `check_serving`."""
+    """A URL that embeds texts, or the base of an OpenAI server; see `check_serving`.
+
+    An answer can repeat what was sent in any escaping. It is shown only if nothing that was sent
+    can be a key.
+    """
 
     def __init__(
         self,
@@ -36,10 +60,11 @@ class Server:
             parsed = httpx.URL(url)
         except httpx.InvalidURL:
             parsed = httpx.URL()
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            shown = url.split("@")[-1].split("?")[0]  # without a password or a key
+        is_clear = url.count("@") <= bool(parsed.userinfo)  # else the host can be part of a key
+        if parsed.scheme not in ("http", "https") or not parsed.host or not is_clear:
             raise ValueError(
-                f"{shown!r} is not a URL of http; give one such as http://localhost:8000/v1."
+                "The URL is not shown, since it can hold a key; it must be one of http or https, "
+                "such as http://localhost:8000/v1, with %40 for an @ in a password."
             )
         path = parsed.path.rstrip("/")
         if not path.endswith(("/embed", "/embeddings")):
@@ -47,62 +72,123 @@ class Server:
         self._is_openai = path.endswith("/embeddings")
         self._url = parsed.copy_with(path=path)
         self._more = ({"model": name} if name else {}) | dict(request or {})
-        self._timeout = timeout
+        positive("timeout", timeout)
+        self._timeout = min(timeout, 1e6)  # sockets take no more
         key = (api_key or "").strip()
-        if not (key.isascii() and key.isprintable()):  # the client's own error shows the header
+        # the client's own error shows the header
+        if not (key.isascii() and key.isprintable()) or key.startswith(("'", '"')):
             raise ValueError(
-                "The key holds a line break or another character that no HTTP header may hold; "
-                "export it again, without quotes and as one line."
+                "The key holds a line break, a quote or another character that no HTTP header may "
+                "hold; export it again, without quotes and as one line."
             )
-        hidden = [key, parsed.password, *(v for v in parsed.params.values() if len(v) > 7)]
-        self._secrets = {f(s) for s in hidden if s for f in (str, quote)}
+        self._is_unnumbered = False
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        proxied = "@" in "".join(getproxies().values())
+        is_plain = set(path.split("/")) <= PLAIN
+        can_be_keys = [value for value in (request or {}).values() if len(str(value)) > 5]
+        self._sends_key = bool(
+            key or parsed.userinfo or parsed.query or can_be_keys or proxied or not is_plain
+        )
+        shown = path if is_plain else "/***" + path[path.rindex("/") :]
+        self._name = str(parsed.copy_with(userinfo=b"", path=shown, query=None, fragment=None))
 
     def __str__(self) -> str:
-        return str(self._url.copy_with(userinfo=b"", query=None))
+        return self._name
 
     def embed(self, texts: list[str], role: str) -> ArrayLike:
         """The vectors of texts, whatever their role; raises `Refused` if these are not embedded."""
         body: dict[str, object] = {"inputs": texts}
         if self._is_openai:
             body = {"input": texts, "encoding_format": "float"}
-        response = self._post(body | self._more)
-        if response.status_code != 200:
-            said = f"HTTP {response.status_code}: {self._plain(response.text)}"
-            if response.status_code == 429:
-                raise OSError(f"{self} gets too many requests ({said}); try again later.")
-            raise Refused(said)
+        status, content = self._post(body | self._more)
+        if status != 200:
+            phrase = httpx.codes.get_reason_phrase(status)
+            said = f"HTTP {status} {phrase}: {self._words(content)}"
+            # llama.cpp answers a text that is too long with 500.
+            if status in (400, 413, 422) or b"too large to process" in content:
+                raise Refused(said)
+            raise OSError(
+                f"{self} does not embed texts ({said}). Check the URL, the name of the model there "
+                "(--name), the key (--api-key-env) and its log, or try again later."
+            )
         try:
-            answer = response.json()
+            answer = json.loads(content)
             if isinstance(answer, list):  # of /embed
                 return answer
-            rows = sorted(answer["data"], key=lambda row: row["index"])
-            return [row["embedding"] for row in rows]
-        except (KeyError, TypeError, ValueError):
+            vectors = [row["embedding"] for row in answer["data"]]
+            index = [row.get("index") for row in answer["data"]]
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise ValueError(
-                f"{self} does not answer with embeddings, but with {self._plain(response.text)!r}. "
+                f"{self} does not answer with embeddings, but so: {self._words(content)!r}. "
                 "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
                 "text-embeddings-inference's."
             ) from None
+        return self._in_order(vectors, index)
 
-    def _post(self, body: dict[str, object]) -> httpx.Response:
+    def _in_order(self, vectors: list[Any], index: list[object]) -> list[Any]:
+        """Vectors in the order of their texts."""
+        numbers = range(len(index))
+        if all(number is None for number in index):
+            if not self._is_unnumbered:
+                logger.warning("%s does not number its rows: the order is taken as given.", self)
+            self._is_unnumbered = True
+            return vectors
+        if not all(number in index for number in numbers):
+            raise ValueError(
+                f'{self} must number all rows of an answer by "index" from 0, or none: nobody '
+                "knows which vector belongs to which text."
+            )
+        return [vectors[index.index(number)] for number in numbers]
+
+    def _post(self, body: dict[str, object]) -> tuple[int, bytes]:
+        """Status and content of the answer; a thread waits for it, since a server that sends a byte
+        now and then exceeds no timeout of a socket."""
+        content = json.dumps(body, allow_nan=False).encode()
+        answer: Future[tuple[int, bytes]] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._read(content))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=__name__, daemon=True).start()
         try:
-            return httpx.post(self._url, json=body, headers=self._headers, timeout=self._timeout)
-        except httpx.TimeoutException:
+            return answer.result(self._timeout)
+        except (FutureTimeout, httpx.TimeoutException):
             raise TimeoutError(
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
                 "timeout= (--timeout)."
             ) from None
-        except httpx.HTTPError as error:  # its message can quote a header
-            raise OSError(
-                f"{self} cannot be reached ({type(error).__name__}); is it up, and is this its "
-                "host and port?"
-            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            hint = "is it up, and are its host, its port and the proxy right?"
+            if "SSL" in str(error) or isinstance(error, OSError):
+                hint = (
+                    "TLS failed. Does it speak https, and does its certificate name this host? "
+                    "For a certificate of your own, set SSL_CERT_FILE."
+                )
+            # The error's own message can quote a header.
+            raise OSError(f"{self} cannot be reached ({type(error).__name__}): {hint}") from None
 
-    def _plain(self, text: str) -> str:
-        """One printable line without secrets."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+    def _read(self, content: bytes) -> tuple[int, bytes]:
+        kinds = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers = self._headers | kinds
+        with httpx.stream(
+            "POST", self._url, content=content, headers=headers, timeout=self._timeout
+        ) as response:
+            limit = LONGEST_ANSWER if response.status_code == 200 else LONGEST_ERROR
+            found = bytearray()
+            for part in response.iter_raw():
+                found += part
+                if len(found) > limit:
+                    break
+            return response.status_code, bytes(found[:limit])
+
+    def _words(self, content: bytes) -> str:
+        """One printable line, if it can repeat no key."""
+        if self._sends_key:
+            return "its words can repeat a key and are not shown"
+        text = content.decode(errors="replace")
         text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
         return text if len(text) <= 200 else text[:200] + "..."
 
@@ -135,14 +221,16 @@ def embed_all(
 def _vectors(answer: ArrayLike, count: int, target: str) -> list[Array]:
     try:
         found = np.asarray(answer, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = np.empty(0)
-    if found.ndim != 2 or len(found) != count:
+    if found.ndim != 2 or len(found) != count or not found.size:
         shape = f"an array of shape {found.shape}" if found.size else "no such vectors"
         raise ValueError(
             f"{target} must return one vector of equally many numbers for each of {count} texts, "
             f"in their order; it returned {shape}."
         )
-    if not np.isfinite(found).all():
-        raise ValueError(f"{target} returned nan or infinity; look at its log.")
+    if not (np.abs(found) < 1e30).all():  # whose squares are finite
+        raise ValueError(
+            f"{target} returned nan or infinity, or numbers over 1e30; look at its log."
+        )
     return list(found)

@@ -2,7 +2,11 @@
 
 import json
 import re
+from base64 import b64encode
 from copy import deepcopy
+from html import escape
+from traceback import format_exc
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ from _embedding_server import EmbeddingServer, serving
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from typer.testing import CliRunner
 
 import st_magnitude as stm
@@ -62,6 +66,7 @@ def test_servers_that_normalise(model, path, kind, switch):
     assert found(check) == ["norms"]
     assert check.served_norms == pytest.approx((1, 1))
     assert check.changed_rankings > 0
+    assert "They differ, as said above" in " ".join(str(check).split())
     assert all(len(line) <= 80 for line in str(check).splitlines() if "http" not in line)
     if switch:
         assert check_at(path, served, model, request=switch).same
@@ -70,6 +75,7 @@ def test_servers_that_normalise(model, path, kind, switch):
 def test_a_server_that_keeps_norms_is_the_same(model):
     check = check_at("", EmbeddingServer(model), model, name="tiny")
     assert (found(check), check.changed_rankings) == ([], 0)
+    assert "differ," not in str(check)
     assert check.error < 1e-5
     assert check.local_norms == pytest.approx(check.served_norms, rel=1e-5)
     assert (check.num_queries, check.num_documents) == (8, 18)
@@ -81,7 +87,8 @@ def test_a_server_that_keeps_norms_is_the_same(model):
         ({"pooling": "cls"}, ["vectors"], "1[4-8] of 18 document texts"),
         ({"limit": 32}, ["truncation"], "from 35 tokens on differ: .* 64 tokens"),
         ({"limit": 128}, ["truncation"], "from 64 tokens on differ"),
-        ({"refuse": 60}, ["refused"], "2 texts, .* 64 tokens: HTTP 413: .*Input"),
+        ({"says": (413, "Too long"), "over": 60}, ["refused"], "2 texts, .* 64 tokens: .*Too long"),
+        ({"says": (500, "too large to process"), "over": 60}, ["refused"], "2 texts, .*HTTP 500"),
         ({"dtype": torch.bfloat16}, ["precision"], "relative error of .*e-03"),
         ({"dtype": torch.float16}, ["precision"], "relative error of .*e-04"),
         ({"dim": 16}, ["dimensions"], "16 dimensions"),
@@ -138,7 +145,9 @@ def test_modules_that_do_not_run(transformer, module, name):
 
 def test_norms_do_not_count_for_cosine(transformer):
     raw = with_modules(transformer, similarity="cosine")
-    assert check_at("/v1", EmbeddingServer(raw, "vllm", normalize=True), raw).same
+    check = check_at("/v1", EmbeddingServer(raw, "vllm", normalize=True), raw)
+    assert check.same
+    assert "under cosine, change no ranking" in " ".join(str(check).split())
 
 
 @pytest.mark.parametrize(("noise", "finding"), [(0.0, "precision"), (0.02, "vectors")])
@@ -155,56 +164,142 @@ def test_another_checkpoint_is_not_precision(model, noise, finding):
     assert found(check) == [finding]
 
 
+OPTIONS = ("timeout", "tolerance", "name")
+DEEP = "[" * 200_000
+HUGE = "1" + "0" * 400
+ENDLESS = [b"HTTP/1.1 500 No\r\nContent-Length: 50000000\r\n\r\n" + b"x" * 5000, *[b""] * 40]
+
+
 @pytest.mark.parametrize(
     ("faults", "says"),
     [
         ({"drop": 1}, "one vector of equally many numbers for each of 8 texts"),
         ({"nan": True}, "nan or infinity"),
-        ({"key": "right"}, "does not embed .* .HTTP 401: .*--api-key-env"),
-        ({"name": "other"}, "HTTP 404: .*`other` does not exist.*--name"),
-        ({"raw_text": "<html>proxy</html>"}, "'<html>proxy"),
-        ({"raw_text": '{"data": [{"index": 0, "embedding": ["x"]}]}'}, "one vector"),
-        ({"refuse": 0}, "does not embed"),
+        ({"factor": 1e200}, "numbers over 1e30"),
+        ({"key": "right"}, "does not embed .* .HTTP 401 .*--api-key-env"),
+        ({"name": "other"}, "HTTP 404 .*`other` does not exist.*--name"),
+        ({"says": (200, "<html>\x1b[31mproxy</html>")}, r"'<html> \[31mproxy"),
+        ({"says": (200, DEEP)}, "does not answer with embeddings"),
+        ({"says": (200, DEEP[:500] + "]" * 500)}, "no such vectors"),
+        ({"says": (200, f"[[{HUGE}]]")}, "no such vectors"),
+        ({"says": (200, "[[],[],[],[],[],[],[],[]]")}, "no such vectors"),
+        ({"says": (200, '{"data": [{"index": 0, "embedding": ["x"]}]}')}, "one vector"),
+        (
+            {"says": (200, '{"data": [{"embedding": [1]}, {"index": 1, "embedding": [2]}]}')},
+            "all r",
+        ),
+        ({"widths": [8, 32, 32, 32]}, "of 8 and of 32 dimensions"),
+        ({"widths": [8, 8, 8, 32]}, "of 8 and of 32 dimensions"),
+        ({"says": (413, "Too long")}, "does not embed"),
+        ({"says": (500, "Overloaded"), "over": 60}, "HTTP 500 Internal Server Error: Overloaded"),
+        ({"says": (503, "")}, "HTTP 503"),
+        ({"says": (429, "Overloaded")}, "HTTP 429"),
+        ({"drip": ENDLESS, "timeout": 1.0}, "HTTP 500 .*x{200}[.]{3}"),
         ({"sleep": 1.0, "timeout": 0.05}, "within 0.05 s"),
-        ({"busy": True}, "HTTP 429"),
+        ({"drip": [b"HTTP/1.1 200 OK\r\n", *[b"X: x\r\n"] * 40], "timeout": 0.5}, "within 0.5 s"),
+        ({"timeout": float("nan")}, "timeout must be a positive number"),
+        ({"tolerance": float("nan")}, "tolerance must be at least 0"),
     ],
 )
 def test_a_target_that_cannot_be_checked(model, faults, says):
-    options = {name: faults.pop(name) for name in ("timeout", "name") if name in faults}
+    options = {name: faults.pop(name) for name in OPTIONS if name in faults}
     with pytest.raises((ValueError, OSError), match=says) as raised:
         check_at("", EmbeddingServer(model, **faults), model, **options)
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("row", [{"index": None}, {}])
+def test_rows_without_numbers_count_by_position(model, caplog, row):
+    assert check_at("", EmbeddingServer(model, index=row), model).same
+    assert caplog.text.count("does not number its rows") == 1
+
+
+@pytest.mark.parametrize("environment", [{}, {"SSL_CERT_FILE": "/no/such/file"}])
+def test_a_failure_of_tls_says_so(model, monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with serving(EmbeddingServer(model)) as base, pytest.raises(OSError, match=r"TLS.*SSL_CERT"):
+        stm.check_serving(base.replace("http", "https"), model, timeout=5)
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("localhost:8000", "'localhost:8000' is not a URL"),
-        ("http://me:hidden@localhost:port/v1?api-key=hidden", "'localhost:port/v1' is not a URL"),
-        ("http://127.0.0.1:1/v1", "cannot be reached"),
+        ("localhost:8000", "such as http:"),
+        ("http://me:hidden@localhost:port/v1?api-key=hidden", "such as http:"),
+        ("http://hidden?me@localhost/v1", "such as http:"),
+        ("http://127.0.0.1:1/v1", "is it up"),
     ],
 )
 def test_a_url_that_cannot_be_used(model, url, says):
-    with pytest.raises((ValueError, OSError), match=says):
+    with pytest.raises((ValueError, OSError), match=says) as raised:
         stm.check_serving(url, model, timeout=2)
+    assert "hidden" not in str(raised.value)
 
 
+KEY = 'sk-Zq7/+<Yw\\3"kP%Xf9&vB2'
+IN_URL = quote(KEY, safe="")
+
+
+def parts(key):
+    """All parts of six characters of a key, in every escaping that comes to mind."""
+    pairs = [key, f"user:{key}", f":{key}", f'"{key}"', f"Bearer {key}"]
+    coded = [b64encode(pair.encode()).decode() for pair in pairs]
+    texts = [*pairs, *coded, json.dumps(key), escape(key), quote(key), IN_URL, key.encode().hex()]
+    texts += [text[::-1] for text in texts] + [text.swapcase() for text in texts]
+    return {text[i : i + 6] for text in texts for i in range(len(text) - 5)}, " ".join(texts)
+
+
+@pytest.mark.parametrize("status", [200, 401, 413])
 @pytest.mark.parametrize(
-    ("account", "key", "says"),
+    ("place", "options"),
     [
-        ("", "sk-wrong-secret", r"Bearer \*\*\*"),
-        ("me:secret@", None, "HTTP 401"),
-        ("", "sk-sécret\x07", "no HTTP header may hold"),
+        ("{base}", {"api_key": KEY}),
+        ("{base}/v1?api-key={key}", {}),
+        ("{base}/{key}/v1#{key}", {}),
+        ("{base}", {"request": {"auth": {"token": KEY}}}),
+        ("http://user:{key}@{host}", {}),
+        ("http://{key}@{host}", {}),
     ],
 )
-def test_a_secret_appears_nowhere(model, account, key, says):
-    with serving(EmbeddingServer(model, key="right")) as base:
-        with pytest.raises(ValueError, match=says) as raised:
-            stm.check_serving(base.replace("//", "//" + account), model, api_key=key)
-        assert not re.search("s[eé]cret", str(raised.value))
-        check = stm.check_serving(base, model, api_key=" right\n")  # it is stripped
-        assert check.same
-        assert "right" not in json.dumps(check.to_dict())
+def test_no_part_of_a_key_leaves_the_process(model, caplog, status, place, options):
+    """A server repeats it in its status, headers and words: in an error, or in a finding."""
+    caplog.set_level("DEBUG")
+    hidden, echo = parts(KEY)
+    faults = {"says": (413, echo), "over": 60}
+    if status != 413:
+        head = f"HTTP/1.1 {status} {KEY}\r\nX-Key: {echo}\r\nContent-Length: {len(echo)}\r\n\r\n"
+        faults = {"drip": [(head + echo).encode()]}
+    with serving(EmbeddingServer(model, **faults)) as base:
+        url = place.format(base=base, key=IN_URL, host=base[len("http://") :])
+        try:
+            said = stm.check_serving(url, model, **options)
+            shown = f"{said} {json.dumps(said.to_dict())}"
+        except (ValueError, OSError):
+            shown = format_exc()
+    assert f"HTTP {status}" in shown or status == 200
+    assert "127.0.0.1" in shown
+    shown += caplog.text
+    assert not [part for part in hidden if part in shown]
+
+
+@pytest.mark.parametrize("key", ["sk-s\xe9cret\x07", "sk-se\ncret", "'sk-secret'", '"sk-secret"'])
+def test_a_key_that_no_header_may_hold(model, key):
+    with pytest.raises(ValueError, match="without quotes") as raised:
+        stm.check_serving("http://127.0.0.1:1", model, api_key=key)
+    assert "cret" not in str(raised.value)
+
+
+def test_a_key_is_stripped(model):
+    assert check_at("", EmbeddingServer(model, key="right"), model, api_key=" right\n").same
+
+
+def test_a_static_model_is_called_by_its_folder(transformer, tmp_path):
+    table = StaticEmbedding(transformer.tokenizer, embedding_dim=8)
+    static = SentenceTransformer(modules=[table], device="cpu")
+    static.save_pretrained(str(tmp_path / "my-retriever"))
+    check = stm.check_serving(lambda texts, role: static.encode(texts), tmp_path / "my-retriever")
+    assert check.model == f"{tmp_path.name}/my-retriever"
 
 
 def test_the_command(model, tmp_path, monkeypatch):
@@ -225,5 +320,6 @@ def test_the_command(model, tmp_path, monkeypatch):
         assert (figures["same"], figures["findings"], figures["exit_code"]) == (True, [], 0)
         run(2)  # without the key
         run(2, "--api-key-env", "NOT_SET")
-        for no_object in ("{", "[]"):
+        for no_object in ("[]", "[" * 9999, '{"api_key": "secret', '{"n": 1' + "0" * 9999 + "}"):
             run(2, "--request", no_object)
+        assert "from its character 2 on" in run(2, "--request", "{'api_key': 'secret'}").output
