@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
-from typing import Any
 from urllib.request import getproxies
 
 import httpx
@@ -22,19 +21,13 @@ __all__ = ["Embed", "Server", "embed_all"]
 
 BATCH = 8  # every server that is known takes so many texts in a request
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
-LONGEST_ERROR = 4096
 PLAIN = {"", "api", "embed", "embeddings", "engines", "openai", "v1", "v2", "v3"}  # parts of paths
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
 
-
-def _is_of_others(record: logging.LogRecord) -> bool:
-    return record.threadName != __name__
-
-
-# They log URLs with their keys, and what servers answer.
 for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
-    logging.getLogger(_name).addFilter(_is_of_others)
+    # They log URLs with their keys, and what servers answer.
+    logging.getLogger(_name).addFilter(lambda record: record.threadName != __name__)
 
 
 class Refused(ValueError):
@@ -42,11 +35,7 @@ class Refused(ValueError):
 
 
 class Server:
-    """A URL that embeds texts, or the base of an OpenAI server; see `check_serving`.
-
-    An answer can repeat what was sent in any escaping. It is shown only if nothing that was sent
-    can be a key.
-    """
+    """A URL that embeds texts, or the base of an OpenAI server; see `check_serving`."""
 
     def __init__(
         self,
@@ -83,12 +72,12 @@ class Server:
             )
         self._is_unnumbered = False
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        proxied = "@" in "".join(getproxies().values())
+        # A server can repeat what it was sent in any escaping.
         is_plain = set(path.split("/")) <= PLAIN
-        can_be_keys = [value for value in (request or {}).values() if len(str(value)) > 5]
-        self._sends_key = bool(
-            key or parsed.userinfo or parsed.query or can_be_keys or proxied or not is_plain
-        )
+        proxied = "@" in "".join(getproxies().values())
+        sent: list[object] = [key, parsed.userinfo, parsed.query]
+        sent += [value for value in (request or {}).values() if len(str(value)) > 5]
+        self._sends_key = any(sent) or proxied or not is_plain
         shown = path if is_plain else "/***" + path[path.rindex("/") :]
         self._name = str(parsed.copy_with(userinfo=b"", path=shown, query=None, fragment=None))
 
@@ -123,36 +112,43 @@ class Server:
                 "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
                 "text-embeddings-inference's."
             ) from None
-        return self._in_order(vectors, index)
-
-    def _in_order(self, vectors: list[Any], index: list[object]) -> list[Any]:
-        """Vectors in the order of their texts."""
-        numbers = range(len(index))
         if all(number is None for number in index):
             if not self._is_unnumbered:
                 logger.warning("%s does not number its rows: the order is taken as given.", self)
             self._is_unnumbered = True
             return vectors
-        if not all(number in index for number in numbers):
+        if not all(number in index for number in range(len(index))):
             raise ValueError(
                 f'{self} must number all rows of an answer by "index" from 0, or none: nobody '
                 "knows which vector belongs to which text."
             )
-        return [vectors[index.index(number)] for number in numbers]
+        return [vectors[index.index(number)] for number in range(len(index))]
 
     def _post(self, body: dict[str, object]) -> tuple[int, bytes]:
         """Status and content of the answer; a thread waits for it, since a server that sends a byte
         now and then exceeds no timeout of a socket."""
         content = json.dumps(body, allow_nan=False).encode()
+        headers = self._headers | {"Content-Type": "application/json"}
+        headers["Accept-Encoding"] = "identity"
         answer: Future[tuple[int, bytes]] = Future()
 
-        def run() -> None:
+        def read() -> None:
+            found = bytearray()
             try:
-                answer.set_result(self._read(content))
+                with httpx.stream(
+                    "POST", self._url, content=content, headers=headers, timeout=self._timeout
+                ) as response:
+                    status = response.status_code
+                    limit = LONGEST_ANSWER if status == 200 else 4096
+                    for part in response.iter_raw():
+                        found += part
+                        if len(found) > limit:
+                            break
+                answer.set_result((status, bytes(found)))
             except Exception as error:
                 answer.set_exception(error)
 
-        threading.Thread(target=run, name=__name__, daemon=True).start()
+        threading.Thread(target=read, name=__name__, daemon=True).start()
         try:
             return answer.result(self._timeout)
         except (FutureTimeout, httpx.TimeoutException):
@@ -161,28 +157,13 @@ class Server:
                 "timeout= (--timeout)."
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            hint = "is it up, and are its host, its port and the proxy right?"
-            if "SSL" in str(error) or isinstance(error, OSError):
-                hint = (
-                    "TLS failed. Does it speak https, and does its certificate name this host? "
-                    "For a certificate of your own, set SSL_CERT_FILE."
-                )
-            # The error's own message can quote a header.
-            raise OSError(f"{self} cannot be reached ({type(error).__name__}): {hint}") from None
-
-    def _read(self, content: bytes) -> tuple[int, bytes]:
-        kinds = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers = self._headers | kinds
-        with httpx.stream(
-            "POST", self._url, content=content, headers=headers, timeout=self._timeout
-        ) as response:
-            limit = LONGEST_ANSWER if response.status_code == 200 else LONGEST_ERROR
-            found = bytearray()
-            for part in response.iter_raw():
-                found += part
-                if len(found) > limit:
-                    break
-            return response.status_code, bytes(found[:limit])
+            # Its message can quote a header. An OSError comes from the file of certificates.
+            is_tls = "SSL" in str(error) or isinstance(error, OSError)
+            raise OSError(
+                f"{self} cannot be reached ({'TLS fails' if is_tls else type(error).__name__}); is "
+                "it up, are scheme, host, port and proxy right, and is its certificate trusted "
+                "(SSL_CERT_FILE)?"
+            ) from None
 
     def _words(self, content: bytes) -> str:
         """One printable line, if it can repeat no key."""
