@@ -3,32 +3,72 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from filelock import FileLock, Timeout
 
-_NEW = ".new"  # what is being written inside of a folder
+OWN = ".st-magnitude."  # how names begin that only this package uses
+_LOCK = f"{OWN}lock"
+_NEW = f"{OWN}new"  # what is being written inside of a folder
+_MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
+
+# The modules.json of a model whose files are being moved: nothing loads it, and errors show this.
+_INCOMPLETE = f"incomplete_model.Move_the_files_of_{_MOVING}_here"
 
 
 @contextmanager
-def locked_folder(output: str | Path) -> Iterator[None]:
+def written(path: str | Path) -> Iterator[TextIO]:
+    """Yields a text file, which gets its name when all of it is on the disk.
+
+    A file of that name is replaced, and its folder is made. See `refuse_foreign`.
+    """
+    path = Path(path)
+    refuse_foreign(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{OWN}{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    try:
+        with new.open("x", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, new)
+        new.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # the system names none if the disk is full
+        raise
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuses (FileExistsError) to replace a link, a folder or a device by a file."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise FileExistsError(f"{path} is a link or no file; choose another place to write to.")
+
+
+@contextmanager
+def locked_folder(output: str | Path, first_rank_only: bool = True) -> Iterator[None]:
     """Makes a folder and keeps other processes from writing to it within the block.
 
-    Of the processes of one distributed run, the first one locks. The system frees the lock when the
-    process is killed.
+    Of the processes of one distributed run, the first one locks, as only that one writes. The
+    system frees the lock when the process is killed.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if first_rank_only and os.environ.get("RANK", "0") != "0":
         yield
         return
     output = Path(output)
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output / ".lock", timeout=0)
+    lock = FileLock(output / _LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -37,7 +77,7 @@ def locked_folder(output: str | Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # Windows does not remove a file that is locked
-            (output / ".lock").unlink()
+            (output / _LOCK).unlink()
         lock.release()
         if is_new:
             with suppress(OSError):  # the block has written something
@@ -49,7 +89,7 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose a new or empty folder.")
-    if not path.is_dir() or all(file.name == _NEW for file in path.iterdir()):
+    if not path.is_dir() or all(file.name.startswith(OWN) for file in path.iterdir()):
         return
     if not overwrite:
         raise FileExistsError(
@@ -66,28 +106,44 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
 def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]:
     """Yields a new folder inside of a folder, and moves its content there when the block ends.
 
-    A move takes no room on the disk. The file ``last`` comes last: it is there only when all of
-    them are, whatever ends the process. Files and folders of the same names are replaced, or all
-    that the folder contains. After an error, the folder is as it was.
+    A move takes no room on the disk. With ``replace_all``, all that the folder contains is
+    replaced. Else nothing is, but for files that a killed process has moved there
+    (FileExistsError). The file ``last`` comes last; until then, a model does not load. After an
+    error, the folder is as it was.
     """
-    new = path / _NEW
-    is_new = not path.exists()
+    new, moving = path / _NEW, path / _MOVING
     _remove(new)
     new.mkdir(parents=True)
     try:
         yield new
         _flush(new)
-        _remove(path / last)
         names = {file.name for file in new.iterdir()}
-        for old in [*path.iterdir()]:
-            if old.name in names or (replace_all and old != new):
-                _remove(old)
-        for source in sorted(new.iterdir(), key=lambda file: file.name == last):
-            source.rename(path / source.name)
+        old = [x for x in path.iterdir() if not x.name.startswith(OWN)]
+        old = [x for x in old if replace_all or x.name in names]
+        if old and not (replace_all or is_moving(path, last)):
+            raise FileExistsError(
+                f"{path} holds {old[0].name}, which somebody else wrote and this would replace. "
+                "Move it somewhere else."
+            )
+        _remove(moving)
+        new.rename(moving)
     finally:
         _remove(new)
-        if is_new and not any(path.iterdir()):
-            path.rmdir()
+    if last == "modules.json":
+        modules = [{"idx": 0, "name": "0", "path": "", "type": _INCOMPLETE}]
+        (moving / _NEW).write_text(json.dumps(modules), encoding="utf-8")
+        (moving / _NEW).replace(path / last)
+    for file in old:
+        if file.name != last:
+            _remove(file)
+    for source in sorted(moving.iterdir(), key=lambda file: file.name == last):
+        source.replace(path / source.name)
+    moving.rmdir()
+
+
+def is_moving(path: Path, last: str) -> bool:
+    """Whether a process was killed while it moved files into a folder (see `moved_in`)."""
+    return (path / _MOVING / last).exists()
 
 
 def _remove(path: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from st_magnitude._files import written
+
 __all__ = ["Result", "Table", "cell", "interval", "to_plain", "wrap"]
 
 # Words and numbers stay whole.
@@ -161,11 +163,9 @@ class Result:
 
     def save(self, path: str | Path) -> Path:
         """Writes `to_dict` as a JSON file, with its folder, and returns the path."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
-        path.write_text(text, encoding="utf-8")
-        return path
+        with written(path) as file:
+            json.dump(self.to_dict(), file, ensure_ascii=False, indent=1, allow_nan=False)
+        return Path(path)
 
     def to_markdown(self) -> str:
         """The tables and paragraphs in Markdown."""

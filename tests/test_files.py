@@ -2,12 +2,15 @@
 
 import contextlib
 import errno
+import itertools
+import os
 import subprocess
 import sys
 
 import pytest
+from _kills import killed_at
 
-from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
+from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk, written
 
 HOLD = """
 import sys
@@ -42,21 +45,64 @@ def test_an_empty_folder_is_not_left_behind(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_files_are_moved_in_only_when_all_are_there(tmp_path):
-    (tmp_path / "part").mkdir()
-    for name in ("checkpoint", "last", "part/old"):
-        (tmp_path / name).write_text("old")
-    with contextlib.suppress(KeyError), moved_in(tmp_path, "last") as new:
-        (new / "last").write_text("new")
-        raise KeyError
-    assert (tmp_path / "last").read_text() == "old"
-    with moved_in(tmp_path, "last") as new:
+def move_in(folder):
+    with moved_in(folder, "last") as new:
         (new / "part").mkdir()
         for name in ("last", "part/new"):
             (new / name).write_text("new")
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    found = {str(path.relative_to(tmp_path)): path.read_text() for path in files}
-    assert found == {"checkpoint": "old", "last": "new", "part/new": "new"}
+
+
+def content(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def test_files_are_moved_in_only_when_all_are_there(tmp_path):
+    (tmp_path / "checkpoint").write_text("old")
+    with contextlib.suppress(KeyError), moved_in(tmp_path, "last") as new:
+        (new / "last").write_text("new")
+        raise KeyError
+    assert content(tmp_path) == {"checkpoint": "old"}
+    for step in itertools.count():
+        code = killed_at(step, lambda: move_in(tmp_path))
+        if code == 0:
+            break
+        if not (tmp_path / "last").exists():
+            move_in(tmp_path)  # replaces what the killed one has moved
+        assert content(tmp_path) == {"checkpoint": "old", "last": "new", "part/new": "new"}
+        for path in ("last", "part/new"):
+            (tmp_path / path).unlink()
+        (tmp_path / "part").rmdir()
+    assert step > 3
+
+
+def test_what_is_there_is_not_replaced(tmp_path):
+    (tmp_path / "last").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds last"):
+        move_in(tmp_path)
+    assert content(tmp_path) == {"last": "mine"}
+
+
+def test_a_file_is_complete_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "file"
+    for text in ("old", "new"):
+        with written(path) as file:
+            file.write(text)
+        path.chmod(0o600)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"left on.*{path}"), written(path) as file:
+        file.write("half")
+    assert content(tmp_path) == {"new/file": "new"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "link").symlink_to(path)
+    for place in ("link", "new"):
+        with pytest.raises(FileExistsError, match=place), written(tmp_path / place):
+            pass
+    assert (tmp_path / "link").is_symlink()
+
+
+def full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

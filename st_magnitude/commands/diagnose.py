@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from st_magnitude._files import refuse_foreign, written
 from st_magnitude.commands.core import Figures, Model, Scored, command, folder
 
 
@@ -31,6 +32,9 @@ def diagnose(
     Queries and corpus are encoded once. A recommended change has a gain whose 95 % interval
     excludes zero on queries that were not used to choose it; use some hundreds of queries.
     """
+    if output is not None:
+        for name in ("diagnosis.json", "diagnosis.md"):
+            refuse_foreign(output / name)
     from st_magnitude.data.beir import check_held_out, relevant_documents, splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run
@@ -59,6 +63,7 @@ def diagnose(
         found.save(output / "diagnosis.json")
         tables = [table.to_markdown() for table in found.measurements]
         text = "\n\n".join([found.to_markdown(), *tables])
-        (output / "diagnosis.md").write_text(f"{text}\n", encoding="utf-8")
+        with written(output / "diagnosis.md") as file:
+            file.write(f"{text}\n")
         typer.echo(f"Saved diagnosis.json and diagnosis.md in {output}.")
     return found.to_dict()

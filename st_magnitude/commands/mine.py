@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +40,7 @@ def mine(
     """
     if output.suffix != ".tsv":
         raise ValueError(f"--output must end in .tsv; got {output}.")
-    if output.exists():
+    if os.path.lexists(output):
         raise FileExistsError(f"{output} exists. Choose another --output.")
     from st_magnitude.data.beir import relevant_documents
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
@@ -57,7 +58,6 @@ def mine(
         candidates=candidates,
         batch_size=judged.batch_size,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
     with_negatives(loaded, mined).save_qrels(output)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
     return {"split": judged.split, "rows": len(mined), "output": str(output)}

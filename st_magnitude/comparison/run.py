@@ -18,7 +18,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._config import list_differences
-from st_magnitude._files import locked_folder
+from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry, Gain, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
@@ -78,6 +78,7 @@ def compare(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare trains in one process; start it without torchrun or accelerate.")
     if (output / "compare.json").exists():
+        _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
     splits = make_splits(data, config, dev, test)
     for note in splits.notes:
@@ -127,26 +128,26 @@ class _Run:
             self.say(f"Continuing after {len(self.entries)} training runs.")
 
     def _read(self) -> None:
-        known = json.loads(self.file.read_text(encoding="utf-8"))
-        if differences := list_differences(known["settings"], self.settings):
+        try:
+            known = json.loads(self.file.read_text(encoding="utf-8"))
+            settings, self.pretrained, self.test = (
+                known[name] for name in ("settings", "pretrained", "test")
+            )
+            for row in known["entries"]:
+                self.entries.append(Entry(**row | {"candidate": Candidate(**row["candidate"])}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.file} is damaged; choose another output folder.") from error
+        if differences := list_differences(settings, self.settings):
             raise FileExistsError(
                 f"The comparison in {self.output} was started with other settings: {differences}. "
                 "Give the same settings to continue it, or choose another output folder."
             )
-        self.pretrained, self.test = known["pretrained"], known["test"]
-        for row in known["entries"]:
-            self.entries.append(Entry(**row | {"candidate": Candidate(**row["candidate"])}))
 
     def _save(self) -> None:
-        """Writes the file, which gets its name when all of it is on the disk."""
         known = {"settings": self.settings, "pretrained": self.pretrained, "test": self.test}
         known["entries"] = [asdict(entry) for entry in self.entries]
-        temporary = self.file.with_name(f".{self.file.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with written(self.file) as file:
             json.dump(known, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.file)
 
     def finish(self, name: str) -> CompareResult:
         budget = seconds_of(self.setup.config.budget)
@@ -159,6 +160,7 @@ class _Run:
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
+        shutil.rmtree(folder, ignore_errors=True)  # a process was killed before it noted the model
         entry = self.setup.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
         self.entries.append(entry)
         self._save()
@@ -228,17 +230,23 @@ class _Run:
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
-        output, candidate = self.output, result.winner.candidate
-        shutil.copytree(self.folder(candidate), output / "model", dirs_exist_ok=True)
-        table = result.test_table.to_markdown()
-        add_section(output / "model" / "README.md", f"### Retrieval\n\n{table}")
+        candidate = result.winner.candidate
         settings = candidate.settings(self.setup.config, self.rungs[-1])
         usual = vars(TrainConfig())
         changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
-        note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."
-        (output / "train.yaml").write_text(f"# {note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
+        note = "# st-magnitude train --config train.yaml --data ... --model ... --output ..."
         text = "\n\n".join([result.to_markdown(), *result.notes])
-        (output / "compare.md").write_text(f"{text}\n", encoding="utf-8")
-        result.save(output / ".compare.json.tmp").replace(output / "compare.json")
-        self.file.unlink()
-        shutil.rmtree(output / "models")
+        with moved_in(self.output, "compare.json") as new:
+            shutil.copytree(self.folder(candidate), new / "model")
+            table = result.test_table.to_markdown()
+            add_section(new / "model" / "README.md", f"### Retrieval\n\n{table}")
+            (new / "train.yaml").write_text(f"{note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
+            (new / "compare.md").write_text(f"{text}\n", encoding="utf-8")
+            result.save(new / "compare.json")
+        _clean_up(self.output)
+
+
+def _clean_up(output: Path) -> None:
+    """Removes what a finished comparison no longer needs."""
+    (output / "progress.json").unlink(missing_ok=True)
+    shutil.rmtree(output / "models", ignore_errors=True)

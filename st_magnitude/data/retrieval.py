@@ -20,6 +20,7 @@ from torch import Tensor
 
 from st_magnitude._checks import positive
 from st_magnitude._config import digest
+from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.task import EncodedTask, encode_texts
@@ -192,9 +193,8 @@ class RetrievalData:
             if set("\r\n") & set(key):
                 raise DataError(f"The id {key!r} has a line break, as no qrels can; rename it.")
         folder = Path(folder)
-        (folder / "qrels").mkdir(parents=True, exist_ok=True)
         for name, texts in (("corpus.jsonl", self.corpus), ("queries.jsonl", self.queries)):
-            with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+            with written(folder / name) as file:
                 for key, text in texts.items():
                     file.write(json.dumps({"_id": key, "text": text}, ensure_ascii=False) + "\n")
         self.save_qrels(folder / "qrels" / f"{split}.tsv")
@@ -206,7 +206,7 @@ class RetrievalData:
             rows += [(query, document, grade) for document, grade in sorted(grades.items())]
         for query, documents in self.negatives.items():
             rows += [(query, document, 0) for document in sorted(documents) or [""]]
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
+        with written(path) as file:
             csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
 
     @cached_property

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +30,13 @@ from st_magnitude.saving.export import load, write_model
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import encode_raw, prompt_of
-from st_magnitude.training.run_folder import check_output, check_same_run, record_run, train_or_stop
+from st_magnitude.training.run_folder import (
+    check_output,
+    check_same_run,
+    record_run,
+    remove_checkpoints,
+    train_or_stop,
+)
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
 
@@ -239,7 +244,7 @@ def _save_unless_worse(
     }
     save_trained(trained.trainer, output, figures, sections)
     if not config.keep_checkpoints:
-        shutil.rmtree(output / "checkpoints", ignore_errors=True)
+        remove_checkpoints(output)
     return trained
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,7 +188,7 @@ def run(
                 model.save_pretrained(str(folder))
                 text = json.dumps(record, indent=2) + "\n"
                 (folder / "revela.json").write_text(text, encoding="utf-8")
-            shutil.rmtree(output / "checkpoints", ignore_errors=True)
+            run_folder.remove_checkpoints(output)
         return record
 
 

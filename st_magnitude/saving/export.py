@@ -12,7 +12,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
-from st_magnitude._files import moved_in, one_line_about_the_disk, refuse_used_folder
+from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk, refuse_used_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
@@ -48,7 +48,8 @@ def export(
 
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
-        OSError: If the model cannot be written, as on a full disk. The folder is then as it was.
+        OSError: If the model cannot be written, as on a full disk, or another process writes to the
+            folder. The folder is then as it was.
         TypeError: If the model is a CrossEncoder, MultiVectorEncoder or SparseEncoder.
         ValueError: If the weights under an adapter are quantized.
     """
@@ -56,6 +57,7 @@ def export(
     model = refuse_other_models(model, "export")
     refuse_used_folder(path, overwrite)
     with (
+        locked_folder(path, first_rank_only=False),
         one_line_about_the_disk(path, "The folder is as it was."),
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):

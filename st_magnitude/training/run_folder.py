@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import signal
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._config import list_differences
-from st_magnitude._files import one_line_about_the_disk
+from st_magnitude._files import OWN, is_moving, one_line_about_the_disk, written
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
 from st_magnitude.training.attach import attach
@@ -29,12 +30,14 @@ __all__ = [
     "check_same_run",
     "has_fast_bf16",
     "record_run",
+    "remove_checkpoints",
     "train_or_stop",
 ]
 
 logger = logging.getLogger(__name__)
 
 RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
+_OURS = r"checkpoints/(run\.json|checkpoint-\d+)(/|$)"
 
 
 class Stopped(KeyboardInterrupt):
@@ -154,15 +157,14 @@ def has_fast_bf16() -> bool:
 
 def check_output(output: Path, resume: bool) -> Path | None:
     """The checkpoint to continue from: the last complete one."""
-    if (output / "modules.json").exists():
+    if (output / "modules.json").exists() and not is_moving(output, "modules.json"):
         raise FileExistsError(
             f"{output} already holds a trained model. Choose another output folder."
         )
-    files = [path for path in output.rglob("*") if not path.is_dir() and path != output / ".lock"]
-    if files and not (output / RECORD).exists():
+    if (foreign := next(_foreign(output), None)) is not None:
         raise FileExistsError(
-            f"{output} holds files of no training run, such as {files[0].relative_to(output)}, "
-            "which a model could replace. Choose a new or empty output folder."
+            f"{output} holds {foreign.relative_to(output)}, a link or a file that no training run"
+            " wrote. Move it somewhere else, or choose a new or empty output folder."
         )
     folders = output.glob("checkpoints/*")
     numbered = (path for path in folders if re.fullmatch(r"checkpoint-\d+", path.name))
@@ -181,6 +183,27 @@ def check_output(output: Path, resume: bool) -> Path | None:
     return found[-1] if found else None
 
 
+def _foreign(output: Path) -> Iterator[Path]:
+    """All links, which may lead to somebody's files, and the files that no training run wrote."""
+    is_run, was_moved = (output / RECORD).is_file(), is_moving(output, "modules.json")
+    for path in output.rglob("*"):
+        place = path.relative_to(output).as_posix()
+        is_ours = is_run and (was_moved or re.match(_OURS, place))
+        is_ours = is_ours or path.is_dir() or f"/{OWN}" in f"/{place}"
+        if path.is_symlink() or not is_ours:
+            yield path
+
+
+def remove_checkpoints(output: Path) -> None:
+    """Removes what a run needs to resume, and no more."""
+    folder = output / "checkpoints"
+    for path in folder.iterdir():
+        if re.match(_OURS, path.relative_to(output).as_posix()):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    with suppress(OSError):  # somebody has put more there
+        folder.rmdir()
+
+
 def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
     """Refuses (FileExistsError) to resume a run of other settings, such as the loss or the data."""
     before = _json_of(output / RECORD)
@@ -193,9 +216,8 @@ def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
 
 def record_run(output: Path, settings: Mapping[str, object]) -> None:
     """Writes the settings of a run next to its checkpoints, before the first of them."""
-    record = output / RECORD
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(to_plain(settings), indent=2) + "\n", encoding="utf-8")
+    with written(output / RECORD) as file:
+        file.write(json.dumps(to_plain(settings), indent=2) + "\n")
 
 
 def _json_of(file: Path) -> dict[str, object]:

@@ -1,7 +1,9 @@
 """The command line on a small folder: what it writes, and what it refuses before any work."""
 
 import contextlib
+import errno
 import json
+import os
 import shlex
 
 import pytest
@@ -127,6 +129,29 @@ def test_a_folder_with_other_things_is_refused_and_stays(
     arguments, options = place_of(command, static_path, data=data_folder, output=output)
     assert str(output) in refusal(*arguments, **options)
     assert [file.read_text() for file in files] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("name", ["mine", "diagnosis.json", "diagnosis.md"])
+def test_a_full_disk_leaves_what_was_there(data_folder, static_path, tmp_path, monkeypatch, name):
+    """No part of the new rows, and the old diagnosis."""
+
+    def full(file):
+        if name in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    if name == "mine":
+        options = {"output": tmp_path / "mine.tsv", "split": "train"}
+        assert f"'{options['output']}'" in refusal("mine", static_path, data=data_folder, **options)
+        assert not list(tmp_path.glob("*mine*"))
+    else:
+        (tmp_path / name).write_text("old")
+        assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
+        assert (tmp_path / name).read_text() == "old"
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to("precious")
+        monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+        assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
 
 
 @pytest.mark.parametrize("command", ["calibrate", "compare", "mine", "train"])

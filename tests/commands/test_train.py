@@ -168,6 +168,12 @@ def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny_path
     fit(place, max_length=30)
 
 
+def remove_model(output):
+    for path in output.iterdir():
+        if path.name != "checkpoints":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory):
     """A folder with data, a model, and a run with a checkpoint whose model was never saved."""
@@ -178,7 +184,7 @@ def unfinished(tmp_path_factory):
         RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives | more).save(place / "data", split)
     options = {name: place / name for name in ("data", "model")} | {"batch_size": 4}
     fit(options, output=place / "out", max_steps=1, keep_checkpoints=True)
-    (place / "out" / "modules.json").unlink()
+    remove_model(place / "out")
     return options
 
 
@@ -247,6 +253,49 @@ def test_nothing_is_overwritten(place):
     assert {path: path.read_bytes() for path in before} == before
 
 
+LINKS = {"checkpoints": "", "checkpoints/checkpoint-5": "checkpoint-5"}
+
+
+@pytest.mark.parametrize("foreign", [*LINKS, "README.md", "checkpoints/notes.md"])
+def test_links_and_files_of_others_are_refused_and_stay(place, tmp_path, foreign):
+    theirs, output = tmp_path / "theirs", place["output"]
+    for folder in (theirs, output / "checkpoints"):
+        (folder / "checkpoint-5").mkdir(parents=True)
+        for name in ("run.json", "checkpoint-5/trainer_state.json"):
+            (folder / name).write_text("{}")
+    if foreign in LINKS:
+        shutil.rmtree(output / foreign)
+        (output / foreign).symlink_to(theirs / LINKS[foreign])
+    else:
+        (output / foreign).write_text("{}")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for resume in (None, True):
+        assert f"holds {foreign}, " in refusal("train", **place, max_steps=1, resume=resume)
+    assert [file.read_text() for file in files if file.is_relative_to(theirs)] == ["{}"] * 2
+    assert (output / foreign).exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "checkpoints/notes.md"])
+def test_a_file_that_somebody_writes_during_a_run_stays(place, monkeypatch, name):
+    """The first one is in the way of the model, which --resume saves later."""
+    output, step = place["output"], SentenceTransformerTrainer.training_step
+
+    def write(*arguments):
+        (output / name).write_text("mine")
+        return step(*arguments)
+
+    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", write)
+    done = invoke("train", **place, max_steps=1)
+    assert (output / name).read_text() == "mine"
+    assert done.exit_code == (2 if name == "README.md" else 0)
+    if done.exit_code:
+        assert "holds README.md" in done.stderr
+        (output / name).rename(output.parent / name)
+        monkeypatch.undo()
+        fit(place, max_steps=1, resume=True)
+    assert (output / "modules.json").exists()
+
+
 @pytest.mark.parametrize("fails", ["write_model", "add_section"])  # before and after modules.json
 def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     def full(*_):
@@ -298,8 +347,8 @@ def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(place, steps):
     torn = output / "checkpoints" / "checkpoint-9"
     torn.mkdir()
     (torn / "trainer_state.json").write_text('{"global_')
-    for file in output.glob("*.json"):
-        file.unlink()
+    (output / ".st-magnitude.moving").mkdir()
+    (output / "modules.json").rename(output / ".st-magnitude.moving" / "modules.json")
     assert fit(place, resume=True)["steps"] == 5
     torch.testing.assert_close(stm.load(output).state_dict(), weights, rtol=0, atol=0)
 

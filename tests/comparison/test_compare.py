@@ -178,6 +178,8 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert own_ndcg(model, setup.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
+FILES = {"model", "compare.json", "compare.md", "train.yaml"}
+
 # --- the comparison -------------------------------------------------------------------------------
 
 
@@ -194,8 +196,7 @@ def finished(folder, model_path, tmp_path_factory):
 def test_the_best_setting_of_every_loss_is_trained_to_the_end(finished):
     output, figures = finished
     assert figures == json.loads((output / "compare.json").read_text())
-    written = {path.name for path in output.iterdir()}
-    assert written == {"model", "compare.json", "compare.md", "train.yaml"}
+    assert {path.name for path in output.iterdir()} == FILES
     ends = {entry["candidate"]["loss"]: [] for entry in figures["candidates"]}
     for entry in figures["candidates"]:
         assert [steps for steps, _ in entry["curve"]] in ([10], [10, 30])
@@ -271,12 +272,23 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
         patch.setattr(CompareResult, "save", full)  # at the very end
         with pytest.raises(OSError, match="full"):
             run(say=lines.append)
+    assert not (tmp_path / "out" / "model").exists()
     assert lines[1] == "Continuing after 3 training runs."
     result = run()
     # each of the four once
     assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(result.candidates) == 4
+    (tmp_path / "out" / "models").mkdir()  # which a killed process leaves
+    (tmp_path / "out" / "progress.json").touch()
+    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+        run()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".progress.json.tmp", *FILES}
+    (tmp_path / "out" / "compare.json").unlink()
+    for text in ("", "{}", "[]"):
+        (tmp_path / "out" / "progress.json").write_text(text)
+        with pytest.raises(ValueError, match=r"progress\.json is damaged"):
+            run()
 
 
 # --- the budget -----------------------------------------------------------------------------------

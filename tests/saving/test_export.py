@@ -1,17 +1,20 @@
 """The files that export writes, as others and stm.load read them."""
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 from functools import partial
 
 import pytest
 import torch
+from _kills import killed_at
 from _surgery import (
     DISCRETE,
     QUERIES,
@@ -27,6 +30,7 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
+from st_magnitude._files import locked_folder
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import scoring_text
 
@@ -159,7 +163,7 @@ def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch
     """It may be a mount point, in a folder of others, or the working directory."""
     monkeypatch.chdir(tmp_path)
     kept = tmp_path.stat().st_ino
-    (tmp_path / ".new").mkdir()  # which a killed export left
+    (tmp_path / ".st-magnitude.new").mkdir()  # which a killed export left
     stm.export(words, ".")
     assert tmp_path.stat().st_ino == kept
     assert types(stm.load(tmp_path)) == ["BoW"]
@@ -185,6 +189,35 @@ def test_after_a_kill_the_old_model_is_whole_and_the_next_export_cleans_up(old, 
     stm.export(other, old, overwrite=True)
     assert types(stm.load(old)) == ["BoW", "Normalize"]
     assert not list(old.glob(".*"))
+
+
+def test_a_kill_while_files_are_moved_leaves_no_model_that_loads_as_another(tmp_path, words, other):
+    """The old model is whole, or nothing loads until the next export; plainly so without us."""
+    found = []
+    for step in itertools.count():
+        old = stm.export(words, tmp_path / str(step))
+        code = killed_at(step, partial(stm.export, other, old, overwrite=True))
+        is_incomplete = "incomplete_model" in (old / "modules.json").read_text()
+        if is_incomplete:
+            with pytest.raises(ValueError, match="incomplete_model"):
+                SentenceTransformer(str(old), device="cpu")
+            shutil.copytree(old / ".st-magnitude.moving", old, dirs_exist_ok=True)
+        found.append((is_incomplete, types(stm.load(old))))
+        if code == 0:
+            break
+        stm.export(other, old, overwrite=True)
+        assert types(stm.load(old)) == ["BoW", "Normalize"]
+        assert not list(old.glob(".*"))
+    kinds = [kind for kind, _ in itertools.groupby(found)]
+    new = ["BoW", "Normalize"]
+    assert kinds == [(False, ["BoW"]), (True, new), (False, new)]
+
+
+def test_two_exports_into_one_folder(words, other, tmp_path):
+    path = tmp_path / "model"
+    with locked_folder(path), pytest.raises(OSError, match="Another process is writing to"):
+        stm.export(other, path, overwrite=True)
+    assert types(stm.load(stm.export(words, path))) == ["BoW"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
