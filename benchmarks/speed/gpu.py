@@ -1,7 +1,10 @@
-"""The losses on a GPU: time, peak memory, and the share of the device's speed; `make gpu` runs this
-after the tests.
+"""The losses on a GPU: versions, tests, time, peak memory, and the share of the device's speed;
+`make gpu` runs this, in at most 15 minutes.
 
-    python benchmarks/speed/gpu.py [--quick] [--device cpu]
+    python benchmarks/speed/gpu.py [--quick] [--device cpu] [--output runs]
+
+It prints Markdown to paste into an issue, and writes it to gpu.md and the same as JSON to gpu.json.
+Sizes that do not end in time are left out.
 
 Forward and backward on embeddings, under autocast to bfloat16, as in a training with bf16=True.
 MNRL and CachedMNRL then multiply in bfloat16. Ours leave autocast and multiply in float32, or in
@@ -18,7 +21,15 @@ of MNRL's from B = 16,384.
 from __future__ import annotations
 
 import argparse
+import json
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import torch
 from benchmarks.speed.kernel import TEMPERATURES, Embedded, seconds
@@ -32,6 +43,7 @@ from torch import Tensor
 
 from st_magnitude import Term, infonce
 
+ROOT = Path(__file__).parents[2]
 SIZES, DIMS = tuple(2**power for power in range(10, 17)), (768, 1024)
 
 
@@ -81,42 +93,92 @@ def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
     return {name: step(loss) for name, loss in losses.items()}
 
 
-def cell(run: Callable[[], None], size: int, dim: int, device: str, peak: float) -> str:
-    """What a loss costs; "-" if it does not fit into the memory."""
+def cell(
+    run: Callable[[], None], size: int, dim: int, device: str, peak: float
+) -> dict[str, float] | None:
+    """What a loss costs; None if it does not fit into the memory."""
     try:
         time = seconds({"step": run}, 5, device)["step"]
         memory = peak_bytes(run, device)
     except torch.OutOfMemoryError:
-        return "-"
-    return f"{time * 1e3:.3g} / {memory / MIB:.0f} / {6 * size**2 * dim / time / peak:.2f}"
+        return None
+    return {"ms": time * 1e3, "MiB": memory / MIB, "share": 6 * size**2 * dim / time / peak}
 
 
-def table(sizes: Sequence[int], dims: Sequence[int], device: str, peak: float) -> list[str]:
-    rows = []
-    for dim in dims:
-        for size in sizes:
+def measure(
+    sizes: Sequence[int], dims: Sequence[int], device: str, peak: float, end: float
+) -> list[dict[str, Any]]:
+    """The cells of every size and number of dimensions that ends in time."""
+    rows: list[dict[str, Any]] = []
+    spent = 0.0
+    for size in sizes:
+        for dim in dims:
+            start = perf_counter()
+            if start + 5 * spent > end:  # twice the size takes four times as long
+                print(f"no time is left for B = {size}, D = {dim}", flush=True)
+                return rows
             runs = steps(size, dim, device)
-            rows.append([size, dim, *(cell(x, size, dim, device, peak) for x in runs.values())])
-            print(f"B = {size}, D = {dim} is done", flush=True)
-    return markdown(["B", "D", *runs], rows, "rr")
+            cells = {name: cell(run, size, dim, device, peak) for name, run in runs.items()}
+            rows.append({"B": size, "D": dim, "losses": cells})
+            spent = perf_counter() - start
+            print(f"B = {size}, D = {dim} took {spent:.0f} s", flush=True)
+    return rows
 
 
-def main() -> None:
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = []
+    for row in rows:
+        cells = [
+            "{ms:.3g} / {MiB:.0f} / {share:.2f}".format(**found) if found else "-"
+            for found in row["losses"].values()
+        ]
+        lines.append([row["B"], row["D"], *cells])
+    return markdown(["B", "D", *rows[0]["losses"]], lines, "rr")
+
+
+def tested(device: str) -> str:
+    """The last line of pytest about the tests on a device."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", device]
+    command.append("tests/kernel/test_gpu.py")
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    print(found.stdout + found.stderr, flush=True)
+    return found.stdout.strip().rpartition("\n")[2]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    start = perf_counter()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="small sizes only")
-    arguments = parser.parse_args()
-    device = arguments.device
+    parser.add_argument("--minutes", type=float, default=14, help="after which no size begins")
+    parser.add_argument("--output", type=Path, default=ROOT / "runs")
+    options = parser.parse_args(given)
+    device = options.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU here: try --device cpu --quick")
-    peak = peak_speed(device, 256 if arguments.quick else 8192)
-    sizes, dims = ((64, 128), (32,)) if arguments.quick else (SIZES, DIMS)
-    lines = table(sizes, dims, device, peak)
-    name = torch.cuda.get_device_name() if device == "cuda" else device
-    print(f"\n{name}, torch {torch.__version__}, {peak / 1e12:.3g} TFLOP/s in bfloat16\n")
-    print("\n".join(lines))
+    packages = ("st-magnitude", "sentence-transformers", "transformers", "torch")
+    versions = {name: version(name) for name in packages}
+    versions |= {"python": platform.python_version(), "CUDA": str(torch.version.cuda)}
+    peak = peak_speed(device, 256 if options.quick else 8192)
+    record = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "tests": tested(device),
+        "TFLOP/s in bfloat16": round(peak / 1e12, 3),
+    }
+    sizes, dims = ((64, 128), (32,)) if options.quick else (SIZES, DIMS)
+    rows = measure(sizes, dims, device, peak, start + 60 * options.minutes)
+    record["minutes"] = round((perf_counter() - start) / 60, 1)
+    lines = [f"- {name}: {value}" for name, value in record.items()]
+    lines += ["", "A cell is ms / MiB / share of the speed in bfloat16.", "", *table(rows), ""]
+    text = "\n".join(lines)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "gpu.md").write_text(text, encoding="utf-8")
+    stored = json.dumps(record | {"rows": rows}, indent=1)
+    (options.output / "gpu.json").write_text(stored, encoding="utf-8")
+    print(f"\n{text}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The kernel on a GPU: `make gpu`; elsewhere the same tests run small on the CPU."""
 
 import importlib
+import json
+import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -37,8 +40,23 @@ def test_the_kernel_against_float64_on_the_cpu(device, options):
         )
 
 
-def test_the_benchmark_runs(device):
+@pytest.mark.slow
+def test_make_gpu(device, tmp_path, capsys):
+    """Versions, tests and the table, to paste and to read by a program, in a dry run."""
     gpu = importlib.import_module("benchmarks.speed.gpu")
-    lines = gpu.table((16,), (8,), device, peak=1e9)
-    assert len(lines) == 3
-    assert len({line.count("|") for line in lines}) == 1
+    gpu.main(["--quick", "--device", device, "--output", str(tmp_path)])
+    pasted = (tmp_path / "gpu.md").read_text()
+    assert pasted in capsys.readouterr().out
+    assert re.search(r"- tests: \d+ passed.*", pasted)
+    assert "| 128 | 32 |" in pasted
+    stored = json.loads((tmp_path / "gpu.json").read_text())
+    assert f"torch {version('torch')}" in stored["versions"]
+    assert [(row["B"], row["D"]) for row in stored["rows"]] == [(64, 32), (128, 32)]
+    assert stored["rows"][0]["losses"].keys() >= {"MNRL", "CachedMNRL", "one term"}
+
+
+def test_no_size_begins_that_would_end_too_late(monkeypatch):
+    gpu = importlib.import_module("benchmarks.speed.gpu")
+    monkeypatch.setattr(gpu, "perf_counter", iter([0, 10, 10, 70, 70]).__next__)
+    rows = gpu.measure((16, 32, 64), (8,), "cpu", 1e9, end=100)
+    assert [row["B"] for row in rows] == [16, 32]
