@@ -25,11 +25,10 @@ def calibrate(
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
-    The exponent is one of 0, 0.05, ..., 1, where 0 is dot and 1 is cosine. If the best one is tied
-    with cosine or dot, that is taken, because such a model loads without st_magnitude. Nothing is
-    trained. Queries and corpus are encoded once. The interval next to the best exponent comes from
-    the queries that chose it and is therefore optimistic: --confirm test measures the choice on
-    other queries.
+    The exponent is one of 0, 0.05, ..., 1, where 0 is dot and 1 is cosine. A tie keeps the model's
+    own: another is taken only if it is clearly better. Nothing is trained. Queries and corpus are
+    encoded once. The interval next to the best exponent comes from the queries that chose it and is
+    therefore optimistic: --confirm test measures the choice on other queries.
     """
     if output is not None:
         refuse_used_folder(output)
@@ -57,7 +56,7 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     from st_magnitude.evaluation.metrics import judge
     from st_magnitude.result import interval
 
-    chosen = curve.per_query[list(curve.exponents).index(exponent)]
+    chosen = curve.at(exponent)
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
     figures: dict[str, object] = {"queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
     for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):

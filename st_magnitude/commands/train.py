@@ -27,8 +27,9 @@ def train(
     """Fine-tune a retriever on a folder in BEIR's layout.
 
     Pairs with score 0 in the qrels are explicit negatives. With a dev split, the trained model is
-    compared with the pretrained one, and saved with the scoring that is best on the split. Ctrl-C
-    stops the run after the current step and saves a checkpoint for --resume.
+    compared with the pretrained one, and saved with its own scoring unless another is clearly
+    better on the split. Ctrl-C stops the run after the current step and saves a checkpoint for
+    --resume.
     """
     from st_magnitude.data.beir import relevant_documents, splits_of
     from st_magnitude.data.retrieval import RetrievalData

@@ -20,7 +20,12 @@ from st_magnitude.comparison.result import Entry
 from st_magnitude.data.beir import folded, refuse_shared, splits_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
-from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent, warn_if_few
+from st_magnitude.evaluation.calibration import (
+    exponent_curve,
+    exponents_with,
+    ndcg_by_exponent,
+    warn_if_few,
+)
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.run import save_trained
 from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
@@ -79,6 +84,7 @@ def make_splits(
         refuse_shared(parts[name].asked, other.asked, name, of)
     dev = _sample(parts["dev"], config.dev_queries, config.documents, rng)
     test = _sample(parts["test"], None, config.documents, rng)
+    warn_if_few(min(dev.query_ids, test.query_ids, key=len), "a loss")
     positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
     if "cosine-prior" in (config.losses or LOSSES) and not is_uneven(positives):
         notes.append("All documents are equally often positives: a prior would change nothing.")
@@ -101,7 +107,6 @@ def _sample(
     """At most so many queries, with their judged documents and a sample of the others."""
     ids = sorted(data.query_ids)
     part = _only(data, {ids[i] for i in rng.permutation(len(ids))[:queries]})
-    warn_if_few(part.query_ids, "a loss")
     kept = set().union(*part.relevant.values(), *part.negatives.values())
     others = sorted(part.corpus.keys() - kept)
     kept |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(kept))]}
@@ -144,22 +149,22 @@ class Setup:
         return sorted({max(1, steps // 3), steps})
 
     def measure(self, model: SentenceTransformer) -> tuple[float, float]:
-        """nDCG@10 on dev, nan if training diverged, and the document exponent that is best there.
+        """nDCG@10 on dev, nan if training diverged, and the document exponent of the scoring:
+        `ExponentCurve.best`.
 
         The model reads texts of its own length, as it will be saved, not that of training.
         """
         exponent = float(scoring_of(model).exponents[1])
-        # Of tied exponents the first one counts.
-        exponents = [1.0] if normalizes_output(model) else [1.0, 0.0, *EXPONENTS[1:-1], exponent]
+        exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
             own = None if self.config.max_length is None else self.base.max_seq_length
             with reading(model, own):
                 encoded = self.splits.dev.encode(model)
         except NotFiniteError:
             return float("nan"), exponent
-        means = ndcg_by_exponent(encoded, exponents).mean(axis=1)
-        best = int(means.argmax())
-        return float(means[best]), float(exponents[best])
+        per_query = ndcg_by_exponent(encoded, exponents)
+        curve = exponent_curve(exponents, per_query, [], exponent, seed=self.config.seed)
+        return float(curve.at(curve.best).mean()), curve.best
 
     def train(self, candidate: Candidate, rungs: list[int], goes_on: GoesOn, folder: Path) -> Entry:
         """Trains a copy of the pretrained model from rung to rung, and returns what was measured.

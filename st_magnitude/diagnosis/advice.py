@@ -29,8 +29,7 @@ DROPPED_SHARES = (0.25, 0.5, 0.75)
 def exponent(bench: Bench, new: Similarity) -> Recommendation:
     """Whether to score by the similarity ``new``, whose exponent one half of the queries chose.
 
-    A tie prefers stock scoring, as in `calibrate_exponent`: dot or cosine replaces an exponent
-    between them unless it is worse.
+    A tie keeps today's exponent, as in `ExponentCurve.best`.
     """
     choice = bench.choice
     who = bench.measuring
@@ -50,12 +49,6 @@ def exponent(bench: Bench, new: Similarity) -> Recommendation:
     gain_of = f"nDCG@10 at exponent {gamma:.2g} minus nDCG@10 at {today:.2g}"
     found = _recommend(bench, "exponent", action, judged, gain_of, (use, keep), reasons)
     found = replace(found, scoring=f"document exponents {gamma:.2g} and {today:.2g}")
-    if judged is None:
-        return found
-    is_stock = gamma == choice.calibrated and gamma in (0, 1) and today not in (0, 1)
-    if found.verdict != DO and is_stock and judged.verdict != "worse":
-        reason = "It is a tie, and a model that is scored so loads without st_magnitude."
-        return replace(found, verdict=DO, choice=use, reason=reason)
     if found.verdict == DO and gamma != choice.calibrated:
         reason = "The half of the queries that chooses finds no difference: judge more queries."
         return replace(found, verdict=NOT_ENOUGH, choice=keep, reason=reason)

@@ -23,8 +23,8 @@ from st_magnitude.diagnosis.findings import (
     Settings,
 )
 from st_magnitude.evaluation.calibration import (
-    EXPONENTS,
     exponent_curve,
+    exponents_with,
     highest_rows,
     ndcg_by_exponent,
 )
@@ -80,17 +80,16 @@ def halves(task: EncodedTask, seed: int) -> Mask:
 
 def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentChoice:
     """nDCG@10 by document exponent, and what one half of the queries chooses."""
-    gammas = EXPONENTS
-    if np.abs(gammas - present).min() > 1e-9:
-        gammas = np.sort(np.append(gammas, present))
+    gammas = exponents_with(present)
     per_query = ndcg_by_exponent(task, gammas)
     chose = halves(task, seed)
-    candidate = calibrated = exponent_curve(gammas, per_query[:, chose], [], seed=seed).best
-    is_other = np.abs(gammas - present) > 1e-9
-    if not is_other[np.abs(gammas - calibrated).argmin()]:
+    curve = exponent_curve(gammas, per_query[:, chose], [], present, seed=seed)
+    candidate = calibrated = curve.best
+    if calibrated == curve.present:
+        is_other = gammas != curve.present
         best = highest_rows(per_query[is_other][:, chose])[-1]
         candidate = float(gammas[is_other][best])
-    return ExponentChoice(gammas, per_query, present, chose, calibrated, candidate)
+    return ExponentChoice(gammas, per_query, curve.present, chose, calibrated, candidate)
 
 
 def directions(task: EncodedTask) -> Geometry:

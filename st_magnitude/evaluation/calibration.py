@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.metrics import are_unit, judge, scoring_of
+from st_magnitude.evaluation.metrics import are_unit, judge, own_scoring, scoring_of
 from st_magnitude.geometry import norms
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import DOT, Similarity
@@ -33,7 +33,7 @@ FOLDS = 5  # of the queries, to choose the weight of a prior
 FACTORS = np.geomspace(1 / 64, 16, 21)
 UNIT_NORMS = (
     "The model normalises its embeddings: all norms are 1, and every exponent ranks alike."
-    " `st-magnitude train` saves such a model if cosine is as good as the similarity of the"
+    " `st-magnitude train` saves such a model if cosine is clearly better than the similarity of"
     " training. To choose an exponent, train again with --keep-scoring, or remove Normalize with"
     ' stm.prepare(model, "dot") and save the model.'
 )
@@ -66,8 +66,11 @@ class ExponentCurve(_Curve):
         exponents: Document exponents in rising order, from 0 (dot) to 1 (cosine), (E,).
         per_query: nDCG@10 of every query at every exponent, (E, n).
         queries: Ids of the n queries.
-        best: The recommended exponent. It is `highest`, unless that is tied with cosine or dot:
-            then it is 1 or 0 (cosine goes first), whose model loads without this package.
+        present: The exponent at which the model is scored today.
+        best: The recommended exponent, by the one rule of all commands: a tie keeps what is. It is
+            the first of ``present``, 1, 0 (whose models load without this package) and `highest`
+            that `highest` is not clearly better than, by `judge`, and whose mean is not below that
+            of ``present``.
         versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
             interval of `judge`: (difference, low, high).
         versus_dot: The same against exponent 0.
@@ -76,6 +79,7 @@ class ExponentCurve(_Curve):
     exponents: Array
     per_query: Array
     queries: list[str]
+    present: float
     best: float
     versus_cosine: tuple[float, float, float]
     versus_dot: tuple[float, float, float]
@@ -84,6 +88,10 @@ class ExponentCurve(_Curve):
     def highest(self) -> float:
         """The exponent with the highest mean nDCG@10; of several, the largest."""
         return float(self.exponents[highest_rows(self.per_query)[-1]])
+
+    def at(self, exponent: float) -> Array:
+        """nDCG@10 of every query at one of the exponents, (n,)."""
+        return self.per_query[np.abs(self.exponents - exponent).argmin()]
 
     @property
     def best_similarity(self) -> Similarity:
@@ -94,19 +102,25 @@ class ExponentCurve(_Curve):
         marks = {self.highest: "highest"} | {self.best: "best"}
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
         yield self._table("exponent", self.exponents, marks, title)
-        gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
-        yield Table([f"{self.highest:g} minus", "nDCG@10 with 95% interval"], gains)
+        gains = [
+            [f"{self.highest:g} minus cosine", self.versus_cosine],
+            [f"{self.highest:g} minus dot", self.versus_dot],
+        ]
+        yield Table(["difference", "nDCG@10 with 95% interval"], gains)
         if self.best != self.highest:
+            why = "the model is scored by it today"
+            if self.best != self.present:
+                why = "such a model loads anywhere, without st_magnitude"
             yield (
-                f"Exponent {self.highest:g} is tied with {'cosine' if self.best == 1 else 'dot'}, "
-                f"so the best exponent is {self.best:g}: that model loads anywhere, without "
-                "st_magnitude."
+                f"Exponent {self.highest:g} is tied with {self.best:g}, so the best exponent is "
+                f"{self.best:g}: {why}."
             )
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
         return {
             "exponent": self.best,
+            "present": self.present,
             "highest": self.highest,
             "queries": len(self.queries),
             "ndcg@10": self._by(self.exponents),
@@ -131,8 +145,8 @@ def calibrate_exponent(
         model: A model whose embeddings keep their norm. Embeddings are taken before a closing
             ExponentNorm.
         data: Queries, corpus and judgments, usually a dev split.
-        exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are
-            always added.
+        exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 and
+            the model's own are always added.
         seed: Seed of the draws of `judge`.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
@@ -151,7 +165,8 @@ def calibrate_exponent(
     """
     if normalizes_output(model):
         raise ValueError(UNIT_NORMS)
-    gammas = EXPONENTS if exponents is None else np.unique(np.append(exponents, [0.0, 1.0]))
+    present = own_scoring(model).exponents[1]
+    gammas = exponents_with(present, EXPONENTS if exponents is None else exponents)
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
@@ -162,21 +177,38 @@ def calibrate_exponent(
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
         raise ValueError(UNIT_NORMS)
     per_query = ndcg_by_exponent(encoded, gammas)
-    return exponent_curve(gammas, per_query, data.query_ids, seed=seed)
+    return exponent_curve(gammas, per_query, data.query_ids, present, seed=seed)
+
+
+def exponents_with(present: float, exponents: ArrayLike = EXPONENTS) -> Array:
+    """Document exponents in rising order, with the ends 0 and 1 and the present one, (E,)."""
+    gammas = np.unique(np.append(exponents, [0.0, 1.0]))
+    is_among = np.abs(gammas - present).min() < 1e-6  # a learned one is in float32
+    return gammas if is_among else np.sort(np.append(gammas, present))
 
 
 def exponent_curve(
-    exponents: Array, per_query: Array, queries: list[str], seed: int = 0
+    exponents: Array, per_query: Array, queries: list[str], present: float, seed: int = 0
 ) -> ExponentCurve:
     """The choice of `calibrate_exponent` from nDCG@10 of queries at rising exponents, (E, n)."""
     highest = highest_rows(per_query)[-1]
-    versus_cosine = judge(per_query[highest] - per_query[-1], seed=seed).gain
-    versus_dot = judge(per_query[highest] - per_query[0], seed=seed).gain
-    best = float(exponents[highest])
-    for end, (_, low, high) in ((0.0, versus_dot), (1.0, versus_cosine)):
-        if low <= 0.0 <= high:
-            best = end
-    return ExponentCurve(exponents, per_query, queries, best, versus_cosine, versus_dot)
+    today = int(np.abs(exponents - present).argmin())
+    means = per_query.mean(axis=1)
+    gains = {
+        row: judge(per_query[highest] - per_query[row], seed=seed).gain
+        for row in (today, len(exponents) - 1, 0)
+    }
+    tied = [row for row, gain in gains.items() if gain[1] <= 0 and means[row] >= means[today]]
+    best = float(exponents[[*tied, highest][0]])
+    return ExponentCurve(
+        exponents,
+        per_query,
+        queries,
+        float(exponents[today]),
+        best,
+        versus_cosine=gains[len(exponents) - 1],
+        versus_dot=gains[0],
+    )
 
 
 def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:

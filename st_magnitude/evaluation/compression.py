@@ -18,6 +18,7 @@ from st_magnitude._checks import at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
+from st_magnitude.evaluation.calibration import warn_if_few
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
@@ -135,6 +136,7 @@ class CompressionEvaluator(SearchEvaluator):
         self.dims = None if dims is None else sorted(prefix_dims(dims), reverse=True)
         at_least("top_k", top_k, 1)
         self.top_k = top_k
+        warn_if_few(self.queries_ids, "a format")
         self.cells: list[CompressionCell] = []
         self.per_query: dict[Format, NDArray[np.float64]] = {}
 

@@ -18,6 +18,7 @@ __all__ = [
     "are_unit",
     "judge",
     "model_name",
+    "own_scoring",
     "ranking_metrics",
     "raw_scoring_of",
     "scoring_of",
@@ -134,6 +135,11 @@ def scoring_of(
                 ' pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
             )
     return Similarity(*Similarity.named(similarity).exponents)
+
+
+def own_scoring(model: SentenceTransformer) -> Similarity:
+    """The similarity that a model says it is for, and cosine in place of a distance."""
+    return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
 
 
 def raw_scoring_of(

@@ -95,9 +95,9 @@ def train(
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
 
-    With dev data, the model is compared with the pretrained one as it was given, and saved with the
-    document exponent that scores best (see `judge_model`). A clearly worse model is saved only with
-    ``config.keep_anyway``. Checkpoints are in ``output/checkpoints`` and are removed when the
+    With dev data, the model is compared with the pretrained one as it was given, and saved as it
+    was trained unless another document exponent is clearly better (see `judge_model`). A clearly
+    worse model is saved only with ``config.keep_anyway``. Checkpoints are in ``output/checkpoints`` and are removed when the
     model is saved.
 
     Args:

@@ -65,9 +65,9 @@ class TrainConfig:
     bf16: Bf16 = None
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
     seed: Annotated[int, Option(help="Seed for the order, the negatives and dropout.")] = 0
-    keep_scoring: Annotated[bool, Option(help="Save the scoring of the loss, not the best.")] = (
-        False
-    )
+    keep_scoring: Annotated[
+        bool, Option(help="Save the scoring of the loss, even if another is clearly better.")
+    ] = False
     keep_anyway: Annotated[bool, Option(help="Save a clearly worse model, too.")] = False
     keep_checkpoints: Annotated[bool, Option(help="Keep checkpoints of a finished run.")] = False
     resume: Annotated[bool, Option(help="Continue from the last checkpoint.")] = False

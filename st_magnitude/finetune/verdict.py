@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent, warn_if_few
-from st_magnitude.evaluation.metrics import judge, scoring_of
+from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
+from st_magnitude.evaluation.metrics import judge, own_scoring, scoring_of
 from st_magnitude.result import Result, Table, interval
-from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Scored", "Verdict", "judge_model", "own_ndcg"]
@@ -43,7 +42,8 @@ class Verdict(Result):
     queries: int
     pretrained: float  # nDCG@10 under the similarity of the pretrained model
     as_trained: Scored  # under the similarity of the loss
-    # at `ExponentCurve.best`, chosen by these queries; None for a model that normalises
+    # at `ExponentCurve.best`: as trained, unless these queries have chosen another exponent, which
+    # is clearly better; None for a model that normalises
     best: Scored | None
     saved: Scored  # the one of the two that the saved model is scored with
     curve: dict[str, float] | None  # nDCG@10 by document exponent
@@ -97,9 +97,8 @@ class Verdict(Result):
 
 def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
     """nDCG@10 of every query under the model's own similarity; cosine if it is a distance."""
-    own = scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
     encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(own))
+    return encoded.ndcg(encoded.top(own_scoring(model)))
 
 
 def judge_model(
@@ -111,8 +110,8 @@ def judge_model(
 ) -> Verdict:
     """Measures a trained model next to the pretrained one and chooses how it is scored.
 
-    The model is scored as it was trained unless another document exponent is better. Of two that
-    are tied, a model that loads without this package (exponent 0 or 1) is preferred.
+    It is scored as it was trained, unless another document exponent is clearly better
+    (`ExponentCurve.best`) and ``keep_scoring`` is False.
     """
 
     def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
@@ -120,17 +119,11 @@ def judge_model(
         return Scored(exponent, float(per_query.mean()), found.gain, found.num_changed)
 
     number, before = len(pretrained), float(pretrained.mean())
-    exponent = float(scoring_of(model).exponents[1])
     if normalizes_output(model):
         warn_if_few(data.query_ids, "a model")
-        trained = scored(exponent, own_ndcg(model, data))
+        trained = scored(float(scoring_of(model).exponents[1]), own_ndcg(model, data))
         return Verdict(number, before, trained, None, trained, None)
-    curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
-    trained, best = (
-        scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()])
-        for gamma in (exponent, curve.best)
-    )
-    loads_anywhere = trained.exponent in (0.0, 1.0)
-    keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)
-    saved = trained if keep else best
+    curve = calibrate_exponent(model, data, seed=seed)
+    trained, best = (scored(gamma, curve.at(gamma)) for gamma in (curve.present, curve.best))
+    saved = trained if keep_scoring else best
     return Verdict(number, before, trained, best, saved, curve.to_dict()["ndcg@10"])

@@ -230,10 +230,11 @@ def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
 # --- compress -------------------------------------------------------------------------------------
 
 
-def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path):
+def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, caplog):
     options = {"top_k": 5, "similarity": "dot"}
     done = invoke("compress", tiny_path, data=data_folder, dims="16,5", max_length=9, **options)
     assert done.exit_code == 0, done.output
+    assert "8 queries are few to choose a format" in caplog.text
     model = stm.load(tiny_path)
     model.max_seq_length = 9
     evaluator = CompressionEvaluator(*TASK, dims=[16, 5], **options)

@@ -54,7 +54,7 @@ def test_one_half_chooses_and_the_other_measures_the_gain():
     gammas = found.exponents
     assert found.chose.sum() == 30
     assert found.present == 1.0
-    curve = exponent_curve(gammas, per_query[:, found.chose], [])
+    curve = exponent_curve(gammas, per_query[:, found.chose], [], found.present)
     assert found.candidate == found.calibrated == curve.best
     difference = (per_query[list(gammas).index(found.candidate)] - per_query[-1])[~found.chose]
     assert diagnosis["exponent"].gain == judge(difference).gain

@@ -36,21 +36,24 @@ def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
 
 
 @pytest.mark.parametrize(
-    ("means", "noise", "highest", "best"),
+    ("means", "noise", "present", "highest", "best"),
     [
-        ((0.5, 0.6, 0.5), 0.05, 0.5, 0.5),  # better than both
-        ((0.5, 0.53, 0.52), 0.3, 0.5, 1.0),  # tied with both: cosine
-        ((0.6, 0.65, 0.3), 0.3, 0.5, 0.0),  # tied with dot alone
-        ((0.3, 0.65, 0.6), 0.3, 0.5, 1.0),
-        ((0.6, 0.5, 0.3), 0.0, 0.0, 0.0),  # dot itself is the highest
-        ((0.5, 0.5, 0.5), 0.0, 1.0, 1.0),  # equal ones: the nearest to cosine
+        ((0.5, 0.6, 0.5), 0.05, 0.0, 0.5, 0.5),  # clearly better than both
+        ((0.5, 0.53, 0.52), 0.3, 0.0, 0.5, 0.0),  # tied with today's
+        ((0.5, 0.53, 0.52), 0.3, 1.0, 0.5, 1.0),
+        ((0.5, 0.53, 0.52), 0.3, 0.5, 0.5, 0.5),
+        ((0.51, 0.53, 0.52), 0.3, 0.0, 0.5, 0.0),
+        ((0.3, 0.65, 0.6), 0.3, 0.0, 0.5, 1.0),  # tied with cosine alone, which loads anywhere
+        ((0.6, 0.65, 0.3), 0.3, 1.0, 0.5, 0.0),
+        ((0.6, 0.5, 0.3), 0.0, 0.5, 0.0, 0.0),  # dot itself is the highest
+        ((0.5, 0.5, 0.5), 0.0, 0.0, 1.0, 0.0),  # equal ones: the nearest to cosine is the highest
     ],
 )
-def test_a_tie_goes_to_the_model_that_loads_anywhere(means, noise, highest, best):
+def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
     around = noise * np.random.default_rng(0).uniform(-1, 1, size=(3, 100))
     values = np.array(means)[:, None] + around - around.mean(axis=1, keepdims=True)
     queries = [f"q{i}" for i in range(100)]
-    curve = exponent_curve(np.array([0.0, 0.5, 1.0]), values, queries, seed=5)
+    curve = exponent_curve(np.array([0.0, 0.5, 1.0]), values, queries, present, seed=5)
     assert (curve.highest, curve.best) == (highest, best)
     assert curve.best_similarity == Similarity(query=1.0, document=best)
     top = values[int(2 * highest)]
