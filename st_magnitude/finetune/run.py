@@ -97,8 +97,8 @@ def train(
 
     With dev data, the model is compared with the pretrained one as it was given, and saved as it
     was trained unless another document exponent is clearly better (see `judge_model`). A clearly
-    worse model is saved only with ``config.keep_anyway``. Checkpoints are in ``output/checkpoints`` and are removed when the
-    model is saved.
+    worse model is saved only with ``config.keep_anyway``. Checkpoints are in ``output/checkpoints``
+    and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
