@@ -42,7 +42,7 @@ def task(split: str, number: int, seed: int) -> RetrievalData:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("data")
-    numbers = {"train": 240, "dev": 60, "test": 100}
+    numbers = {"train": 240, "dev": 60, "test": 200}
     parts = {split: task(split, number, i) for i, (split, number) in enumerate(numbers.items())}
     everything = {query: text for part in parts.values() for query, text in part.queries.items()}
     replace(parts["train"], queries=everything).save(place, "train")
