@@ -13,6 +13,7 @@ The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import numpy as np
@@ -46,6 +47,13 @@ def at_least_float32(embeddings: Embeddings) -> Tensor:
     elif not isinstance(embeddings, Tensor):
         embeddings = torch.as_tensor(np.asarray(embeddings))
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which operations on the device of a tensor keep their precision."""
+    if torch.amp.is_autocast_available(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
 
 
 class Similarity:
@@ -158,7 +166,7 @@ class Similarity:
         """All scores: (n, D), (m, D) -> (n, m). A single vector counts as one row."""
         rows = torch.atleast_2d(self.query(queries))
         columns = torch.atleast_2d(self.document(documents))
-        with torch.autocast(rows.device.type, enabled=False):
+        with without_autocast(rows):
             return rows @ columns.to(rows.dtype).T
 
     def pairwise(self, queries: Embeddings, documents: Embeddings) -> Tensor:
@@ -168,20 +176,22 @@ class Similarity:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Similarity):
             return NotImplemented
-        if any(
-            isinstance(g, Tensor) for s in (self, other) for g in (s.gamma_query, s.gamma_document)
-        ):
-            return (
-                self.gamma_query is other.gamma_query
-                and self.gamma_document is other.gamma_document
-            )
-        return (self.gamma_query, self.gamma_document) == (other.gamma_query, other.gamma_document)
+        return _is_same(self.gamma_query, other.gamma_query) and _is_same(
+            self.gamma_document, other.gamma_document
+        )
 
     def __hash__(self) -> int:
         return hash((self.gamma_query, self.gamma_document))
 
     def __repr__(self) -> str:
         return "Similarity(query={}, document={})".format(*self.exponents)
+
+
+def _is_same(gamma: float | Tensor, other: float | Tensor) -> bool:
+    """Whether two exponents are equal numbers or one tensor, whose value may change."""
+    if isinstance(gamma, Tensor) or isinstance(other, Tensor):
+        return gamma is other
+    return gamma == other
 
 
 def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
@@ -208,7 +218,7 @@ def _divide_by_norm(embeddings: Embeddings, gamma: float | Tensor) -> Tensor:
 
 def _norm_power(embeddings: Tensor, gamma: float | Tensor) -> Tensor:
     """|x|^gamma, with 1 for a zero vector: (..., D) -> (..., 1)."""
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with without_autocast(embeddings):
         norm = safe_norm(embeddings)
         return norm if not isinstance(gamma, Tensor) and gamma == 1.0 else norm**gamma
 

@@ -88,7 +88,10 @@ def test_names():
         assert similarity.name == name
     assert Similarity.named(QNORM) is QNORM
     assert Similarity(1.0, 0.5).name == "exponents 1 and 0.5"
-    assert Similarity(1, 0) == QNORM
+    assert Similarity(1, 0) == QNORM != Similarity(1, 0.5)
+    learned = torch.tensor(0.0)  # equal to itself alone, because its value may change
+    assert Similarity(1, learned) == Similarity(1, learned) != QNORM
+    assert Similarity(1, learned) != Similarity(1, learned.clone())
     assert hash(Similarity(1, 0)) == hash(QNORM)
     assert pickle.loads(pickle.dumps(QNORM)) == QNORM
     assert repr(QNORM) == "Similarity(query=1.0, document=0.0)"

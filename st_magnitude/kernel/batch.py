@@ -99,11 +99,8 @@ class Batch:
 
     def check(self, directions: Sequence[Direction]) -> None:
         self._check_embeddings()
+        self._check_exclude(directions)
         size = len(self.documents)
-        for ids in self.excluded_ids:
-            _check_ids("exclude", ids.documents, size)
-            number = max(self.own.stop, self.num_pairs)
-            _check_ids("exclude", ids.queries[:number], number, kind="queries")
         if self.positives is not None:
             _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
         if "doc_to_doc" in directions and self.own.stop > self.num_pairs:
@@ -132,13 +129,46 @@ class Batch:
             )
         width = queries.shape[1]
         if all_queries is not None and (
-            all_queries.shape[1:] != (width,) or self.own.stop > len(all_queries)
+            all_queries.shape[1:] != (width,)
+            or not self.own.stop <= len(all_queries) <= len(documents)
         ):
             raise ValueError(
-                f"all_queries holds these {len(queries)} queries from row {self.offset} on, so it"
-                f" has the shape (Q, {width}) with Q >= {self.own.stop}; got"
-                f" {tuple(all_queries.shape)}."
+                f"all_queries holds these {len(queries)} queries from row {self.offset} on, and"
+                f" each has its positive in the documents, so it has the shape (Q, {width}) with Q"
+                f" from {self.own.stop} to {len(documents)}; got {tuple(all_queries.shape)}."
             )
+
+    def _check_exclude(self, directions: Sequence[Direction]) -> None:
+        size = len(self.documents)
+        for ids in self.excluded_ids:
+            _check_ids("exclude", ids.documents, size)
+            number = max(self.own.stop, self.num_pairs)
+            _check_ids("exclude", ids.queries[:number], number, kind="queries")
+        if len(self.excluded) - len(self.excluded_ids) > 1:
+            raise ValueError("exclude takes ids and one Above; got several.")
+        if self.above is None or self.above.guide is None:
+            return
+        queries, documents = self.above.guide
+        numbers = (
+            {self.num_pairs}
+            if "doc_to_query" in directions
+            else {len(self.queries), self.num_pairs}
+        )
+        if (
+            queries.ndim != 2
+            or len(queries) not in numbers
+            or documents.shape != (size, queries.shape[1])
+        ):
+            raise ValueError(
+                f"The guide of Above takes embeddings ({max(numbers)}, Dg) and ({size}, Dg); got"
+                f" {tuple(queries.shape)} and {tuple(documents.shape)}."
+            )
+        for x in self.above.guide:  # on a GPU the answer would keep the host waiting
+            if x.device.type == "cpu" and not x.isfinite().all():
+                raise ValueError(
+                    "The guide of Above has embeddings that are not finite, which exclude nothing."
+                    " Leave out their texts or repair the guide."
+                )
 
     def _check_targets(self, directions: Sequence[Direction]) -> None:
         targets, of_queries = self.targets, self.targets_queries

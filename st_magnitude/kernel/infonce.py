@@ -7,13 +7,14 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.amp import is_autocast_available
 
-from st_magnitude._checks import one_of
+from st_magnitude._checks import at_least, one_of
 from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
+from st_magnitude.kernel.plan import Plan
 from st_magnitude.kernel.ring import refuse_in_ring, ring_infonce
-from st_magnitude.kernel.softmax import Plan
 from st_magnitude.kernel.terms import Term, check_terms
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32
@@ -50,7 +51,7 @@ def infonce(
 
     where s_t is a similarity of the first ``dim_t`` coordinates. Gradients reach queries,
     documents, all_queries, and exponents and temperatures that are tensors. The tiled engine has no
-    second derivative.
+    second derivative and takes no transform of torch.func.
 
     Args:
         queries: Embeddings (B, D), not normalised.
@@ -90,8 +91,8 @@ def infonce(
         weights: Factors (B,) of the losses of the rows, before the mean; constants.
         log_q: Logarithms, up to a constant, of how often each document is drawn as a negative,
             (M,): the logits become s / tau - log q (Yi et al. 2019, RecSys, Eq. 3 to 5; see
-            :class:`~st_magnitude.DocumentPrior`). They are constants, and differ by at most 80 in
-            float32.
+            :class:`~st_magnitude.DocumentPrior`). They are constants. In float32 the tiled engine
+            takes a larger difference from the smallest number as 140.
         log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
@@ -141,6 +142,7 @@ def infonce(
     def check() -> tuple[int, int]:
         batch.check(directions)
         check_terms(terms, queries.shape[1])
+        at_least("tile_rows", 1 if tile_rows is None else tile_rows, 1)
         return len(queries), len(documents)
 
     if backend == "ring":
@@ -159,7 +161,8 @@ def infonce(
     if backend == "auto":
         num_scores = len(queries) * len(documents) * len(directions) * len(terms)
         is_small = num_scores <= PLAIN_SCORES and tile_rows is None
-        is_exact = not torch.is_autocast_enabled(queries.device.type)
+        device = queries.device.type
+        is_exact = not (is_autocast_available(device) and torch.is_autocast_enabled(device))
         backend = "plain" if is_small and is_exact else "tiled"
     if backend == "plain":
         return plain_infonce(batch, terms, similarity, softmaxes)

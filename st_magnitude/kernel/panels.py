@@ -10,7 +10,7 @@ from torch import Tensor
 
 from st_magnitude.kernel.batch import Above, Batch, Direction, Ids
 from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.kernel.softmax import Plan
+from st_magnitude.kernel.plan import Plan
 
 # (a slice of the rows, their scores (n, M)) -> numbers (n, M) in memory of its own
 Rule = Callable[[slice, Tensor], Tensor]

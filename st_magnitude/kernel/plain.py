@@ -19,7 +19,7 @@ from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, Ids
 from st_magnitude.kernel.terms import Term
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import Similarity, without_autocast
 
 
 def plain_infonce(
@@ -30,11 +30,12 @@ def plain_infonce(
 ) -> Tensor:
     """The mean loss of softmaxes, whose first direction has the positives."""
     losses = []
-    weights = 1.0 if batch.weights is None else batch.weights.detach()  # (B,)
-    longest = max(term.dim or batch.queries.shape[1] for term in terms)
-    with torch.autocast(batch.queries.device.type, enabled=False):
+    weights = torch.ones(()) if batch.weights is None else batch.weights.detach()  # (B,)
+    weights = weights.to(batch.queries)
+    dims = {term.dim or batch.queries.shape[1] for term in terms}
+    with without_autocast(batch.queries):
         for directions in softmaxes:
-            parts = [Comparison(batch, similarity, longest, direction) for direction in directions]
+            parts = [Comparison(batch, similarity, dims, direction) for direction in directions]
             first, *others = [part.targets for part in parts]
             targets = torch.cat([first, *map(torch.zeros_like, others)], dim=1)
             for term in terms:
@@ -49,7 +50,7 @@ class Comparison:
     positive, and who does not count. Query i and its positive have the number ``offset + i``."""
 
     def __init__(
-        self, batch: Batch, similarity: Similarity, longest: int, direction: Direction
+        self, batch: Batch, similarity: Similarity, dims: set[int], direction: Direction
     ) -> None:
         self.batch = batch
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
@@ -64,7 +65,8 @@ class Comparison:
         self.columns_are = start + torch.arange(len(self.columns), device=device)  # (M,)
         self.rows_are = batch.offset + torch.arange(len(self.rows), device=device)  # (B,)
         self.own = self.rows_are[:, None] == self.columns_are  # (B, M)
-        scores = self.scores(longest).detach()
+        self.scores = {dim: self._scores(dim) for dim in dims}  # of each prefix, (B, M)
+        scores = self.scores[max(dims)].detach()
         if self.from_query == self.to_query:
             self.targets = torch.zeros_like(scores)
             self.left_out = self._same_kind()
@@ -72,16 +74,16 @@ class Comparison:
             self.targets = self._targets(scores.dtype)  # (B, M), rows sum to 1
             self.left_out = self._false_negatives(scores) & ~self.own & (self.targets == 0)
 
-    def scores(self, dim: int | None) -> Tensor:
+    def _scores(self, dim: int) -> Tensor:
         """s(row, column) of a prefix, (B, M)."""
         rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
         return rows @ columns.T
 
     def logits(self, term: Term) -> Tensor:
         """The logits of the softmax, (B, M)."""
-        logits = self.scores(term.dim) / term.temperature
+        logits = self.scores[term.dim or self.rows.shape[1]] / term.temperature
         if self.log_q is not None:
-            logits = logits - self.log_q.detach()
+            logits = logits - self.log_q.detach().to(logits.dtype)
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
         return logits.masked_fill(self.left_out, lowest)
 
@@ -109,7 +111,7 @@ class Comparison:
                 own_queries = queries if len(queries) == len(scores) else queries[self.rows_are]
                 by_documents = documents[self.rows_are] @ queries.T
                 scores = own_queries @ documents.T if self.from_query else by_documents
-            of_own = (scores * self.own).sum(dim=1)  # (B,)
+            of_own = scores.where(self.own, 0).sum(dim=1)  # (B,)
             said.append(scores > batch.above.threshold(of_own)[:, None])
         return torch.stack([torch.zeros_like(self.own), *said]).any(dim=0)
 
@@ -125,7 +127,7 @@ class Comparison:
             found = self.own
             if batch.positives is not None:
                 found = self._same(Ids(batch.positives, batch.positives))
-        found = found.to(dtype)
+        found = found.detach().to(dtype)
         names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep the own positive
         found = found + self.own * names_nothing
         return found / found.sum(dim=1, keepdim=True)

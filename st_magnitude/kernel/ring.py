@@ -25,7 +25,7 @@ from torch import Tensor
 from st_magnitude._distributed import agree
 from st_magnitude.kernel.batch import Batch, Direction
 from st_magnitude.kernel.panels import Panel, Side, panel_of
-from st_magnitude.kernel.softmax import Plan
+from st_magnitude.kernel.plan import Plan
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import Similarity

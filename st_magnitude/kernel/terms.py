@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from st_magnitude._checks import positive
@@ -44,6 +45,17 @@ def check_terms(terms: Sequence[Term], width: int) -> None:
         raise ValueError("infonce needs at least one Term.")
     if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
+
+
+def stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
+    """The temperatures of all terms on the device of a tensor, (T,)."""
+    temperatures = []
+    for term in terms:
+        if isinstance(term.temperature, Tensor):
+            temperatures.append(term.temperature.to(like))
+        else:  # filled on the device, because a copy from the host would wait for it
+            temperatures.append(like.new_full((), term.temperature))
+    return torch.stack(temperatures)
 
 
 def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:

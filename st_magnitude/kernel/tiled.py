@@ -1,26 +1,28 @@
 """The tiled engine of :func:`~st_magnitude.infonce`, which never holds a B x M matrix.
 
-It has four concepts: sides and panels (:mod:`st_magnitude.kernel.panels`), the plan and the softmax
-(:mod:`st_magnitude.kernel.softmax`). This module arranges the panels of a batch, and
-:mod:`st_magnitude.kernel.tiles` takes them in.
+A *tile* is some rows of the *panels* that share a softmax (:mod:`st_magnitude.kernel.panels`).
+Their scores lie in one buffer, panel after panel. Logits are in base 2, because exp2 is several
+times as fast as exp in PyTorch on a CPU. docs/kernel.md says what else makes it fast.
+
+A **score** is an inner product of a row and a column. A **slope** is d loss / d score.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from st_magnitude.kernel.batch import Batch, Direction
 from st_magnitude.kernel.panels import Panel, Side, panel_of, side_of
-from st_magnitude.kernel.softmax import Plan, Softmax
-from st_magnitude.kernel.terms import Term
-from st_magnitude.kernel.tiles import visit
-from st_magnitude.similarity import Similarity
+from st_magnitude.kernel.plan import LOG2_E, Plan
+from st_magnitude.kernel.terms import stack_temperatures
+from st_magnitude.similarity import Similarity, without_autocast
 
 # (direction, rows, columns, whether gradients are added) -> the blocks of columns that rows meet
 Round = Callable[[Direction, Side, Side, bool], Iterator[Panel]]
@@ -31,14 +33,21 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: Tensor, gradients: Sequence[Tensor | None], *tensors: Tensor | None
+        loss: Tensor, gradients: Sequence[Tensor | None], *tensors: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(*gradients)
         return loss.clone()
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1])
+
+    @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # these gradients would be constants
+            raise RuntimeError(
+                "The tiled engine of infonce has no second derivative, which create_graph=True and"
+                " torch.func ask for. Use backend='plain'."
+            )
         return None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors)
 
 
@@ -50,14 +59,14 @@ def tiled_infonce(
     ring: Round | None = None,
 ) -> Tensor:
     """The mean loss of softmaxes, with a ring over the columns of all ranks."""
-    with torch.autocast(batch.queries.device.type, enabled=False):
+    with without_autocast(batch.queries):
         of = partial(side_of, batch, plan, is_block=ring is not None)
         queries = of(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
         documents = of(batch.documents, similarity.gamma_document, is_query=False, first=0)
         sides = [queries, documents]
         if batch.all_queries is not None:
             sides.append(of(batch.all_queries, similarity.gamma_query, is_query=True, first=0))
-        temperatures = _stack_temperatures(plan.terms, batch.queries)
+        temperatures = stack_temperatures(plan.terms, batch.queries)
         tensors = [temperatures, *(x for side in sides for x in (side.x, side.scale))]
         learns = any(x is not None and x.requires_grad for x in tensors)
 
@@ -107,12 +116,316 @@ def _visit_blocks(
             del panel  # frees the block before the next one is asked for
 
 
-def _stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
-    """The temperatures of all terms on the device of a tensor, (T,)."""
-    temperatures = []
-    for term in terms:
-        if isinstance(term.temperature, Tensor):
-            temperatures.append(term.temperature.to(like))
-        else:  # filled on the device, because a copy from the host would wait for it
-            temperatures.append(like.new_full((), term.temperature))
-    return torch.stack(temperatures)
+class Softmax:
+    """What is known of the softmax of each row from the columns so far: the log-sum-exp, and the
+    attraction of its positives.
+
+    All logits are less that of the own positive, because in float32 the difference of two large
+    logits that were rounded before is not exact.
+    """
+
+    def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
+        row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
+        if batch.weights is not None:
+            row_weights = batch.weights.detach().to(row_weights)
+        self.plan = plan
+        self.inverse = 1 / temperatures[:, None]  # (T, 1)
+        of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
+        # (T, B), of a row's loss in the loss of the batch
+        self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
+        self.pulls = self.weights * self.inverse  # (T, B), d loss / d score of a probability of 1
+        self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
+        self.own_scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
+        self.own_biases = torch.zeros_like(row_weights)  # (B,)
+        # Sums over the positives of a row: weighted scores of each prefix and biases, and targets
+        self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
+        self.biases = torch.zeros_like(row_weights)  # (B,)
+        self.targets = torch.zeros_like(row_weights)  # (B,)
+        self.grad_inverse = torch.zeros_like(temperatures)  # (T,)
+        self.learns_temperatures = temperatures.requires_grad
+
+    def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
+        """Adds the log-sum-exp (n,) of more columns to those of some rows."""
+        known = self.log_sums[t, tile]  # a view
+        torch.logaddexp2(known, log_sums, out=known)
+
+    def pushes(self, k: int, tile: slice) -> Tensor:
+        """The gradient of a score with a target of 1 in all terms of a prefix, (n,)."""
+        members = self.plan.members[k]
+        return self.pulls[members.start : members.stop, tile].sum(dim=0) / self.targets[tile]
+
+    def loss(self) -> Tensor:
+        """The sum over terms and rows of w · (log-sum-exp of logits - mean logit of positives)."""
+        means = self.plan.per_term(self.scores) / self.targets
+        attraction = means * self.inverse + self.biases / self.targets  # (T, B)
+        return ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
+
+    def grad_temperatures(self) -> Tensor:
+        """The gradient of the temperatures, (T,)."""
+        means = self.plan.per_term(self.scores) / self.targets
+        return -(self.grad_inverse - (means * self.weights).sum(dim=1)) * self.inverse[:, 0] ** 2
+
+
+def visit(
+    softmax: Softmax, panels: Sequence[Panel], *, finds_sums: bool, adds_gradients: bool
+) -> None:
+    """Takes panels into the softmax of their rows, and adds what they contribute to the gradients.
+
+    One visit does both if it has all panels of a row. Otherwise a first round of visits finds the
+    sums, and a second one adds the gradients. The positives are in the first panel.
+    """
+    plan = softmax.plan
+    num_rows = len(panels[0].rows.x)
+    num_columns = sum(len(panel.columns.x) for panel in panels)
+    most = plan.tile_rows
+    if most is None:  # enough for products at full speed, but on a CPU few enough for the cache
+        most = 1024 if softmax.inverse.is_cuda else max(256, 2**20 // num_columns)
+    height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
+    # Memory for the scores of each prefix, for slopes, and for exponentials if their slopes add up
+    num_buffers = len(plan.dims) + (2 if max(map(len, plan.members)) > 1 else 1)
+    memory = [panels[0].rows.x.new_empty(height, num_columns) for _ in range(num_buffers)]
+    for start in range(0, num_rows, height):
+        tile = slice(start, min(start + height, num_rows))
+        buffers = [x[: tile.stop - tile.start] for x in memory]
+        _visit_tile(softmax, panels, tile, buffers, finds_sums, adds_gradients)
+
+
+# Rows of a tile, columns, and where their scores lie in the buffer
+Block = tuple[Side, Side, slice]
+
+
+def _visit_tile(
+    softmax: Softmax,
+    panels: Sequence[Panel],
+    tile: slice,
+    buffers: list[Tensor],  # (n, M) each, with the columns of all panels
+    finds_sums: bool,
+    adds_gradients: bool,
+) -> None:
+    plan, first, longest = softmax.plan, panels[0], len(softmax.plan.dims) - 1
+    scores, slopes = buffers[: longest + 1], buffers[longest + 1]  # (K) x (n, M), (n, M)
+    blocks = _blocks(panels, tile)
+    parts = [part for _, _, part in blocks]
+
+    # The scores of all prefixes. Those of columns that rules leave out become very low.
+    for block in blocks:
+        _multiply(plan, block, scores)
+    targets = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
+    # A bias of the logits is a factor of the exponentials, which leaves powers of them alone.
+    bias, middle, factor = _biases([panel.columns for panel in panels])  # (M,), (), (M,)
+    if finds_sums:
+        of_first = [x[:, parts[0]] for x in scores]
+        _attract(softmax, first.own, tile, of_first, targets, bias, slopes)
+
+    # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
+    # scores of the longer one, which nothing needs any more.
+    for k in range(longest, -1, -1):
+        slope = slopes if k == longest else scores[k + 1]
+        powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
+        best, own = _best(plan, scores[k]), softmax.own_scores[k][tile]  # (n,)
+
+        # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
+        for t in plan.members[k]:
+            _exponentials(softmax, t, scores[k], best, powers)
+            anchor = (best - own) * softmax.inverse[t] * LOG2_E  # (n,)
+            if middle is not None:
+                anchor += (middle - softmax.own_biases[tile]) * LOG2_E
+            total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
+            if finds_sums:
+                softmax.add(t, tile, total.log2() + anchor)
+            if not adds_gradients:
+                continue
+            # The probability of a column over its exponential; a logarithm of the sum would round.
+            share = 1 / total if finds_sums else (anchor - softmax.log_sums[t, tile]).exp2_()
+            if softmax.learns_temperatures:
+                weighted = powers if factor is None else powers * factor
+                expected = torch.linalg.vecdot(weighted, scores[k]) - own * total
+                softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
+            share = (share * softmax.pulls[t, tile])[:, None]
+            if t == plan.members[k][0]:
+                torch.mul(powers, share, out=slope)
+            else:
+                slope.addcmul_(powers, share)
+
+        # The targets push, and the slope becomes that of the product.
+        if adds_gradients:
+            if factor is not None:
+                slope.mul_(factor)
+            push = softmax.pushes(k, tile)  # (n,)
+            _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
+            if k < longest:
+                _finish_prefix(blocks, k, scores[k], slope)
+    if adds_gradients:
+        _add_gradients(plan, blocks, scores, slopes)
+
+
+def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
+    edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
+    parts = [slice(a, b) for a, b in pairwise(edges)]
+    of_panels = zip(panels, parts, strict=True)
+    return [(panel.rows.part(tile), panel.columns, part) for panel, part in of_panels]
+
+
+def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
+    """Writes the scores of all prefixes, (K) x (n, M), at the cost of one matrix product: a longer
+    prefix only adds the coordinates that the shorter one lacks."""
+    rows, columns, part = block
+    shorter = scores[0][:, part]  # which the first product does not read
+    for k, span in enumerate(plan.spans):
+        longer = scores[k][:, part]
+        torch.addmm(shorter, rows.x[:, span], columns.x[:, span].T, beta=min(k, 1), out=longer)
+        shorter = longer
+    for k, x in enumerate(scores[:-1]):
+        _multiply_factors(block, k, x)
+
+
+def _multiply_factors(block: Block, k: int, x: Tensor) -> None:
+    """Multiplies numbers (n, M) by the factors that a shorter prefix has."""
+    rows, columns, part = block
+    if rows.scale is not None:
+        x[:, part].mul_(rows.scale[k][:, None])
+    if columns.scale is not None:
+        x[:, part].mul_(columns.scale[k])
+
+
+def _apply_rules(
+    panels: Sequence[Panel], parts: Sequence[slice], tile: slice, scores: Sequence[Tensor]
+) -> Tensor | None:
+    """Makes the scores of excluded columns very low.
+
+    Returns the targets (n, M) of the first panel, not yet divided by their sums; None: the own
+    column alone.
+    """
+    found = []
+    for panel, part in zip(panels, parts, strict=True):
+        longest = scores[-1][:, part]
+        targets = None if panel.targets is None else panel.targets(tile, longest)
+        found.append(targets)
+        excluded = _excluded(panel, tile, longest, targets)
+        if excluded is not None:
+            for x in scores:  # masked_fill_ takes several times as long
+                x[:, part].add_(excluded, alpha=_low(x))
+    return found[0]
+
+
+def _low(scores: Tensor) -> float:
+    """A score far below every other. It is finite, because 0 times infinity would not be 0."""
+    return torch.finfo(scores.dtype).min / 16
+
+
+def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None) -> Tensor | None:
+    """1 for columns that a rule leaves out, 0 for others and positives; None without rules."""
+    mask: Tensor | None = None
+    for rule in panel.excluded:
+        said = rule(tile, scores)
+        mask = said if mask is None else torch.maximum(mask, said, out=mask)
+    if mask is None:
+        return None
+    if targets is not None:
+        mask.mul_(targets == 0)
+    if panel.own is not None:
+        mask.diagonal(panel.own + tile.start).zero_()
+    return mask
+
+
+def _attract(
+    softmax: Softmax,
+    own: int | None,
+    tile: slice,
+    scores: list[Tensor],  # (K) x (n, M)
+    targets: Tensor | None,
+    bias: Tensor | None,  # (>= M,)
+    buffer: Tensor,  # (n, >= M)
+) -> None:
+    """Adds the positives of a tile to the sums of its rows."""
+    if own is not None:
+        for known, of_prefix in zip(softmax.own_scores, scores, strict=True):
+            known[tile] = of_prefix.diagonal(own + tile.start)
+        if bias is not None:
+            softmax.own_biases[tile] = bias[own + tile.start : own + tile.stop]
+    if targets is None:
+        softmax.targets[tile] += own is not None
+        return
+    total, num_columns = targets.sum(dim=1), targets.shape[1]  # (n,)
+    softmax.targets[tile] += total
+    for sums, known, of_prefix in zip(softmax.scores, softmax.own_scores, scores, strict=True):
+        relative = torch.sub(of_prefix, known[tile, None], out=buffer[:, :num_columns])
+        sums[tile] += torch.linalg.vecdot(targets, relative)
+    if bias is not None:
+        softmax.biases[tile] += targets @ bias[:num_columns] - total * softmax.own_biases[tile]
+
+
+def _biases(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The biases of all columns, (M,), their middle, and the exponentials of their differences from
+    it. Those far below the largest become as low as these allow: 140 below in float32."""
+    if all(side.bias is None for side in columns):
+        return None, None, None
+    biases = [side.x.new_zeros(len(side.x)) if side.bias is None else side.bias for side in columns]
+    bias = torch.cat(biases)
+    bias = bias.maximum(bias.max() + 1.6 * math.log(torch.finfo(bias.dtype).tiny))
+    middle = (bias.max() + bias.min()) / 2
+    return bias, middle, (bias - middle).exp()
+
+
+def _best(plan: Plan, scores: Tensor) -> Tensor:
+    """The best score of each row, (n,), or 0 where no exponential can overflow."""
+    if plan.bounded:
+        return scores.new_zeros(len(scores))
+    return scores.amax(dim=1).clamp_(min=_low(scores) / 4)  # if all are excluded
+
+
+def _exponentials(softmax: Softmax, t: int, scores: Tensor, best: Tensor, powers: Tensor) -> None:
+    """Writes 2 ** (logit - best logit) of a term for all columns into powers."""
+    rate = softmax.inverse[t] * LOG2_E
+    if softmax.plan.powers[t]:  # of the exponentials of the term before
+        powers.pow_(softmax.plan.powers[t])
+        return
+    if softmax.plan.bounded:
+        torch.mul(scores, rate, out=powers)
+    else:
+        torch.sub(scores, best[:, None], out=powers)
+        powers.mul_(rate)
+    powers.exp2_()
+
+
+def _subtract_targets(
+    slope: Tensor, push: Tensor, own: int | None, tile: slice, targets: Tensor | None
+) -> None:
+    """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
+    if targets is not None:
+        slope.addcmul_(targets, push[:, None], value=-1)
+    elif own is not None:
+        slope.diagonal(own + tile.start).sub_(push)
+
+
+def _finish_prefix(blocks: Sequence[Block], k: int, scores: Tensor, slope: Tensor) -> None:
+    """Adds the gradients of a prefix's factors; the slope becomes that of the product."""
+    for block in blocks:
+        rows, columns, part = block
+        if rows.grad_scale is not None or columns.grad_scale is not None:
+            moments = scores[:, part].mul_(slope[:, part])  # (n, M)
+            for side, dim in ((rows, 1), (columns, 0)):
+                if side.grad_scale is not None and side.scale is not None:
+                    side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
+        _multiply_factors(block, k, slope)
+
+
+def _add_gradients(
+    plan: Plan, blocks: Sequence[Block], scores: Sequence[Tensor], slopes: Tensor
+) -> None:
+    """Adds to the gradients of rows and columns, after all softmaxes, because each product drives
+    the scores out of the cache.
+
+    A coordinate belongs to every prefix that reaches it, so the slopes add up from the longest
+    prefix on. Those of a shorter one are in the memory of the scores of the longer one.
+    """
+    longest = len(plan.dims) - 1
+    for k in range(longest, -1, -1):
+        if k < longest:
+            slopes.add_(scores[k + 1])
+        span = plan.spans[k]
+        for rows, columns, part in blocks:
+            if rows.grad is not None:
+                rows.grad[:, span].addmm_(slopes[:, part], columns.x[:, span])
+            if columns.grad is not None:
+                columns.grad[:, span].addmm_(slopes[:, part].T, rows.x[:, span])

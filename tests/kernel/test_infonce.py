@@ -124,7 +124,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), MANY], ids=["one", "many"])
+@pytest.mark.parametrize("terms", [(Term(5, 0.5),), MANY], ids=["one", "many"])
 @pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
 @pytest.mark.parametrize("directions", DIRECTIONS[:2])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -237,7 +237,7 @@ def test_log_q_is_the_definition():
     queries, documents = embeddings(4, 9)
     log_q = log_frequencies(9)
     logits = QNORM(queries, documents) / 0.5 - log_q
-    for constant in (0, 70):
+    for constant in (0, 800):
         shifted = log_q + constant
         loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, log_q=shifted)
         torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, torch.arange(4)))
@@ -258,8 +258,21 @@ def test_log_q_in_float32(temperature):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
 
+@pytest.mark.parametrize("backend", ["plain", "tiled"])
+def test_log_q_further_apart_than_float32(backend):
+    """A row whose negatives are all excluded has the loss 0, however rare they are."""
+    queries, documents = (x.detach().float().requires_grad_() for x in embeddings(4, 4))
+    log_q = torch.tensor([0.0, -300.0, 0.0, -300.0])
+    of = partial(stm.infonce, queries, documents, log_q=log_q, backend=backend)
+    loss = of(exclude=torch.zeros(4, dtype=torch.int64))
+    assert loss.item() == pytest.approx(0, abs=1e-4)
+    for gradient in torch.autograd.grad(loss, [queries, documents]):
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-6)
+    assert of().isfinite()
+
+
 @pytest.mark.parametrize("similarity", [DOT, QNORM, COSINE], ids=str)
-@pytest.mark.parametrize("scale", [1e4, -1e4])
+@pytest.mark.parametrize("scale", [1e4, 1e30, -1e4])
 def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale):
     """In float32, also where it has by far the best or the worst score of the row."""
     torch.manual_seed(1)
@@ -394,6 +407,15 @@ def test_computes_in_float32_under_autocast(dtype):
     torch.testing.assert_close(gradient, exact_gradient)
 
 
+def test_float32_at_a_low_temperature():
+    """Where 2 ** (score / temperature) is infinite."""
+    found, expected = (
+        of_type(x, *embeddings(), [Term(temperature=0.005)])[0]
+        for x in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
 def test_float32_holds_where_probabilities_underflow():
     inputs = embeddings(scale=40.0)
     loss, *gradients = of_type(torch.float32, *inputs, similarity=DOT)
@@ -401,6 +423,63 @@ def test_float32_holds_where_probabilities_underflow():
     assert expected > 1e3  # the positive's own probability is far below what float32 can say
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_a_sure_row_has_no_loss_in_float32():
+    """Logits of 18,000, whose last digit is .002: probabilities sum to 1 all the same."""
+    queries, _ = embeddings(64, 64, 32)
+    queries = (30 * nn.functional.normalize(queries)).detach()
+    labels = torch.arange(64) // 2
+    for options in ({}, {"log_q": labels / 3.0}, {"positives": labels}):
+        terms = [Term(temperature=tau) for tau in (0.1, 0.05, 0.03)]
+        documents = queries[::2].repeat_interleave(2, dim=0) if "positives" in options else queries
+        expected, *_ = of_type(torch.float64, documents, documents, terms, DOT, **options)
+        loss, *gradients = of_type(torch.float32, documents, documents, terms, DOT, **options)
+        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+        assert all(gradient.abs().max() < 1e-2 for gradient in gradients)
+
+
+def test_gradients_of_short_vectors_among_long_ones():
+    """In one softmax of several prefixes, against the formula in float64."""
+    queries, documents = embeddings(8, 16, 32)
+    with torch.no_grad():
+        documents[3] *= 1e-9
+        queries[5] *= 1e-9
+    terms, dims = [Term(8, 0.5), Term(None, 0.5)], (8, 32)
+    expected = 0.0
+    for dim in dims:
+        q, d = (
+            x[:, :dim] / x[:, :dim].norm(dim=1, keepdim=True) ** g
+            for x, g in ((queries, 0.3), (documents, 0.8))
+        )
+        others = (q @ q.T).masked_fill(torch.eye(8, dtype=torch.bool), -torch.inf)
+        logits = torch.cat([q @ d.T, others], dim=1) / 0.5
+        expected = expected + nn.functional.cross_entropy(logits, torch.arange(8))
+    wanted = torch.autograd.grad(expected, [queries, documents])
+    options = {"directions": ("query_to_doc", "query_to_query"), "partition_mode": "joint"}
+    _, *found = of_type(torch.float32, queries, documents, terms, Similarity(0.3, 0.8), **options)
+    for gradient, reference in zip(found, wanted, strict=True):
+        norms = reference.norm(dim=1)
+        torch.testing.assert_close(
+            (gradient - reference).norm(dim=1) / norms, 0 * norms, rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("similarity", [DOT, COSINE], ids=str)
+def test_a_second_derivative_is_refused(similarity):
+    queries, documents = embeddings()
+    of = partial(infonce, documents=documents, similarity=similarity)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(of(queries), queries, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"torch\.func"):
+        torch.func.grad(of)(queries.detach())
+
+
+@pytest.mark.parametrize("backend", ["plain", "tiled"])
+def test_a_device_without_autocast(backend):
+    pair = [x.to("meta") for x in embeddings()]
+    assert stm.infonce(*pair, similarity=QNORM, backend=backend).shape == ()
+    assert stm.infonce(*pair).shape == ()
 
 
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, Similarity(0.5, 0.5)], ids=str)
@@ -443,11 +522,24 @@ def test_zero_vectors():
 
 
 MATRIX = torch.ones(4, 9)
+
+
+def guided(queries, documents, value=1.0):
+    guide = torch.full((queries, 3), value), torch.ones(documents, 3)
+    return Above(lambda positives: positives, guide)
+
+
 WRONG = {
     "shapes": ({"documents": torch.ones(9, 4)}, r"documents \(M, D\)"),
     "offset": ({"offset": 10}, "offset 10"),
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
-    "all_queries": ({"all_queries": torch.ones(3, 8)}, r"\(Q, 8\) with Q >= 4; got \(3, 8\)"),
+    "all_queries": ({"all_queries": torch.ones(3, 8)}, r"with Q from 4 to 9; got \(3, 8\)"),
+    "too many queries": ({"all_queries": torch.ones(10, 8)}, r"from 4 to 9; got \(10, 8\)"),
+    "two rules": ({"exclude": [above_the_positive(0), above_the_positive(1)]}, "one Above"),
+    "guide": ({"exclude": guided(4, 8)}, r"\(4, Dg\) and \(9, Dg\); got \(4, 3\) and \(8, 3\)"),
+    "guide of queries": ({"exclude": guided(3, 9)}, r"got \(3, 3\)"),
+    "nan": ({"exclude": guided(4, 9, torch.nan)}, "not finite"),
+    "tile_rows": ({"tile_rows": 0}, "tile_rows must be at least 1"),
     "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
     "ids of queries": ({"exclude": Ids(IDS[:3], IDS)}, r"ids \(4,\) of the queries; .* \(3,\)"),
     "positives": ({"positives": MATRIX.bool()}, r"Give a matrix \(B, M\) as targets"),

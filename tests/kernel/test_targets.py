@@ -128,3 +128,14 @@ def test_weights_multiply_the_losses_of_rows(backend):
     parts = [infonce(queries[i : i + 1], documents, offset=i, backend=backend) for i in range(4)]
     loss = infonce(queries, documents, weights=weights, backend=backend)
     torch.testing.assert_close(loss, (torch.stack(parts) * weights).mean())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_constants_change_neither_type_nor_gradient(backend):
+    queries, documents = (draw(n, 8).detach().float() for n in (4, 9))
+    given = {"weights": draw(4), "log_q": draw(9), "targets": draw(4, 9)}
+    given = {name: (x * x).detach().requires_grad_() for name, x in given.items()}
+    loss = infonce(queries.requires_grad_(), documents, backend=backend, **given)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert all(x.grad is None for x in given.values())

@@ -1,4 +1,4 @@
-"""Plan and Softmax: the terms of a loss, and what is known of the softmax of each row."""
+"""Plan: the prefixes and terms of a loss, and how the tiled engine computes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plan:
     members: tuple[range, ...]  # of a prefix, the places of its terms
     powers: tuple[int, ...]  # of a term, the power of the exponential before it that it is, or 0
     num_losses: float  # losses of rows whose mean is the loss of the batch
-    tile_rows: int | None  # None: rows_of_a_tile
+    tile_rows: int | None  # of a tile; None: as the device likes it
     bounded: bool  # whether no logit is too large or too small for the exponential of a float32
 
     @classmethod
@@ -82,47 +82,3 @@ def _power(before: Term, after: Term) -> int:
         return 0
     ratio = _number(before) / _number(after)
     return round(ratio) if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7 else 0
-
-
-class Softmax:
-    """The sums of each row over the columns so far: the log-sum-exp, and the attraction of its
-    positives."""
-
-    def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
-        row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
-        if batch.weights is not None:
-            row_weights = batch.weights.detach().to(row_weights)
-        self.plan = plan
-        self.inverse = 1 / temperatures[:, None]  # (T, 1)
-        of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
-        # (T, B), of a row's loss in the loss of the batch
-        self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
-        self.pulls = self.weights * self.inverse  # (T, B), d loss / d score of a probability of 1
-        self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
-        # Sums over the positives of a row: weighted scores of each prefix and biases, and targets
-        self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
-        self.biases = torch.zeros_like(row_weights)  # (B,)
-        self.targets = torch.zeros_like(row_weights)  # (B,)
-        self.grad_inverse = torch.zeros_like(temperatures)  # (T,)
-        self.learns_temperatures = temperatures.requires_grad
-
-    def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
-        """Adds the log-sum-exp (n,) of more columns to those of some rows."""
-        known = self.log_sums[t, tile]  # a view
-        torch.logaddexp2(known, log_sums, out=known)
-
-    def pushes(self, k: int, tile: slice) -> Tensor:
-        """How much a target of 1 raises a score in all terms of a prefix, (n,)."""
-        members = self.plan.members[k]
-        return self.pulls[members.start : members.stop, tile].sum(dim=0) / self.targets[tile]
-
-    def loss(self) -> Tensor:
-        """The sum over terms and rows of w · (log-sum-exp of logits - mean logit of positives)."""
-        means = self.plan.per_term(self.scores) / self.targets
-        attraction = means * self.inverse + self.biases / self.targets  # (T, B)
-        return ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
-
-    def grad_temperatures(self) -> Tensor:
-        """The gradient of the temperatures, (T,)."""
-        means = self.plan.per_term(self.scores) / self.targets
-        return -(self.grad_inverse - (means * self.weights).sum(dim=1)) * self.inverse[:, 0] ** 2
