@@ -78,7 +78,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
         if not is_sentence_transformer_model(path):
             names = AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []
         if not any(name.endswith("ForCausalLM") for name in names):
-            return SentenceTransformer(path)
+            return SentenceTransformer(path).float()  # small steps are lost in bfloat16
         decoder = Transformer(path, max_seq_length=max_length)
     _end_texts(decoder.tokenizer)
     pooling = Pooling(decoder.get_embedding_dimension(), "lasttoken")

@@ -43,7 +43,11 @@ def lora_config(
     lora_dropout: float = 0.1,
     target_modules: Iterable[str] = LAYERS,
 ) -> LoraConfig:
-    """The paper's LoRA, in attention and feed-forward layers, as a ``peft.LoraConfig``."""
+    """The paper's LoRA, in attention and feed-forward layers, as a ``peft.LoraConfig``.
+
+    In a model that has no layer of these names, such as BERT or GPT-2, the Trainer takes all linear
+    layers.
+    """
     with needs("LoRA", "revela"):
         from peft import LoraConfig
     return LoraConfig(
@@ -107,12 +111,12 @@ class RevelaTrainer(SentenceTransformerTrainer):
             raise ValueError("The loss was built for another model; build it with this one.")
         settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
         if retriever_lora is not None:
-            model.add_adapter(_chosen(retriever_lora))
+            model.add_adapter(_chosen(retriever_lora, model))
         if any(parameter.requires_grad for parameter in loss.lm.parameters()):
             if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
                 from peft import get_peft_model
 
-                loss.lm = get_peft_model(loss.lm, _chosen(lm_lora))
+                loss.lm = get_peft_model(loss.lm, _chosen(lm_lora, loss.lm))
             if lm_learning_rate is not None:
                 rates = settings.learning_rate_mapping or {}
                 settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | rates
@@ -191,9 +195,13 @@ class RevelaTrainer(SentenceTransformerTrainer):
                 parameter.copy_(saved[name])
 
 
-def _chosen(lora: LoraConfig | Literal["paper"]) -> LoraConfig:
-    """A copy, because peft writes the name of the base model into it."""
-    return lora_config() if lora == "paper" else copy.copy(lora)
+def _chosen(lora: LoraConfig | Literal["paper"], model: nn.Module) -> LoraConfig:
+    """A copy, because peft writes the name of the base model into it, for the layers of a model."""
+    chosen = lora_config() if lora == "paper" else copy.copy(lora)
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if chosen.target_modules == set(LAYERS) and names.isdisjoint(LAYERS):
+        chosen.target_modules = "all-linear"
+    return chosen
 
 
 class _LanguageModelCallback(TrainerCallback):

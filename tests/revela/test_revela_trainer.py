@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from st_magnitude.revela import RevelaTrainer, load_lm, load_retriever, merge_lora
 from st_magnitude.revela.attention import base_model
+from st_magnitude.revela.trainer import LAYERS
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
 
@@ -138,6 +139,23 @@ def test_bfloat16_reaches_both_models(tmp_path) -> None:
     evaluated = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluated["eval_next_token"] == pytest.approx(evaluated["eval_loss"], abs=1e-3)
     assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated.keys()
+
+
+@pytest.mark.parametrize("is_encoder", [True, False])
+def test_the_papers_lora_fits_any_architecture(tmp_path, is_encoder) -> None:
+    """DistilBERT names its layers otherwise than Llama does. Encoders are loaded in float32."""
+    path = save_decoder(tmp_path / "decoder")
+    if is_encoder:
+        path = str(tmp_path / "encoder")
+        retriever(tmp_path).to(torch.bfloat16).save_pretrained(path)
+    model = load_retriever(path)
+    assert next(model.parameters()).dtype == torch.float32
+    loss = loss_for(model)
+    RevelaTrainer(model, arguments(tmp_path), loss=loss, lm_lora="paper", retriever_lora="paper")
+    places = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    layers = {place.rpartition(".")[2] for place in places}
+    expected = {"q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"} if is_encoder else set(LAYERS)
+    assert layers == expected
 
 
 @pytest.mark.slow
