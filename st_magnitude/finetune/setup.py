@@ -34,9 +34,11 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
+from st_magnitude.losses.base import half_weights
 from st_magnitude.losses.exponents import usual_rate
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.saving.export import limit_length
+from st_magnitude.surgery.adapters import has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 from st_magnitude.training.run_folder import has_fast_bf16
@@ -98,6 +100,7 @@ def make_trainer(
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
     args = _arguments(config, rows, output, model, saves)
+    _cast_half_weights(model)
     prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))
     options: dict[str, Any] = {
         "gather_across_devices": args.world_size > 1,
@@ -110,6 +113,21 @@ def make_trainer(
         kind = TempAggMRLLoss
     loss = kind(model, **{**options, **(loss_options or {}), **_terms(config)})
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+
+
+def _cast_half_weights(model: SentenceTransformer) -> None:
+    """Casts weights to float32, but for those under an adapter: bfloat16 loses small steps."""
+    if not (half := half_weights(model)):
+        return
+    logger.warning(
+        "The weights to train are stored in %s, which small steps hardly change. They are float32"
+        " from now on.",
+        str(half[0].dtype).removeprefix("torch."),
+    )
+    if not has_adapter(model):
+        model.float()
+    for parameter in half:
+        parameter.data = parameter.data.float()
 
 
 def _terms(config: TrainConfig) -> dict[str, object]:

@@ -27,6 +27,7 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
+from st_magnitude.training.engines import engine_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ CITATION = """
 def exponent_norm(model: nn.Module) -> ExponentNorm | None:
     """The ExponentNorm of a model, also inside the wrappers of DDP and torch.compile."""
     return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
+
+
+def half_weights(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that are trained in less than float32."""
+    trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
+    return [parameter for parameter in trained if parameter.element_size() < 4]
 
 
 class EmbeddingLoss(nn.Module):
@@ -130,12 +137,22 @@ class EmbeddingLoss(nn.Module):
         self._watch(columns)
 
     def begin(self) -> None:
-        """Warns if the saved model will score in another way than the loss trains it to.
+        """Warns of weights in half precision, and if the saved model will score in another way than
+        the loss trains it to.
 
         Several losses of one Trainer may disagree, and the loss that was built last sets the
         similarity function. The stock functions have no fractional exponent.
         """
         model = unwrapped(self.model)
+        # an engine keeps float32 copies of weights
+        if (half := half_weights(model)) and engine_of(self.model) is None:
+            logger.warning(
+                "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
+                " they were. Call model.float() before you build the loss (for LoRA, cast the"
+                " adapter alone), and train with bf16=True in the training arguments for speed.",
+                self.name,
+                str(half[0].dtype).removeprefix("torch."),
+            )
         if not isinstance(model, SentenceTransformer):
             return
         norm = exponent_norm(model)

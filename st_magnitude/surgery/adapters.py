@@ -11,15 +11,18 @@ from transformers import PreTrainedModel
 from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
 
-__all__ = ["merge_lora", "merged"]
+__all__ = ["has_adapter", "merge_lora", "merged"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def merged(model: Model) -> Model:
     """The model itself or, if it has an adapter of peft, a copy in which that is merged."""
-    has_adapter = any(type(module).__module__.startswith("peft.") for module in model.modules())
-    return merge_lora(deepcopy(model)) if has_adapter else model
+    return merge_lora(deepcopy(model)) if has_adapter(model) else model
+
+
+def has_adapter(model: nn.Module) -> bool:
+    return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
 def merge_lora(model: Model) -> Model:

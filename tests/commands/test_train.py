@@ -135,6 +135,26 @@ def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_
     assert rates == [2e-5, 2e-4]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_lora", [False, True])
+def test_weights_in_half_precision(data_folder, tiny_path, tmp_path, caplog, dtype, has_lora):
+    """They would lose small steps; those under LoRA are frozen."""
+    model, data = stm.load(tiny_path).to(dtype), RetrievalData.from_beir(data_folder, "train")
+    if has_lora:
+        peft = pytest.importorskip("peft")
+        model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))
+    config = TrainConfig(max_steps=1, batch_size=4, bf16=False)
+    trained = train(model, data, tmp_path / "out", config)
+    said = f"stored in {str(dtype).removeprefix('torch.')}"
+    assert said in caplog.text
+    assert "trains weights in" not in caplog.text  # as the loss says
+    for parameter in trained.trainer.model.parameters():
+        is_frozen = has_lora and not parameter.requires_grad
+        assert parameter.dtype == (dtype if is_frozen else torch.float32)
+    expected = dtype if has_lora else torch.float32
+    assert next(stm.load(tmp_path / "out").parameters()).dtype == expected
+
+
 @pytest.mark.parametrize(("batch_size", "sampler"), [(4, "no_duplicates"), (5, "batch_sampler")])
 def test_batches_repeat_no_text_where_that_is_possible(
     static_path, tmp_path, caplog, batch_size, sampler

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from _helpers import BATCHING, train
+from _helpers import BATCHING, features, train
 from _processes import TWO_RANKS, python
 from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
@@ -86,6 +86,16 @@ def test_learnable_learns_at_the_rate_of_an_encoder(folder, tmp_path, monkeypatc
     else:
         train(model, loss, tmp_path, learning_rate=2e-5, weight_decay=0.1)
     assert all(abs(exponent - 0.5) > 0.003 for exponent in loss.similarity.exponents)
+
+
+@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.SimilarityMSELoss])
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_loss_warns_of_weights_in_half_precision(folder, caplog, loss_class, is_half):
+    model = load_transformer(folder).to(torch.bfloat16 if is_half else torch.float32)
+    loss = loss_class(model)
+    labels = torch.rand(4) if loss_class is stm.SimilarityMSELoss else None
+    loss(features(model, 4), labels)
+    assert ("trains weights in bfloat16" in caplog.text) == is_half
 
 
 def test_lists_of_texts_are_refused(model, tmp_path):
