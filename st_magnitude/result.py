@@ -17,7 +17,7 @@ import numpy as np
 
 from st_magnitude._files import written
 
-__all__ = ["Result", "Table", "cell", "interval", "to_plain", "wrap"]
+__all__ = ["Result", "Table", "cell", "interval", "points", "to_plain", "wrap"]
 
 # Words and numbers stay whole.
 _lines_of = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
@@ -55,6 +55,16 @@ def interval(difference: tuple[float, float, float]) -> str:
         '+0.0380 [+0.0150, +0.0610]'
     """
     return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*difference)
+
+
+def points(difference: tuple[float, float, float]) -> str:
+    """A difference of nDCG@10 with the ends of its interval, in points: hundredths.
+
+    Example:
+        >>> points((0.038, 0.015, 0.061))
+        '+3.8 points [+1.5, +6.1]'
+    """
+    return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in difference))
 
 
 def cell(value: object) -> str:

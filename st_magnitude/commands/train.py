@@ -46,11 +46,15 @@ def train(
         return figures
     figures |= {"geometry": trained.geometry, "prior": trained.prior, "moved": trained.moved}
     figures["norm_warning"] = trained.norm_warning
-    for key, after in trained.geometry["after"].items():
-        typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
-    if trained.prior is not None:
-        say(trained.prior)
     verdict, stuck = trained.verdict, trained.advice
+    if verdict is not None:
+        say(verdict.headline(dev_split))
+        figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
+    if trained.output is not None:
+        stock = verdict is None or verdict.saved.exponent in (0.0, 1.0)
+        load = f'{"SentenceTransformer" if stock else "stm.load"}("{output}")'
+        typer.echo(f"Saved to {output}. Load it with {load}.")
+        figures |= {"output": str(output), "load": load}
     if verdict is None:
         say(
             f"There is no {dev_split} split next to {split}, so the trained model could not be"
@@ -59,14 +63,9 @@ def train(
             f" {stuck}"
         )
     else:
-        figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
-        typer.echo(str(verdict))
-        say(verdict.summary(dev_split, stuck))
-    if trained.norm_warning:
-        say(trained.norm_warning)
-    if trained.output is None:
-        return {**figures, "exit_code": 3}
-    loads_anywhere = verdict is None or verdict.saved.exponent in (0.0, 1.0)
-    load = f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")'
-    typer.echo(f"Saved to {output}. Load it with {load}.")
-    return {**figures, "output": str(output), "load": load}
+        typer.echo(f"\n{verdict}")
+        say(verdict.advice(stuck))
+    typer.echo(f"\n{trained.norms}")
+    for text in filter(None, (trained.prior, trained.norm_warning)):
+        say(text)
+    return figures if trained.output is not None else {**figures, "exit_code": 3}

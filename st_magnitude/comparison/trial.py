@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -74,8 +74,8 @@ def make_splits(
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
             held_out = _held_out(train, rng)
-            part = _only(train, held_out)
-            train = _only(train, train.queries.keys() - held_out)
+            part = train.only(held_out)
+            train = train.only(train.queries.keys() - held_out)
             number = len(part.query_ids)
             notes.append(f"There is no {name} split: {number:,} training queries are held out.")
         parts[name] = part
@@ -106,19 +106,11 @@ def _sample(
 ) -> RetrievalData:
     """At most so many queries, with their judged documents and a sample of the others."""
     ids = sorted(data.query_ids)
-    part = _only(data, {ids[i] for i in rng.permutation(len(ids))[:queries]})
+    part = data.only({ids[i] for i in rng.permutation(len(ids))[:queries]})
     kept = set().union(*part.relevant.values(), *part.negatives.values())
     others = sorted(part.corpus.keys() - kept)
     kept |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(kept))]}
     return replace(part, corpus={d: text for d, text in part.corpus.items() if d in kept})
-
-
-def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
-    """The same corpus with some of the queries."""
-    queries = {query: text for query, text in data.queries.items() if query in chosen}
-    relevant = {query: grades for query, grades in data.relevant.items() if query in chosen}
-    negatives = {query: ids for query, ids in data.negatives.items() if query in chosen}
-    return replace(data, queries=queries, relevant=relevant, negatives=negatives)
 
 
 @dataclass(frozen=True)

@@ -266,6 +266,15 @@ class RetrievalData:
         columns = [self.position[query] if query in self.own else -1 for query in queries]
         return torch.tensor(columns, dtype=torch.long)
 
+    def only(self, chosen: Collection[str]) -> RetrievalData:
+        """The same corpus with some of the queries, by their ids."""
+        return replace(
+            self,
+            queries={query: text for query, text in self.queries.items() if query in chosen},
+            relevant={query: ids for query, ids in self.relevant.items() if query in chosen},
+            negatives={query: ids for query, ids in self.negatives.items() if query in chosen},
+        )
+
     def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
         """The logarithm of the prior of every document of the corpus, from the judgments.
 

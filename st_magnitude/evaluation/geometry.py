@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from st_magnitude import geometry
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator, CsvOptions
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["GeometryEvaluator", "card_evaluators", "norm_figures"]
-
-NUM_DOCUMENTS = 500  # size of the sample for a model card
+__all__ = ["GeometryEvaluator", "norm_figures"]
 
 
 class GeometryEvaluator(CsvEvaluator):
@@ -111,20 +108,3 @@ def norm_figures(
         sizes = map(len, groups)
         figures["cohens_d_error"] = geometry.cohens_d_error(figures["cohens_d"], *sizes)
     return figures
-
-
-def card_evaluators(
-    data: RetrievalData, seed: int = 0, also_relevant: Collection[str] = ()
-) -> tuple[GeometryEvaluator, GeometryEvaluator]:
-    """Two evaluators of one sample, a fifth of it queries, named "before" and "after"."""
-    rng = np.random.default_rng(seed)
-    asked = rng.permutation(list(data.queries))[: NUM_DOCUMENTS // 5].tolist()
-    documents = rng.permutation(list(data.corpus))[:NUM_DOCUMENTS].tolist()
-    answers = set(also_relevant).union(*data.relevant.values())
-    texts = [data.corpus[i] for i in documents]
-    queries = [data.queries[i] for i in asked]
-    is_relevant = [i in answers for i in documents]
-    before = GeometryEvaluator(texts, queries, is_relevant, name="before", write_csv=False)
-    after = GeometryEvaluator(texts, queries, is_relevant, name="after", write_csv=False)
-    before.warns = after.warns = False  # `train` says it once, with its verdict
-    return before, after

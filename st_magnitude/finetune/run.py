@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -18,18 +18,20 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.geometry import card_evaluators
+from st_magnitude.finetune.baseline import Baseline
+from st_magnitude.finetune.folds import folds_of
+from st_magnitude.finetune.measure import RetrievalEvaluator
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading, training_rows
-from st_magnitude.finetune.verdict import Verdict, judge_model, own_ndcg
+from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.geometry import norm_warning
 from st_magnitude.losses import MagnitudeRankingLoss
-from st_magnitude.result import to_plain
+from st_magnitude.result import Table, to_plain
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load, write_model
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import encode_raw, prompt_of
+from st_magnitude.surgery.raw import prompt_of
 from st_magnitude.training.run_folder import (
     check_output,
     check_same_run,
@@ -45,6 +47,15 @@ logger = logging.getLogger(__name__)
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
 FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+LABELS = {
+    "document_norm_mean": "norm of documents: mean",
+    "document_norm_cv": "norm of documents: standard deviation over mean",
+    "query_norm_mean": "norm of queries: mean",
+    "query_norm_cv": "norm of queries: standard deviation over mean",
+    "document_mean_cosine": "mean cosine of two documents",
+    "document_isoscore": "IsoScore of documents (1: all directions alike)",
+    "cohens_d": "Cohen's d of norms, relevant minus never-relevant",
+}
 LITTLE = 0.01  # of the norm: embeddings that moved by less are hardly trained
 
 
@@ -55,7 +66,7 @@ class TrainedModel:
     trainer: SentenceTransformerTrainer
     # norms and isotropy of a sample of the texts, "before" and "after"
     geometry: dict[str, dict[str, float]]
-    verdict: Verdict | None  # next to the pretrained model; None without dev data
+    verdict: Verdict | None  # next to the pretrained model; None without held-out queries
     # None: the model is clearly worse than the pretrained one and was not saved
     output: Path | None
     # with ``config.prior``: what it was counted from, or why it was left out
@@ -75,6 +86,14 @@ class TrainedModel:
         )
 
     @property
+    def norms(self) -> Table:
+        """Norms and directions of the sample before and after the training."""
+        before, after = self.geometry["before"], self.geometry["after"]
+        rows = [[label, before.get(key), after.get(key)] for key, label in LABELS.items()]
+        title = "Norms and directions of a sample of the texts"
+        return Table(["", "before", "after"], rows, title)
+
+    @property
     def norm_warning(self) -> str:
         """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
         after, before = (self.geometry.get(when, {}) for when in ("after", "before"))
@@ -91,14 +110,18 @@ def train(
     dev: RetrievalData | None = None,
     also_relevant: Collection[str] = (),
     loss_options: Mapping[str, object] | None = None,
+    say: Callable[[str], None] = logger.info,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
 
-    With dev data, the model is compared with the pretrained one as it was given, and saved as it
-    was trained unless another document exponent is clearly better (see `judge_model`). A clearly
-    worse model is saved only with ``config.keep_anyway``. Checkpoints are in ``output/checkpoints``
-    and are removed when the model is saved.
+    With dev data, the model is compared with the pretrained one as it was given and with BM25, and
+    saved as it was trained unless another document exponent is clearly better. Without, a static
+    table of few queries is judged by cross-validation: models of five folds are measured on the
+    queries that they were not trained on, and the one that is saved trains on all of them
+    (``config.folds``).
+    A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are in
+    ``output/checkpoints`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
@@ -110,6 +133,7 @@ def train(
             `st_magnitude.data.beir.relevant_documents` of the folder. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
         loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
+        say: Function that receives the progress line by line.
 
     Raises:
         ValueError: If the data have too few pairs or share queries with dev, or a setting does not
@@ -137,56 +161,26 @@ def train(
         model = load(model) if isinstance(model, str) else model
         with reading(model, config.max_length):
             pass  # a model without such a limit is refused before anything is encoded
-        start = _Pretrained(model, data, dev, config, answers) if is_first else None
+        folds = folds_of(model, data, dev, config)
+        baseline = None
+        if is_first:
+            baseline = Baseline(model, data, data if folds else dev, answers, config, say)
+            if folds:
+                baseline.cross_validate(folds, output, loss_options)
         trainer = make_trainer(model, data, rows, config, output, loss_options)
-        if start is not None:
-            start.measure_norms()
-            if checkpoint is None:
-                record_run(output, settings)
+        if is_first and checkpoint is None:
+            record_run(output, settings)
         with reading(model, config.max_length):
             train_or_stop(trainer, checkpoint)
-        if start is None:
+        if baseline is None:
             return TrainedModel(trainer, {}, None, output)
-        trained = start.compare(trainer, rows, output)
-        return _save_unless_worse(trained, output, config, "" if dev is None else dev.name)
-
-
-class _Pretrained:
-    """The pretrained model as it was given, by which the trained one is measured."""
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        data: RetrievalData,
-        dev: RetrievalData | None,
-        config: TrainConfig,
-        answers: Collection[str],
-    ) -> None:
-        self.model, self.dev, self.config = model, dev, config
-        self.before, self.after = card_evaluators(data, config.seed, answers)
-        self.ndcg = None if dev is None else own_ndcg(model, dev)
-
-    def measure_norms(self) -> None:
-        """Measures the model as it is prepared for the loss."""
-        self.before(self.model, epoch=0, steps=0)
-        self.queries = encode_raw(self.model, self.before.texts["query"], "query")  # (n, D)
-
-    def compare(
-        self, trainer: SentenceTransformerTrainer, rows: Dataset, output: Path
-    ) -> TrainedModel:
-        """Measures the model, which is trained now, and sets its scoring."""
-        model, dev, config, state = self.model, self.dev, self.config, trainer.state
-        distances = encode_raw(model, self.before.texts["query"], "query") - self.queries
-        moved = float(distances.norm(dim=1).mean() / self.queries.norm(dim=1).mean())
-        verdict = None
-        self.after(model, epoch=round(state.epoch or 0), steps=state.global_step)
-        if dev is not None and self.ndcg is not None:
-            verdict = judge_model(model, dev, self.ndcg, config.keep_scoring, config.seed)
-            if verdict.saved != verdict.as_trained:
-                prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
-        geometry = {"before": self.before.metrics, "after": self.after.metrics}
+        verdict, after, moved = baseline.compare()
+        if verdict is not None and verdict.saved != verdict.as_trained:
+            prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
+        geometry = {"before": baseline.geometry, "after": after}
         prior = _about_prior(rows) if config.prior else None
-        return TrainedModel(trainer, geometry, verdict, output, prior, moved)
+        trained = TrainedModel(trainer, geometry, verdict, output, prior, moved)
+        return _save_unless_worse(trained, config, (data if folds else dev or data).name)
 
 
 def _answers(data: RetrievalData, dev: RetrievalData | None) -> set[str]:
@@ -226,10 +220,8 @@ def _about_prior(rows: Dataset) -> str:
     )
 
 
-def _save_unless_worse(
-    trained: TrainedModel, output: Path, config: TrainConfig, name: str
-) -> TrainedModel:
-    verdict = trained.verdict
+def _save_unless_worse(trained: TrainedModel, config: TrainConfig, name: str) -> TrainedModel:
+    verdict, output = trained.verdict, cast(Path, trained.output)
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
             f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
@@ -237,6 +229,11 @@ def _save_unless_worse(
         )
         return replace(trained, output=None)
     figures = {"geometry": trained.geometry, "dev": verdict, "moved": trained.moved}
+    ndcg = {} if verdict is None else {"before": verdict.pretrained, "after": verdict.saved.ndcg}
+    steps = {"before": 0, "after": trained.trainer.state.global_step}
+    for when, shown in trained.geometry.items():
+        shown = {"ndcg@10": ndcg[when], **shown} if ndcg else shown
+        RetrievalEvaluator(when, shown)(trained.trainer.model, steps=steps[when])
     sections = {
         f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
         "Document prior": trained.prior,

@@ -64,6 +64,10 @@ class TrainConfig:
     prompts: Prompts = True
     bf16: Bf16 = None
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
+    folds: Annotated[
+        int | None,
+        Option(min=0, help="Folds to judge in without dev data; default: 5 for a static table."),
+    ] = None
     seed: Annotated[int, Option(help="Seed for the order, the negatives and dropout.")] = 0
     keep_scoring: Annotated[
         bool, Option(help="Save the scoring of the loss, even if another is clearly better.")

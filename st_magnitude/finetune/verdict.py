@@ -1,7 +1,9 @@
-"""Is the trained model better than the pretrained one, and how is it best scored?"""
+"""The trained model next to the pretrained one and to BM25 on the same queries."""
 
 from __future__ import annotations
 
+import hashlib
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,14 +12,15 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
-from st_magnitude.evaluation.metrics import judge, own_scoring, scoring_of
-from st_magnitude.result import Result, Table, interval
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.evaluation.metrics import own_scoring
+from st_magnitude.finetune.measure import Found
+from st_magnitude.result import Result, Table, points
 
-__all__ = ["Scored", "Verdict", "judge_model", "own_ndcg"]
+__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "own_ndcg"]
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
+POWER = 1.43  # (1.96 + .84) / 1.96: times half of an interval, the gain found in four of five draws
+LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,34 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Control:
+    """Another search of the same queries."""
+
+    name: str
+    ndcg: float
+    gain: tuple[float, float, float]  # of the trained model over this search, see `judge`
+
+
+@dataclass(frozen=True)
+class Change:
+    """A query whose nDCG@10 changed, with its first document before and after the training."""
+
+    query: str
+    ndcg: tuple[float, float]
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        query, before, after = (
+            textwrap.shorten(text, 60, placeholder=" ...")
+            for text in (self.query, self.before, self.after)
+        )
+        lines = [f"  {query}  ({self.ndcg[0]:.2f} -> {self.ndcg[1]:.2f})"]
+        lines += [f"      before: {before}"] if before != after else []
+        return "\n".join([*lines, f"      now:    {after}"])
+
+
+@dataclass(frozen=True)
 class Verdict(Result):
     """The trained model next to the pretrained one on the same queries."""
 
@@ -47,6 +78,11 @@ class Verdict(Result):
     best: Scored | None
     saved: Scored  # the one of the two that the saved model is scored with
     curve: dict[str, float] | None  # nDCG@10 by document exponent
+    controls: tuple[Control, ...] = ()  # BM25, and the saved model fused with it
+    gained: int = 0  # number of queries with a higher nDCG@10 than before
+    lost: int = 0
+    changes: tuple[Change, ...] = ()  # the largest gain, the median change and the largest loss
+    folds: int = 0  # in which the queries were held out; 0 for one split
 
     @property
     def is_better(self) -> bool:
@@ -65,34 +101,64 @@ class Verdict(Result):
             return ""
         return "These queries have chosen the exponent, so the difference is optimistic."
 
-    def tables(self) -> Iterable[Table]:
-        rows: list[list[object]] = [["pretrained", self.pretrained, ""]]
-        for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
-            kind = "as trained" if scored == self.as_trained else "best"
-            saved = ", saved" if scored == self.saved else ""
-            rows.append([f"trained, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
-        title = (
-            f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 %"
-            " interval"
-        )
-        yield Table(["model", "nDCG@10", "difference"], rows, title, self.caveat)
+    def headline(self, split: str) -> str:
+        """Better, worse or no clear difference, by how much and on how many queries."""
+        where = f"{self.queries:,} {split} queries"
+        if self.folds:
+            where = f"{self.queries:,} queries, held out in {self.folds} folds"
+        name = "Better" if self.is_better else "No clear difference"
+        if self.saved.gain[2] < 0.0:
+            name = "Worse"
+        said = f"{name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
+        bm25 = " ".join(self._about(control) for control in self.controls[:1])
+        return f"{said}, on {where}. {bm25}".strip()
 
-    def summary(self, split: str, advice: str = "") -> str:
-        """Whether the trained model is better than the pretrained one, in a few sentences."""
-        is_lower = self.saved.gain[2] < 0.0
-        name = "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
-        if is_lower and not self.is_worse:
-            advice = "Another exponent is better: run calibrate, or leave out --keep-scoring."
-        elif not is_lower and self.saved.changed < FEW_CHANGES:
-            advice = advice or "That is too little to judge by: add queries to the split."
-        usual = "Train on more pairs or with another learning rate, or keep the pretrained model."
-        said = (
-            f"The trained model is {name} than the pretrained one on the {split} split: nDCG@10"
-            f" changes by {interval(self.saved.gain)}, and for {self.saved.changed:,} of"
-            f" {self.queries:,} queries at all."
+    def advice(self, remedy: str = "") -> str:
+        """What follows from the figures, in a few sentences."""
+        found = [self.caveat]
+        if self.saved.gain[2] < 0.0 and not self.is_worse:
+            found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
+        elif not self.is_better:
+            usual = "Train on more pairs or with another learning rate, or keep the old model."
+            found += [remedy or usual, self._power()]
+        found += map(self._about, self.controls[1:])
+        if max(self.pretrained, self.saved.ndcg) < LOW:
+            found.append(
+                "nDCG@10 is low for every model. If several documents answer a query and the data"
+                " name one of them, no model can score high: judge the others, too."
+            )
+        return " ".join(filter(None, found))
+
+    def _power(self) -> str:
+        gain, low, _ = self.saved.gain
+        if self.saved.changed < FEW_CHANGES:
+            return f"nDCG@10 changed for {self.saved.changed:,} queries only: add queries."
+        smallest = 100 * POWER * (gain - low)
+        return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
+
+    def _about(self, control: Control) -> str:
+        _, low, high = control.gain
+        if high < 0.0:
+            return f"{control.name} is better than the model alone: {control.ndcg:.4f}."
+        if low > 0.0 or control != self.controls[0]:
+            return ""
+        return (
+            f"The saved model is not clearly better than {control.name}, which needs no training."
         )
-        parts = (said, self.caveat, "" if self.is_better else advice or usual)
-        return " ".join(part for part in parts if part)
+
+    def tables(self) -> Iterable[Table | str]:
+        rows: list[list[object]] = [["pretrained", self.pretrained, points(self.saved.gain)]]
+        for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
+            notes = ["as trained"] if scored == self.as_trained else []
+            notes += ["saved"] if scored == self.saved else []
+            name = f"trained, {scored.name}" + (f" ({', '.join(notes)})" if notes else "")
+            rows.append([name, scored.ndcg, ""])
+        rows += [[other.name, other.ndcg, points(other.gain)] for other in self.controls]
+        columns = ["search", "nDCG@10", "the saved model over it"]
+        yield Table(columns, rows, "", self.caveat)
+        if self.changes:
+            yield f"{self.gained:,} queries gained and {self.lost:,} lost. For example:"
+            yield "\n".join(map(str, self.changes))
 
 
 def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
@@ -101,29 +167,22 @@ def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.floa
     return encoded.ndcg(encoded.top(own_scoring(model)))
 
 
-def judge_model(
-    model: SentenceTransformer,
-    data: RetrievalData,
-    pretrained: NDArray[np.float64],
-    keep_scoring: bool,
-    seed: int,
-) -> Verdict:
-    """Measures a trained model next to the pretrained one and chooses how it is scored.
+def changes_of(before: Found, after: Found, data: RetrievalData) -> tuple[Change, ...]:
+    """The largest gain, the median change and the largest loss; ties by a hash of the query."""
 
-    It is scored as it was trained, unless another document exponent is clearly better
-    (`ExponentCurve.best`) and ``keep_scoring`` is False.
-    """
+    def place(query: str) -> tuple[float, str]:
+        digest = hashlib.sha256(data.queries[query].encode()).hexdigest()
+        return before.ndcg[query] - after.ndcg[query], digest
 
-    def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
-        found = judge(per_query - pretrained, seed=seed)
-        return Scored(exponent, float(per_query.mean()), found.gain, found.num_changed)
-
-    number, before = len(pretrained), float(pretrained.mean())
-    if normalizes_output(model):
-        warn_if_few(data.query_ids, "a model")
-        trained = scored(float(scoring_of(model).exponents[1]), own_ndcg(model, data))
-        return Verdict(number, before, trained, None, trained, None)
-    curve = calibrate_exponent(model, data, seed=seed)
-    trained, best = (scored(gamma, curve.at(gamma)) for gamma in (curve.present, curve.best))
-    saved = trained if keep_scoring else best
-    return Verdict(number, before, trained, best, saved, curve.to_dict()["ndcg@10"])
+    changed = sorted((q for q in after.ndcg if after.ndcg[q] != before.ndcg[q]), key=place)
+    if not changed:
+        return ()
+    chosen = dict.fromkeys([changed[0], changed[len(changed) // 2], changed[-1]])
+    return tuple(
+        Change(
+            data.queries[query],
+            (before.ndcg[query], after.ndcg[query]),
+            *(data.corpus.get(found.first[query], "nothing") for found in (before, after)),
+        )
+        for query in chosen
+    )

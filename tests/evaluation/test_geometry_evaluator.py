@@ -15,7 +15,6 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
-from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
 
 ANSWERS = set().union(*RELEVANT_DOCS.values())
 TEXTS, IS_RELEVANT = list(CORPUS.values()), [key in ANSWERS for key in CORPUS]
@@ -84,20 +83,6 @@ def test_norms_that_mark_the_wrong_documents_are_told(evaluator, caplog):
     assert not warnings_of(right, equal)
     assert len(warnings_of(right, wax)) == 1
     assert not warnings_of(of("ab"), wax)
-
-
-def test_sample_for_a_card():
-    corpus = {f"d{i}": f"text {i}" for i in range(2 * NUM_DOCUMENTS)}
-    relevant = {"q": {f"d{i}" for i in range(0, 2 * NUM_DOCUMENTS, 3)}}
-    data = RetrievalData({"q": "which?"}, corpus, relevant)
-    before, after = card_evaluators(data)
-    assert before.texts == after.texts == card_evaluators(data)[0].texts
-    assert before.texts != card_evaluators(data, seed=1)[0].texts
-    texts = before.texts["document"]
-    assert len(set(texts)) == NUM_DOCUMENTS
-    assert [int(text.split()[1]) % 3 == 0 for text in texts] == list(before.is_relevant)
-    with pytest.raises(ValueError, match="got 1"):
-        card_evaluators(RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
 
 
 def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_path):

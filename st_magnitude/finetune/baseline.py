@@ -1,0 +1,141 @@
+"""The pretrained baseline: what a trained model has to beat on held-out queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.calibration import (
+    EXPONENTS,
+    exponent_curve,
+    ndcg_by_exponent,
+    warn_if_few,
+)
+from st_magnitude.evaluation.hybrid import dense_run, reciprocal_rank_fusion
+from st_magnitude.evaluation.metrics import judge, raw_scoring_of
+from st_magnitude.finetune.folds import cross_validate
+from st_magnitude.finetune.measure import Found, Sample, bm25_if_installed, encode, found_by
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import normalizes_output
+
+__all__ = ["Baseline"]
+
+
+class Baseline:
+    """A model as it was given and BM25, measured on held-out queries before the training.
+
+    Args:
+        held_out: The queries; None measures norms of a sample of the data alone.
+        answers: Ids of documents that answer a query of any split.
+        say: Function that receives the progress line by line.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        held_out: RetrievalData | None,
+        answers: Collection[str],
+        config: TrainConfig,
+        say: Callable[[str], None],
+    ) -> None:
+        self.model, self.config, self.say = model, config, say
+        self.is_judged = held_out is not None
+        self.data = data = held_out or data
+        self.sample = Sample(data, answers, config.seed)
+        if self.is_judged:
+            warn_if_few(data.query_ids, "a model")
+            encoded, similarity = encode(model, data, say)
+            self.found = found_by(dense_run(encoded, similarity), data)
+            self.lexical = bm25_if_installed(data)
+        else:
+            encoded = self.sample.encode(model)
+        self.embeddings = self.sample.embeddings(encoded)
+        self.geometry = self.sample.figures(self.embeddings)
+        self.of_folds: tuple[int, Found, Found | None] | None = None
+
+    def cross_validate(
+        self, folds: int, output: Path, loss_options: Mapping[str, object] | None
+    ) -> None:
+        """Measures models of all folds but one on the queries of that one."""
+        found, fused = cross_validate(
+            self.model, self.data, self.config, folds, output, self.lexical, loss_options
+        )
+        self.of_folds = folds, found, fused
+
+    def compare(self) -> tuple[Verdict | None, dict[str, float], float]:
+        """Measures the model, which is trained now.
+
+        Returns the verdict, its figures of norms, and how far its embeddings moved, as a share of
+        their norm.
+        """
+        verdict = None
+        if self.of_folds is not None:
+            folds, found, fused = self.of_folds
+            exponent = raw_scoring_of(self.model).exponents[1]
+            verdict = replace(self._verdict(float(exponent), found, fused), folds=folds)
+        if self.is_judged and verdict is None:
+            encoded, similarity = encode(self.model, self.data, self.say)
+            verdict = self._choose_scoring(encoded, similarity)
+        else:
+            encoded = self.sample.encode(self.model)
+        embeddings = self.sample.embeddings(encoded)
+        distances = embeddings["query"] - self.embeddings["query"]
+        moved = float(distances.norm(dim=1).mean() / self.embeddings["query"].norm(dim=1).mean())
+        return verdict, self.sample.figures(embeddings), moved
+
+    def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
+        """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
+        present, seed = float(similarity.exponents[1]), self.config.seed
+        trained = self._verdict(present, *self._found(encoded, present))
+        if normalizes_output(self.model):
+            return trained
+        exponents = np.unique(np.append(EXPONENTS, present))
+        per_query = ndcg_by_exponent(encoded, exponents)
+        curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
+        best = self._verdict(curve.best, *self._found(encoded, curve.best))
+        saved = trained if self.config.keep_scoring else best
+        shown = curve.to_dict()["ndcg@10"]
+        return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
+
+    def _found(self, encoded: EncodedTask, exponent: float) -> tuple[Found, Found | None]:
+        """What the embeddings find at a document exponent, alone and fused with BM25."""
+        run = dense_run(encoded, Similarity(1.0, exponent))
+        fused = None
+        if self.lexical is not None:
+            fused = found_by(reciprocal_rank_fusion([run, self.lexical]), self.data)
+        return found_by(run, self.data), fused
+
+    def _verdict(self, exponent: float, found: Found, fused: Found | None) -> Verdict:
+        """The verdict on what a model finds under one scoring."""
+        changes = found.minus(self.found)
+        judged = judge(changes, seed=self.config.seed)
+        scored = Scored(exponent, found.mean, judged.gain, judged.num_changed)
+        others = {}
+        if self.lexical is not None:
+            others["BM25"] = found_by(self.lexical, self.data)
+        if fused is not None:
+            others["trained + BM25"] = fused
+        return Verdict(
+            queries=len(changes),
+            pretrained=self.found.mean,
+            as_trained=scored,
+            best=None,
+            saved=scored,
+            curve=None,
+            controls=tuple(
+                Control(name, other.mean, judge(found.minus(other), seed=self.config.seed).gain)
+                for name, other in others.items()
+            ),
+            gained=int((changes > 0).sum()),
+            lost=int((changes < 0).sum()),
+            changes=changes_of(self.found, found, self.data),
+        )

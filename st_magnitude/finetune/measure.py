@@ -1,0 +1,151 @@
+"""Held-out queries on which a model is measured before and after its training."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from st_magnitude import geometry
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
+from st_magnitude.evaluation.base import CsvEvaluator
+from st_magnitude.evaluation.geometry import norm_figures
+from st_magnitude.evaluation.hybrid import Run, bm25_run
+from st_magnitude.evaluation.metrics import own_scoring, raw_scoring_of
+from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.surgery.raw import is_cut, normalizes_output
+
+__all__ = ["Found", "RetrievalEvaluator", "Sample", "bm25_if_installed", "encode", "found_by"]
+
+logger = logging.getLogger(__name__)
+
+NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # of the sample whose norms are measured
+SHORT = 5.0  # seconds that need no announcement
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found for some queries.
+
+    Attributes:
+        ndcg: Query id -> nDCG@10.
+        first: Query id -> id of the first document; empty if nothing was found.
+    """
+
+    ndcg: dict[str, float]
+    first: dict[str, str]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(list(self.ndcg.values())))
+
+    def minus(self, other: Found) -> NDArray[np.float64]:
+        """Differences of nDCG@10 in the order of these queries, (n,)."""
+        return np.array([value - other.ndcg[query] for query, value in self.ndcg.items()])
+
+    def joined(self, other: Found) -> Found:
+        """The same search for the queries of both."""
+        return Found(self.ndcg | other.ndcg, self.first | other.first)
+
+
+def found_by(run: Run, data: RetrievalData) -> Found:
+    """What a run found for the queries of the data that have a relevant document."""
+    gains = np.zeros((len(data.query_ids), 10))
+    for row, query in zip(gains, data.query_ids, strict=True):
+        found = [data.relevant[query].get(document, 0) for document in [*run[query]][:10]]
+        row[: len(found)] = found
+    values = ndcg(gains, [data.relevant[query].values() for query in data.query_ids])
+    first = {query: next(iter(run[query]), "") for query in data.query_ids}
+    return Found(dict(zip(data.query_ids, values.tolist(), strict=True)), first)
+
+
+def bm25_if_installed(data: RetrievalData) -> Run | None:
+    """BM25's run of the data; None, and a line in the log, without bm25s."""
+    try:
+        return bm25_run(data)
+    except ImportError as error:
+        logger.warning(f"Not measured: {error}")
+        return None
+
+
+def encode(
+    model: SentenceTransformer, data: RetrievalData, say: Callable[[str], None]
+) -> tuple[EncodedTask, Similarity]:
+    """The raw embeddings of queries and corpus, and the similarity under which the model ranks.
+
+    A distance counts as cosine. If it will take long, ``say`` hears how long.
+    """
+    texts = [*data.corpus.values()][:32]
+    began = time.perf_counter()
+    model.encode_document(texts, show_progress_bar=False)
+    number = len(data.corpus) + len(data.query_ids)
+    seconds = (time.perf_counter() - began) * number / len(texts)
+    if seconds > SHORT:
+        say(f"Encoding {number:,} texts, about {seconds:,.0f} s.")
+    if normalizes_output(model) and is_cut(model):  # by the dot product of parts of unit vectors
+        return data.encode(model), own_scoring(model)
+    is_distance = model.similarity_fn_name not in ("cosine", "dot")
+    similarity = raw_scoring_of(model, COSINE if is_distance else None)
+    return data.encode(model, before_normalize=True), similarity
+
+
+class Sample:
+    """Documents and queries whose norms and directions the model card shows.
+
+    Args:
+        answers: Ids of the documents that answer a query of any split.
+
+    Raises:
+        DataError: If there are fewer than two documents.
+    """
+
+    def __init__(self, data: RetrievalData, answers: Collection[str], seed: int) -> None:
+        if len(data.corpus) < 2:
+            raise DataError("The corpus has one document: there is nothing to tell apart.")
+        rng = np.random.default_rng(seed)
+        asked = rng.permutation(data.query_ids)[:NUM_QUERIES].tolist()
+        documents = sorted(rng.permutation(data.document_ids)[:NUM_DOCUMENTS].tolist())
+        self.queries = {query: data.queries[query] for query in asked}
+        self.documents = {document: data.corpus[document] for document in documents}
+        self.is_relevant = np.array([document in answers for document in documents])
+
+    def encode(self, model: SentenceTransformer) -> EncodedTask:
+        return encode_texts(model, self.queries, self.documents, before_normalize=True)
+
+    def embeddings(self, encoded: EncodedTask) -> dict[str, Tensor]:
+        """Those of the sample among the embeddings of more texts, (n, D) each, by role."""
+        places = {query: row for row, query in enumerate(encoded.query_ids or ())}
+        queries = encoded.queries[[places[query] for query in self.queries]]
+        places = {document: row for row, document in enumerate(encoded.document_ids or ())}
+        documents = encoded.documents[[places[document] for document in self.documents]]
+        return {"document": documents, "query": queries}
+
+    def figures(self, embeddings: Mapping[str, Tensor]) -> dict[str, float]:
+        """Norms and isotropy, by the keys of `st_magnitude.evaluation.GeometryEvaluator`."""
+        found = norm_figures(embeddings, self.is_relevant)
+        found["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
+        found["document_isoscore"] = geometry.isoscore(embeddings["document"])
+        return found
+
+
+class RetrievalEvaluator(CsvEvaluator):
+    """Puts figures that are known into the model card; the first of them is the bold one."""
+
+    kind = "Retrieval"
+    primary = "ndcg@10"
+
+    def __init__(self, name: str, figures: Mapping[str, float]) -> None:
+        super().__init__(name, write_csv=False)
+        self.primary_metric = f"{name}_{next(iter(figures))}"
+        self.warns = False  # `train` warns once, with its verdict
+        self.figures = dict(figures)
+
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        return self.figures
