@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from st_magnitude import geometry as geometry
     from st_magnitude import revela as revela
     from st_magnitude.comparison.run import compare
+    from st_magnitude.data.pairs import load_splits
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose
     from st_magnitude.evaluation.abstention import calibrate_abstention
@@ -81,6 +82,7 @@ __all__ = [
     "export",
     "infonce",
     "load",
+    "load_splits",
     "mine_negatives",
     "prepare",
     "strip_normalize",

@@ -145,7 +145,7 @@ def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
     path = folder / "qrels" / f"{split}.tsv"
     try:
         for _, query, document, score in _judgments(path) if path.is_file() else ():
-            if _number(score) > 0:
+            if number(score) > 0:
                 yield query, document
     except DataError as error:  # which stops whoever reads this split
         logger.warning(f"The other judgments of the {split} split do not count: {error}")
@@ -239,7 +239,7 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
     for where, columns in _rows(path):
         if order is None:
             order, width = _order(columns, where), len(columns)
-            if columns[0] not in queries and all(math.isnan(_number(x)) for x in columns):
+            if columns[0] not in queries and all(math.isnan(number(x)) for x in columns):
                 continue
         if len(columns) != width:
             raise DataError(f"{where}: has {len(columns)} columns, not {width} as the first line.")
@@ -254,7 +254,7 @@ def _order(columns: list[str], where: str) -> list[int]:
     order = [0, len(columns) - 2, len(columns) - 1]
     if None not in found:
         order = [i for i in found if i is not None]
-    is_trec = len(plain) == 4 and (plain[1] in _ITERATION or not math.isnan(_number(columns[1])))
+    is_trec = len(plain) == 4 and (plain[1] in _ITERATION or not math.isnan(number(columns[1])))
     is_moved = any(i not in (None, x) for i, x in zip(found, order, strict=True))
     if len(columns) != 3 + is_trec or is_moved:
         named = ", ".join(HEADER)
@@ -270,20 +270,21 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
             raise DataError(f"{where}: is not split by tabs ({error}).") from None
 
 
-def _number(text: str | float) -> float:
+def number(value: object) -> float:
+    """A number or its text as a float; nan for anything else."""
     try:
-        return float(text)
-    except ValueError:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
         return math.nan
 
 
 def whole_grade(grade: str | float, where: str) -> int:
     """A grade as an int, after a check that it is a whole number, such as 1, 1.0 or "1"."""
-    number = _number(grade)
-    if not number.is_integer() or abs(number) >= 2**31:
+    found = number(grade)
+    if not found.is_integer() or abs(found) >= 2**31:
         raise DataError(
             f"{where}: the score {grade!r} is not a whole number below 2^31; use 1 or more for"
             " relevant, 0 for not. Grades that are all multiplied by one number leave nDCG as it"
             " is."
         )
-    return int(number)
+    return int(found)

@@ -150,37 +150,6 @@ class RetrievalData:
             raise DataError(f"{path}: no document is relevant, by a score above 0.")
         return data
 
-    @classmethod
-    def from_dataset(cls, rows: Dataset, name: str = "") -> RetrievalData:
-        """Makes retrieval data of the rows of a ranking loss: a query, a relevant document and any
-        number of negatives, in columns of this order. Equal texts are one query or one document.
-
-        Raises:
-            DataError: If the rows have fewer than two columns of texts, or a text is relevant in
-                one row and a negative of the same query in another.
-
-        Example:
-            >>> rows = Dataset.from_dict({"anchor": ["what barks?"], "positive": ["a dog"]})
-            >>> RetrievalData.from_dataset(rows).relevant
-            {'q0': {'d0': 1}}
-        """
-        columns = rows.column_names
-        if len(columns) < 2 or not all(isinstance(rows[0][column], str) for column in columns):
-            wanted = "a query, a relevant document and negatives"
-            raise DataError(f"The rows have the columns {columns}; pass {wanted}.")
-        queries: dict[str, str] = {}  # text -> id
-        corpus: dict[str, str] = {}
-        relevant: dict[str, set[str]] = {}
-        negatives: dict[str, set[str]] = {}
-        for row in rows:
-            query, *texts = (row[column] for column in columns)
-            key = queries.setdefault(query, f"q{len(queries)}")
-            positive, *others = (corpus.setdefault(text, f"d{len(corpus)}") for text in texts)
-            relevant.setdefault(key, set()).add(positive)
-            negatives.setdefault(key, set()).update(others)
-        asked, documents = ({key: text for text, key in of.items()} for of in (queries, corpus))
-        return cls(asked, documents, relevant, negatives, name)
-
     def save(self, folder: str | Path, split: str = "test") -> None:
         """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, and replaces old files.
 

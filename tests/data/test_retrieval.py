@@ -298,18 +298,6 @@ def test_missing_texts_are_left_out_with_their_judgments(
     assert data.relevant == {"q1": {"d0": 1}}
 
 
-def test_rows_of_a_dataset() -> None:
-    rows = DATA.triplets(1)
-    data = RetrievalData.from_dataset(rows)
-    asked = data.relevant.items()
-    pairs = {(data.queries[q], data.corpus[d]) for q, grades in asked for d in grades}
-    assert pairs == set(zip(rows["anchor"], rows["positive"], strict=True))
-    negatives = {data.corpus[d] for ids in data.negatives.values() for d in ids}
-    assert negatives == set(rows["negative_1"])
-    with pytest.raises(DataError, match=r"\['anchor'\]"):
-        RetrievalData.from_dataset(rows.select_columns("anchor"))
-
-
 @pytest.mark.parametrize("smoothing", [0.01, 1.0, 50.0])
 def test_log_prior(smoothing: float) -> None:
     judged = {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}}

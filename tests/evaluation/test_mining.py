@@ -44,9 +44,10 @@ class Judge:
 )
 def test_a_cosine_model_gets_what_sentence_transformers_mines(model, options):
     """Also with several positives of a query, and with fewer negatives than wanted."""
-    pairs = Dataset.from_list([*PAIRS, {"anchor": ROWS[0][0], "positive": ROWS[7][1]}])
-    data = RetrievalData.from_dataset(pairs)
-    data.corpus |= {f"x{i:02d}": text for i, text in enumerate(BOILERPLATE)}
+    queries, corpus = ({f"{i:02d}": row[side] for i, row in enumerate(ROWS)} for side in (0, 1))
+    corpus |= {f"x{i:02d}": text for i, text in enumerate(BOILERPLATE)}
+    relevant = {query: {query} for query in queries} | {"00": {"00", "07"}}
+    data = RetrievalData(queries, corpus, relevant)
     rows_of_pairs = [(q, d) for q in data.query_ids for d in sorted(data.relevant[q])]
     pairs = Dataset.from_list(
         [{"anchor": data.queries[q], "positive": data.corpus[d]} for q, d in rows_of_pairs]

@@ -1,0 +1,373 @@
+"""Pairs as people have them, in a file, a data set or mappings, to splits that do not leak."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import NamedTuple
+
+from st_magnitude._files import moved_in, refuse_used_folder
+from st_magnitude.data import beir
+from st_magnitude.data.beir import DataError, folded
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.tables import PARTS, Row, Source, read_rows
+
+__all__ = ["Splits", "load_splits"]
+
+HELD_OUT, MOST_DEV = 10, 2000  # one query of ten for test, and for dev, of 2,000 at most
+WHOLE_GRADES, RELEVANT = 3, 0.8  # whole scores up to 3 are grades; of others, the upper fifth
+NEAR, LONGEST = 0.9, 32  # edit ratio of near-copies, and most words of them
+
+# Names of columns without case, spaces and underscores, by role; the first set with a match counts.
+CLASSES = {"category", "intent", "class", "labeltext"}
+DOCUMENTS = {"document", "doc", "passage", "answer", "positive", "pos", "context", "response"}
+ROLES: dict[str, tuple[set[str], ...]] = {
+    "query": ({"query", "question", "anchor", "sentence1", "sentencea", "text1"}, {"text"}),
+    "document": (DOCUMENTS | {"sentence2", "sentenceb", "text2"}, {"text"}, CLASSES, {"label"}),
+    "score": ({"score", "label", "relevance", "similarity", "grade"},),
+    "split": ({"split"},),
+    "negative": (),
+}
+NEGATIVE = r"(hard)?neg(ative)?s?\d*"
+
+
+class Splits:
+    """Splits of one data set by name, usually train, dev and test, over one corpus.
+
+    ``splits["dev"]`` is a `RetrievalData`, or a DataError says which splits there are;
+    ``splits.get("dev")`` is None without one. ``list(splits)`` has the names.
+
+    Attributes:
+        notes: Sentences for the user: what was left out, how scores were read, how many queries
+            there are.
+    """
+
+    def __init__(self, source: str, parts: dict[str, RetrievalData], notes: Iterable[str] = ()):
+        self.source = source
+        self.notes = tuple(notes)
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __getitem__(self, name: str) -> RetrievalData:
+        if name not in self._parts:
+            raise DataError(f"{self.source} has no split {name!r}; its splits are {list(self)}.")
+        return self._parts[name]
+
+    def get(self, name: str) -> RetrievalData | None:
+        return self[name] if name in list(self) else None
+
+    def relevant_documents(self) -> set[str]:
+        """Ids of the documents that are relevant to a query of any split."""
+        return {d for name in self for grades in self[name].relevant.values() for d in grades}
+
+    def check_held_out(self, *names: str | None) -> None:
+        """Refuses splits that share queries with each other or with train (DataError)."""
+
+    def save(self, folder: str | Path) -> None:
+        """Writes all splits as a new folder in BEIR's layout."""
+        refuse_used_folder(folder)
+        first = next(iter(self))
+        queries = {key: text for name in self for key, text in self[name].queries.items()}
+        with moved_in(Path(folder), last="qrels") as new:
+            RetrievalData(queries, self[first].corpus, {}).save(new, first)
+            for name in self:
+                self[name].save_qrels(new / "qrels" / f"{name}.tsv")
+
+
+class _Folder(Splits):
+    """A folder in BEIR's layout; a split is read when it is asked for."""
+
+    def __init__(self, folder: str, skip_empty: bool) -> None:
+        super().__init__(folder, {})
+        self.skip_empty = skip_empty
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(beir.splits_of(self.source))
+
+    def __getitem__(self, name: str) -> RetrievalData:
+        if name not in self._parts:
+            self._parts[name] = RetrievalData.from_beir(self.source, name, self.skip_empty)
+        return self._parts[name]
+
+    def relevant_documents(self) -> set[str]:
+        return beir.relevant_documents(self.source)
+
+    def check_held_out(self, *names: str | None) -> None:
+        beir.check_held_out(self.source, *names)
+
+
+def load_splits(
+    source: Source,
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    threshold: float | None = None,
+    seed: int = 0,
+    skip_empty: bool = False,
+) -> Splits:
+    """Splits of pairs of a query and a document, or of a folder in BEIR's layout.
+
+    Pairs are the rows of a file (CSV, TSV, JSONL, Parquet) or of a folder of them, of a data set of
+    the hub (``"name"`` or ``"name:split"``), of a Dataset or DatasetDict, or mappings. The columns
+    have their usual names: query, question, anchor or sentence1; document, passage, answer,
+    positive, context or sentence2; text and category. Optional are negative, negative_1, ... or
+    lists of negatives, and score or label. The corpus is all documents of the source.
+
+    A score of 0 is an explicit negative. Whole scores up to 3 are grades. Of other scores, those
+    from ``threshold`` on are relevant, by default from 80 % of the highest, and nothing is judged
+    in between.
+
+    Files or splits that are called train, dev or validation, and test, or a column ``split``, say
+    where a row belongs. Without dev or test, one query of ten is held out for it, at most 2,000 for
+    dev. Queries that differ in case, spaces or punctuation never lie in two splits, and neither
+    does a query that is a document of a training pair; rows that would are left out of train.
+
+    Args:
+        columns: Other names, ``{"query": "title", "document": "body"}`` or
+            ``"query=title,document=body"``; roles are query, document, negative, score and split.
+        threshold: The lowest score of a relevant document.
+        seed: What is held out depends on it and on the texts, not on the order of the rows.
+        skip_empty: As in `RetrievalData.from_beir`, for a folder in BEIR's layout.
+
+    Raises:
+        DataError: If the source cannot be read or has no pairs. The message names the line.
+
+    Example:
+        >>> rows = [{"question": f"What is {n} + 1?", "answer": str(n) + "!"} for n in range(20)]
+        >>> splits = load_splits(rows)
+        >>> {name: len(splits[name].queries) for name in splits}
+        {'train': 16, 'dev': 2, 'test': 2}
+        >>> splits.notes[0]
+        '20 documents; queries: 16 in train, 2 in dev, 2 in test.'
+    """
+    if isinstance(source, str | Path):
+        layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
+        if any(Path(source, name).exists() for name in layout):
+            return _Folder(str(source), skip_empty)
+    notes: list[str] = []
+    rows = list(read_rows(source, notes))
+    name = Path(source).stem if isinstance(source, str | Path) else "pairs"
+    if not rows:
+        raise DataError(f"{name} has no rows.")
+    pairs = _read_pairs(rows, _choose_columns(rows, columns), threshold, notes)
+    part_of, kept = _assign(pairs, seed, notes)
+    return _build(pairs, part_of, kept, name, notes)
+
+
+def _choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> dict[str, list[str]]:
+    """The columns of each role."""
+    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
+    if isinstance(given, str):
+        parts = (part.partition("=") for part in given.split(","))
+        given = {role.strip(): column.strip() for role, _, column in parts}
+    chosen = {role: [column] for role, column in (given or {}).items()}
+    for role, (column,) in chosen.items():
+        if role not in ROLES or column not in columns:
+            raise DataError(
+                f"columns has {role}={column}, but its roles are {', '.join(ROLES)}, and the"
+                f" columns {', '.join(columns)}."
+            )
+    plain = {c: re.sub(r"[\W_]", "", c.casefold()) for c in columns if [c] not in chosen.values()}
+    for role, choices in ROLES.items():
+        for names in choices:
+            found = [column for column, name in plain.items() if name in names]
+            if role in chosen or not found:
+                continue
+            if len(found) > 1:
+                raise DataError(f"{' and '.join(found)} may be the {role}: choose {role}=NAME.")
+            chosen[role] = found
+            del plain[found[0]]
+            if names is CLASSES:  # whose numbers are often next to them
+                plain = {column: name for column, name in plain.items() if name != "label"}
+    chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
+    if not {"query", "document"} <= chosen.keys():
+        raise DataError(
+            f"{rows[0].where}: the columns are {', '.join(columns)}. Name them in a header, such as"
+            " query and document, question and answer, or text and category; or choose them, as"
+            " columns=query=NAME,document=NAME."
+        )
+    return chosen
+
+
+class _Pair(NamedTuple):
+    part: str | None
+    query: str
+    document: str
+    grade: int | None  # None: not judged
+
+
+def _read_pairs(
+    rows: list[Row], columns: Mapping[str, list[str]], threshold: float | None, notes: list[str]
+) -> list[_Pair]:
+    empty: list[str] = []
+    scored: list[tuple[str | None, str, str, float]] = []
+    for row in rows:
+        queries, documents = (_texts(row, columns[role]) for role in ("query", "document"))
+        if not (queries and documents):
+            empty.append(row.where)
+            continue
+        part, score = row.part, 1.0
+        for column in columns.get("split", ()):
+            part = PARTS.get(str(row.cells.get(column)).lower())
+            if part is None:
+                raise DataError(f"{row.where}: the {column} is not train, dev or test.")
+        for column in columns.get("score", ()):
+            score = beir.number(row.cells.get(column))
+            if not math.isfinite(score):
+                given = row.cells.get(column)
+                raise DataError(f"{row.where}: the {column} is {given!r}; write a number.")
+        scored += [(part, queries[0], text, score) for text in documents]
+        scored += [(part, queries[0], text, 0.0) for text in _texts(row, columns["negative"])]
+    if empty:
+        notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
+    scores = {score for *_, score in scored}
+    highest = max(scores, default=0.0)
+    if highest <= 0:
+        raise DataError(f"{rows[0].where} and below: no document is relevant.")
+    are_grades = highest <= WHOLE_GRADES and all(score.is_integer() for score in scores)
+    if threshold is None:
+        threshold = 1.0 if are_grades else RELEVANT * highest
+    if not scores <= {-1.0, 0.0, 1.0}:
+        notes.append(
+            f"The highest score is {highest:g}: a document is relevant from {threshold:g} on, and a"
+            " negative at 0. Choose another threshold if that is wrong."
+        )
+
+    def grade(score: float) -> int | None:
+        if score >= threshold:
+            return int(score) if are_grades else 1
+        return 0 if score <= 0 else None
+
+    return [_Pair(part, query, text, grade(score)) for part, query, text, score in scored]
+
+
+def _texts(row: Row, columns: Iterable[str]) -> list[str]:
+    """The texts in some cells, each a string or a list of strings."""
+    found: list[str] = []
+    for column in columns:
+        value = row.cells.get(column)
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if text is None or text != text:  # nan, as pandas has it
+                continue
+            if not isinstance(text, str):
+                raise DataError(f"{row.where}: the {column} is {text!r}; write a text.")
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise DataError(f"{row.where}: the {column} is not Unicode: {text!a}.") from None
+            found += [text] if text.strip() else []
+    return found
+
+
+def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, str], list[_Pair]]:
+    """The split of each query, and the pairs without those that would leak."""
+    order = {None: 0, "train": 0, "dev": 1, "test": 2}
+    fold = {query: folded(query) for query in {pair.query for pair in pairs}}
+    part_of = dict.fromkeys(fold.values(), "train")
+    for pair in pairs:
+        if order[pair.part] > order[part_of[fold[pair.query]]]:
+            part_of[fold[pair.query]] = str(pair.part)
+    if moved := sum(order[part_of[fold[pair.query]]] > order[pair.part] for pair in pairs):
+        notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
+    longest = 2 * max(map(len, fold))  # a longer document is no query
+    texts = {pair.document for pair in pairs if pair.grade is not None}
+    spelled = {text: folded(text) for text in texts if len(text) <= longest}
+    documents = {*spelled.values()}
+
+    def by_hash(key: str) -> tuple[bool, bytes]:
+        return key in documents, hashlib.sha256(f"{seed} {key}".encode()).digest()
+
+    asked = {fold[pair.query] for pair in pairs if pair.grade}
+    free = sorted((key for key in asked if part_of[key] == "train"), key=by_hash)
+    number = max(len(free) // HELD_OUT, len(free) > 2)
+    given = {*part_of.values()}
+    for part, most in (("test", number), ("dev", min(number, MOST_DEV))):
+        if part not in given:
+            part_of |= dict.fromkeys(free[:most], part)
+            free = free[most:]
+
+    def is_safe(pair: _Pair) -> bool:
+        in_train = part_of[fold[pair.query]] == "train"
+        return not in_train or part_of.get(spelled.get(pair.document, ""), "train") == "train"
+
+    kept = [pair for pair in pairs if is_safe(pair)]
+    if left := len(pairs) - len(kept):
+        notes.append(f"Left out {left:,} training pairs whose document is a query of dev or test.")
+    return {query: part_of[key] for query, key in fold.items()}, kept
+
+
+def _build(
+    pairs: list[_Pair], part_of: Mapping[str, str], kept: list[_Pair], name: str, notes: list[str]
+) -> Splits:
+    """The splits of the pairs that are kept, over the documents of all."""
+    queries: dict[str, str] = {}  # text -> id
+    documents: dict[str, str] = {}
+    for pair in pairs:
+        queries.setdefault(pair.query, f"q{len(queries)}")
+    for pair in pairs:  # a query and a document of one text have one id
+        documents.setdefault(pair.document, queries.get(pair.document, f"d{len(documents)}"))
+    if len(documents) == 1 or all(not math.isnan(beir.number(text)) for text in documents):
+        raise DataError(
+            f"All documents are {'one' if len(documents) == 1 else 'numbers'}, such as"
+            f" {pairs[0].document[:99]!r}, so there is nothing to search: choose another column, as"
+            " columns=document=NAME."
+        )
+    judged: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
+    contradictions = 0
+    for pair in kept:
+        if pair.grade is not None:
+            grades = judged[part_of[pair.query]].setdefault(queries[pair.query], {})
+            before = grades.setdefault(documents[pair.document], pair.grade)
+            contradictions += (before > 0) != (pair.grade > 0)
+            grades[documents[pair.document]] = max(before, pair.grade)
+    if contradictions:
+        notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
+    texts = {key: text for text, key in queries.items()}
+    corpus = {key: text for text, key in documents.items()}
+    parts = {
+        part: RetrievalData(
+            {key: texts[key] for key in grades}, corpus, grades, name=f"{name}, {part} split"
+        )
+        for part, grades in judged.items()
+        if grades
+    }
+    counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in parts.items())
+    notes.append(f"{len(corpus):,} documents; queries: {counts}.")
+    if {"train", "dev"} <= parts.keys():
+        folds = [
+            {folded(text) for text in parts[part].queries.values()} for part in ("train", "dev")
+        ]
+        if near := _near_copies(*folds):
+            notes.append(
+                f"{near:,} dev queries differ from a training query by a word: for new queries,"
+                " figures on dev are a bit too high."
+            )
+    return Splits(name, parts, notes)
+
+
+def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
+    """How many of the others are a text but for a word, or a letter, at an edit ratio of NEAR."""
+
+    def shortened(text: str) -> Iterator[str]:
+        words = text.split()
+        units = words if len(words) > 2 else list(text)  # also without spaces
+        if len(units) <= LONGEST:
+            yield " ".join(units)
+            yield from (" ".join(units[:i] + units[i + 1 :]) for i in range(len(units)))
+
+    index: dict[str, list[str]] = {}
+    for other in others:
+        for key in shortened(other):
+            index.setdefault(key, []).append(other)
+    found: set[str] = set()
+    for text in texts:
+        for key in shortened(text):
+            for other in index.get(key, ()):
+                if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR:
+                    found.add(other)
+    return len(found)

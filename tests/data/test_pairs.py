@@ -1,0 +1,251 @@
+"""Pairs from files, data sets and mappings, and splits that do not leak."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from st_magnitude.data.beir import DataError, folded
+from st_magnitude.data.pairs import Splits, load_splits
+
+PAIRS = [(f"Is {a} {b}?", f"{b} {a} it is") for a in ("tea", "rain", "wax") for b in "abcdefgh"]
+ROWS = [{"query": query, "document": document} for query, document in PAIRS]
+
+
+def pairs_of(splits: Splits) -> set[tuple[str, str]]:
+    """All relevant pairs of texts."""
+    parts = [splits[name] for name in splits]
+    return {
+        (part.queries[q], part.corpus[d])
+        for part in parts
+        for q, grades in part.relevant.items()
+        for d in grades
+    }
+
+
+def table(separator: str, header: str = "query,document", end: str = "\n") -> str:
+    rows = [header.split(","), *map(list, PAIRS)]
+    return end.join(separator.join(f'"{cell}"' for cell in row) for row in rows) + end
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", table(",").encode()),
+        ("a.csv", table(";", end="\r\n").encode("utf-8-sig")),
+        ("a.tsv", table("\t", end="\r").encode("utf-16")),
+        ("a.csv", f"sep=|\r\n{table('|', 'Question, Answer')}\n\n".encode()),
+        ("a.csv", table(",", "text,Category").encode()),
+        ("a.tsv", table("\t").replace('"', "").encode()),
+        ("a.jsonl", "\n".join(map(json.dumps, ROWS)).encode()),
+    ],
+    ids=["comma", "semicolon", "tab in UTF-16", "sep=", "classes", "no quotes", "jsonl"],
+)
+def test_files(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    splits = load_splits(tmp_path / name)
+    assert pairs_of(splits) == set(PAIRS)
+    assert {part: len(splits[part].queries) for part in splits} == {
+        "train": 20,
+        "dev": 2,
+        "test": 2,
+    }
+    assert splits["train"].corpus == splits["dev"].corpus == splits["test"].corpus
+    assert splits.notes[0] == "24 documents; queries: 20 in train, 2 in dev, 2 in test."
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_every_source_gives_the_same_splits(tmp_path: Path) -> None:
+    data = Dataset.from_list(ROWS)
+    (tmp_path / "some").mkdir()
+    data.to_parquet(tmp_path / "some" / "part-0.parquet")
+    expected = load_splits(ROWS)
+    for source in (data, iter(ROWS), DatasetDict(all=data), tmp_path / "some", ROWS[::-1]):
+        splits = load_splits(source)
+        for name in ("train", "dev", "test"):
+            assert {*splits[name].queries.values()} == {*expected[name].queries.values()}
+    other = load_splits(ROWS, seed=1)
+    assert other["dev"].queries != expected["dev"].queries
+
+
+def test_hard_cells(tmp_path: Path) -> None:
+    """Quotes, line breaks, separators, "NA" and "null" in cells, and one of 200,000 characters."""
+    texts = [
+        'a "quoted" word',
+        "two\nlines",
+        "two\r\nlines; and, more",
+        "NA",
+        "null",
+        "x" * 200_000,
+    ]
+    rows = [(text, f"about {text}") for text in texts]
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("query", "document"), *rows])
+    limit = csv.field_size_limit()
+    assert pairs_of(load_splits(tmp_path / "a.csv")) == set(rows)
+    assert csv.field_size_limit() == limit
+
+
+def test_what_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("query,document\ncafé,a\n,b\nc, \nd,e\n".encode("cp1252"))
+    splits = load_splits(tmp_path / "a.csv")
+    assert pairs_of(splits) == {("café", "a"), ("d", "e")}
+    assert "read as cp1252" in splits.notes[0]
+    assert "Left out 2 rows without text, the first at" in splits.notes[1]
+    assert "a.csv, line 3" in splits.notes[1]
+    (tmp_path / "b.tsv").write_text('query\tdocument\n"Tea" is\ta\n5" nails\tb\n')
+    splits = load_splits(tmp_path / "b.tsv")
+    assert pairs_of(splits) == {('"Tea" is', "a"), ('5" nails', "b")}
+    assert "quotes were read as they stand" in splits.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("query,document\na,b\nc,d,e\n", r"line 3: has 3 columns, but the header has 2"),
+        ('query,document\n"a\nb",c\nd,"e\nf,g\n', "line 4: a cell in double quotes does not end"),
+        ('query,document\na,"say \\"b\\""\n', "line 2: a cell in double quotes"),
+        ("what is tea?,a drink\nand rain?,water\n", "line 2: the columns are what is tea.*header"),
+        ("query\nlonely\n", "has one column"),
+        ("query,document\n", "has no rows"),
+        ("", "has one column"),
+        ("query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
+        ("query,document,query\na,b,c\n", "a name twice"),
+        ("query,document\na,b\nc,b\n", "All documents are one, such as 'b'"),
+        ("text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
+        ("query,document,score\na,b,yes\n", "line 2: the score is 'yes'; write a number"),
+        ("query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
+        ("query,document,split\na,b,holdout\n", "line 2: the split is not train, dev or test"),
+        ("query,document\n,\n", "no document is relevant"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_splits(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.csv", "no file or folder 'nowhere.csv'"),
+        (["text"], "row 0: is not a mapping"),
+        ([{"query": 1, "document": "b"}], "row 0: the query is 1; write a text"),
+        ([{"query": "half \ud83d", "document": "b"}], "row 0: the query is not Unicode"),
+        (Path(__file__).parent, "neither pairs in CSV"),
+    ],
+)
+def test_sources_that_are_refused(source: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_splits(source)
+
+
+def test_names_that_are_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"columns has doc=a, but its roles are query, .*document\.$"
+    ):
+        load_splits(ROWS, columns="query=query,doc=a")
+    with pytest.raises(DataError, match=r"no split 'mined'; its splits are \['train', 'dev', 'te"):
+        load_splits(ROWS)["mined"]
+
+
+def test_columns_lists_and_negatives() -> None:
+    rows = [{"Frage": "a", "pos": ["b", "c"], "neg": ["d"], "Negative 1": None}]
+    rows += [{"Frage": "e", "pos": ["f"], "neg": [], "Negative 1": "g"}]
+    train = load_splits(rows, columns={"query": "Frage"})["train"]
+    assert train.relevant == {"q0": {"d0": 1, "d1": 1}, "q1": {"d3": 1}}
+    texts = {query: {train.corpus[d] for d in ids} for query, ids in train.negatives.items()}
+    assert texts == {"q0": {"d"}, "q1": {"g"}}
+
+
+def test_classes_have_names() -> None:
+    features = Features(text=Value("string"), label=ClassLabel(names=["tea", "rain"]))
+    data = Dataset.from_dict({"text": ["how long?", "how wet?"], "label": [0, 1]}, features)
+    assert pairs_of(load_splits(data)) == {("how long?", "tea"), ("how wet?", "rain")}
+
+
+@pytest.mark.parametrize(
+    ("scores", "threshold", "relevant", "negative"),
+    [
+        ([1, 0, -1], None, {"d0": 1}, {"d1", "d2"}),
+        (["3", "1.0", "0"], None, {"d0": 3, "d1": 1}, {"d2"}),
+        ([5, 4.0, 3.99], None, {"d0": 1, "d1": 1}, set()),
+        ([1, 0.79, 0], None, {"d0": 1}, {"d2"}),
+        ([1, 0.79, 0], 0.5, {"d0": 1, "d1": 1}, {"d2"}),
+    ],
+)
+def test_scores(scores: list, threshold: float | None, relevant: dict, negative: set) -> None:
+    rows = [{"sentence1": "a", "sentence2": f"b{i}", "score": x} for i, x in enumerate(scores)]
+    splits = load_splits(rows, threshold=threshold)
+    assert splits["train"].relevant == {"q0": relevant}
+    assert splits["train"].negatives.get("q0", set()) == negative
+    assert ("a document is relevant from" in splits.notes[0]) == (scores != [1, 0, -1])
+
+
+def test_given_splits(tmp_path: Path) -> None:
+    """Files by name; a query belongs to the last that has it, and what is missing is held out."""
+    for name, rows in (("train", ROWS), ("test", ROWS[:3]), ("notes", ROWS[:1])):
+        Dataset.from_list(rows).to_csv(tmp_path / f"{name}.csv")
+    splits = load_splits(tmp_path)
+    assert {*splits["test"].queries.values()} == {row["query"] for row in ROWS[:3]}
+    assert [len(splits[name].queries) for name in splits] == [19, 2, 3]
+    assert "notes.csv, which by its name is no split" in splits.notes[0]
+    assert "Moved 3 pairs" in splits.notes[1]
+    rows = [row | {"split": ("train", "validation", "test")[i % 3]} for i, row in enumerate(ROWS)]
+    splits = load_splits(rows)
+    assert [len(splits[name].queries) for name in splits] == [8, 8, 8]
+    data = {name: Dataset.from_list(ROWS[i::2]) for i, name in enumerate(("train", "validation"))}
+    assert [len(part.queries) for part in map(load_splits(DatasetDict(data)).get, ("dev", "test"))]
+
+
+TEXTS = st.sampled_from(
+    ["tea", "Tea!", "TEA ", "rain", "Rain?", "C", "C++", "wax", "Ｗax", "?", "!"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(TEXTS, TEXTS, st.sampled_from([0, 1, 1])), min_size=2), st.integers(0, 9))
+def test_nothing_leaks(pairs: list[tuple[str, str, int]], seed: int) -> None:
+    rows = [dict(zip(("query", "document", "score"), pair, strict=True)) for pair in pairs]
+    if len({d for _, d, _ in pairs}) == 1 or not any(score for *_, score in pairs):
+        with pytest.raises(DataError):
+            load_splits(rows)
+        return
+    splits = load_splits(rows, seed=seed)
+    asked = [{folded(text) for text in splits[name].queries.values()} for name in splits]
+    assert len(set().union(*asked)) == sum(map(len, asked))
+    train = splits.get("train")
+    if train is not None:
+        judged = [*train.relevant.values(), *train.negatives.values()]
+        documents = {folded(train.corpus[d]) for ids in judged for d in ids}
+        assert not documents & set().union(*asked[1:])
+    for name in splits:
+        assert {*splits[name].corpus.values()} == {d for _, d, _ in pairs}
+        assert all(splits[name].relevant.values())
+
+
+def test_near_copies_are_counted() -> None:
+    queries = [
+        f"how do i top up my {word} card with cash" for word in ("old", "new", "bank", "red")
+    ]
+    rows = [{"query": q, "document": f"d {q}"} for q in [*queries, "unlike all others"] * 5]
+    assert "dev queries differ from a training query by a word" in load_splits(rows).notes[-1]
+    assert len(load_splits(ROWS[::8] + rows[4:5]).notes) == 1
+
+
+def test_saved_and_read_again(tmp_path: Path) -> None:
+    rows = [row | {"score": "1"} for row in ROWS]
+    splits = load_splits([*rows, rows[0] | {"document": "no", "score": "0"}])
+    splits.save(tmp_path / "data")
+    again = load_splits(tmp_path / "data")
+    assert list(again) == ["dev", "test", "train"]
+    for name in splits:
+        assert again[name] == splits[name]
+    assert again.relevant_documents() == splits.relevant_documents()
+    again.check_held_out("dev", "test")
+    with pytest.raises(FileExistsError):
+        splits.save(tmp_path / "data")
