@@ -244,6 +244,20 @@ class RetrievalData:
             negatives={query: ids for query, ids in self.negatives.items() if query in chosen},
         )
 
+    def joined(self, other: RetrievalData) -> RetrievalData:
+        """The queries, documents and judgments of both; texts of one id must be equal."""
+        for mine, theirs in ((self.queries, other.queries), (self.corpus, other.corpus)):
+            for key in mine.keys() & theirs.keys():
+                if mine[key] != theirs[key]:
+                    raise DataError(f"{key!r} is the id of two texts; rename one of them.")
+        return replace(
+            self,
+            queries=self.queries | other.queries,
+            corpus=self.corpus | other.corpus,
+            relevant=self.relevant | other.relevant,
+            negatives=self.negatives | other.negatives,
+        )
+
     def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
         """The logarithm of the prior of every document of the corpus, from the judgments.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,7 +33,10 @@ def folds_of(
     config: TrainConfig,
 ) -> int:
     """The number of folds, 0 for none: by default five for a static table without dev data."""
-    if dev is not None:
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if config.folds and not is_alone:
+        raise ValueError(f"folds={config.folds} train one after another: start one process.")
+    if dev is not None or not is_alone:
         return 0
     if config.folds is not None:
         return config.folds

@@ -73,6 +73,7 @@ class TrainedModel:
     prior: str | None = None
     # mean distance of embeddings from where they were, as a share of their norm
     moved: float = float("nan")
+    confirmed: Verdict | None = None  # the same on test data
 
     @property
     def advice(self) -> str:
@@ -108,6 +109,8 @@ def train(
     config: TrainConfig | None = None,
     *,
     dev: RetrievalData | None = None,
+    dev_is_drawn: bool = False,
+    test: RetrievalData | None = None,
     also_relevant: Collection[str] = (),
     loss_options: Mapping[str, object] | None = None,
     say: Callable[[str], None] = logger.info,
@@ -117,11 +120,10 @@ def train(
 
     With dev data, the model is compared with the pretrained one as it was given and with BM25, and
     saved as it was trained unless another document exponent is clearly better. Without, a static
-    table of few queries is judged by cross-validation: models of five folds are measured on the
-    queries that they were not trained on, and the one that is saved trains on all of them
-    (``config.folds``).
-    A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are in
-    ``output/checkpoints`` and are removed when the model is saved.
+    table of at most 5,000 queries is judged by cross-validation: models of five folds are measured
+    on the queries that they were not trained on, and the one that is saved trains on all
+    (``config.folds``). A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints
+    are in ``output/checkpoints`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
@@ -129,6 +131,9 @@ def train(
             been checked.
         data: Training data. Judged negatives become hard negatives.
         dev: Held-out data to compare on.
+        dev_is_drawn: Whether dev was drawn at random from the same source as data. Where folds are
+            the default, it joins the training data.
+        test: Data to measure the saved model on, once.
         also_relevant: Ids of documents that answer queries of other splits, such as
             `st_magnitude.data.beir.relevant_documents` of the folder. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
@@ -150,45 +155,55 @@ def train(
     with locked_folder(output):
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
+        if test is not None:
+            others = data.asked | (dev.asked if dev is not None else {})
+            refuse_shared(test.asked, others, "test", "train or dev")
         checkpoint = check_output(output, config.resume)
-        settings = {"model": model if isinstance(model, str) else None, "data": data.digest}
+        name = model if isinstance(model, str) else None
+        model = load(model) if isinstance(model, str) else model
+        with reading(model, config.max_length):
+            pass  # a model without such a limit is refused before anything is encoded
+        answers = _answers(data, dev, test) | set(also_relevant)
+        folds = folds_of(model, data, None if dev_is_drawn else dev, config)
+        if folds and dev is not None:
+            data, dev = data.joined(dev), None
+        settings = {"model": name, "data": data.digest}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)
-        answers = _answers(data, dev) | set(also_relevant)
         _warn_without_negatives(config.loss, data, rows, answers)
-        model = load(model) if isinstance(model, str) else model
-        with reading(model, config.max_length):
-            pass  # a model without such a limit is refused before anything is encoded
-        folds = folds_of(model, data, dev, config)
         baseline = None
         if is_first:
             baseline = Baseline(model, data, data if folds else dev, answers, config, say)
             if folds:
                 baseline.cross_validate(folds, output, loss_options)
+            if test is not None:
+                kept = replace(config, keep_scoring=True)
+                on_test = Baseline(model, test, test, answers, kept, say)
         trainer = make_trainer(model, data, rows, config, output, loss_options)
         if is_first and checkpoint is None:
             record_run(output, settings)
         with reading(model, config.max_length):
-            train_or_stop(trainer, checkpoint)
+            train_or_stop(trainer, checkpoint, say)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         verdict, after, moved = baseline.compare()
         if verdict is not None and verdict.saved != verdict.as_trained:
             prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
+        confirmed = None if test is None else on_test.compare()[0]
         geometry = {"before": baseline.geometry, "after": after}
         prior = _about_prior(rows) if config.prior else None
-        trained = TrainedModel(trainer, geometry, verdict, output, prior, moved)
+        trained = TrainedModel(trainer, geometry, verdict, output, prior, moved, confirmed)
         return _save_unless_worse(trained, config, (data if folds else dev or data).name)
 
 
-def _answers(data: RetrievalData, dev: RetrievalData | None) -> set[str]:
-    """Ids of the documents of the corpus that answer a query of the data or of dev."""
+def _answers(data: RetrievalData, *others: RetrievalData | None) -> set[str]:
+    """Ids of the documents of the corpus that answer a query of any of the data."""
     answers = set().union(*data.relevant.values())
-    if dev is not None:
-        others = set().union(*dev.relevant.values())
-        answers |= {i for i in others if data.corpus.get(i) == dev.corpus[i]}
+    for other in filter(None, others):
+        found = set().union(*other.relevant.values())
+        answers |= {i for i in found if data.corpus.get(i) == other.corpus[i]}
     return answers
 
 
@@ -228,7 +243,12 @@ def _save_unless_worse(trained: TrainedModel, config: TrainConfig, name: str) ->
             " keep_anyway=True (--resume --keep-anyway) save its model."
         )
         return replace(trained, output=None)
-    figures = {"geometry": trained.geometry, "dev": verdict, "moved": trained.moved}
+    figures = {
+        "geometry": trained.geometry,
+        "dev": verdict,
+        "test": trained.confirmed,
+        "moved": trained.moved,
+    }
     ndcg = {} if verdict is None else {"before": verdict.pretrained, "after": verdict.saved.ndcg}
     steps = {"before": 0, "after": trained.trainer.state.global_step}
     for when, shown in trained.geometry.items():
@@ -236,6 +256,7 @@ def _save_unless_worse(trained: TrainedModel, config: TrainConfig, name: str) ->
         RetrievalEvaluator(when, shown)(trained.trainer.model, steps=steps[when])
     sections = {
         f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
+        "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
         "Document prior": trained.prior,
         "Norms": trained.norm_warning,
     }

@@ -164,7 +164,7 @@ def run(
             before = dict(evaluator.per_query)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
-        run_folder.train_or_stop(trainer, checkpoint)
+        run_folder.train_or_stop(trainer, checkpoint, print)
         if len(unseen):
             gains["after"] = _gains(trainer)
         merge_lora(model)
@@ -213,6 +213,7 @@ def _trainer(
         use_cpu=loss.model.device.type == "cpu",
         warmup_steps=config.warmup_steps,
         logging_steps=0.02,
+        logging_first_step=True,
         save_steps=config.save_steps,
         save_total_limit=1,
         seed=config.seed,

@@ -8,7 +8,8 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -80,6 +81,27 @@ class _StopOnSignal(TrainerCallback):
         self.handlers.close()
 
 
+class _TimeLeft(TrainerCallback):
+    """Says after a few steps how many there are and how long they take, if that is minutes."""
+
+    FIRST = 5  # steps that are timed, after one that warms up
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.steps = 0
+        self.began = 0.0
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self.began = time.perf_counter()
+        if self.steps == 1 + self.FIRST and state.is_world_process_zero:
+            left = state.max_steps - state.global_step
+            minutes = left * (time.perf_counter() - self.began) / self.FIRST / 60
+            if minutes >= 1:
+                self.say(f"Training: {state.max_steps:,} steps, about {minutes:,.0f} min left.")
+
+
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
     """The state of a checkpoint, or None if its run has still steps to make."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -90,8 +112,15 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
     return state if is_finished else None
 
 
-def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
-    """Attaches and trains. Afterwards the model encodes in its own precision."""
+def train_or_stop(
+    trainer: SentenceTransformerTrainer,
+    checkpoint: Path | None = None,
+    say: Callable[[str], None] = logger.info,
+) -> None:
+    """Attaches and trains. Afterwards the model encodes in its own precision.
+
+    ``say`` hears how long a run of minutes takes.
+    """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise ValueError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
@@ -102,6 +131,7 @@ def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None =
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
     trainer.add_callback(stop)
+    trainer.add_callback(_TimeLeft(say))
     remedy = "Free some space, and continue from the last checkpoint with resume=True (--resume)."
     try:
         with one_line_about_the_disk(Path(str(trainer.args.output_dir)), remedy):
