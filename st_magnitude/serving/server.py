@@ -108,7 +108,7 @@ class Server:
             index = [row.get("index") for row in answer["data"]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise ValueError(
-                f"{self} does not answer with embeddings, but so: {self._words(content)!r}. "
+                f"{self} does not answer with embeddings, but so: {self._words(content)}. "
                 "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
                 "text-embeddings-inference's."
             ) from None
@@ -166,12 +166,10 @@ class Server:
             ) from None
 
     def _words(self, content: bytes) -> str:
-        """One printable line, if it can repeat no key."""
+        """The beginning of an answer on one line, if it can repeat no key."""
         if self._sends_key:
             return "its words can repeat a key and are not shown"
-        text = content.decode(errors="replace")
-        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        return text if len(text) <= 200 else text[:200] + "..."
+        return repr(content[:200].decode(errors="replace"))
 
 
 def embed_all(
