@@ -18,7 +18,6 @@ from st_magnitude.geometry.statistics import (
     cohens_d,
     cohens_d_error,
     norm_warning,
-    risk_coverage,
     spearman,
 )
 
@@ -33,6 +32,5 @@ __all__ = [
     "mean_cosine",
     "norm_warning",
     "norms",
-    "risk_coverage",
     "spearman",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 
-from st_magnitude.geometry.arrays import Array, same_length, sample_of
+from st_magnitude.geometry.arrays import same_length, sample_of
 
 
 def cohens_d(relevant: ArrayLike, irrelevant: ArrayLike) -> float:
@@ -136,28 +136,3 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     if (x == x[0]).all() or (y == y[0]).all():  # scipy would warn
         return math.nan
     return round(float(spearmanr(x, y).statistic), 15)  # scipy gives 1 - 2e-16 for equal ranks
-
-
-def risk_coverage(confidence: ArrayLike, is_correct: ArrayLike) -> tuple[Array, Array, float]:
-    """Share of wrong answers among the k most confident: (n,), (n,) -> coverage, risk (n,), area.
-
-    A system answers only where its confidence exceeds a threshold: coverage k / n is the share of
-    questions that it answers then, and risk the share of those answers that are wrong. The area is
-    the mean risk over all coverages; a random confidence has the overall error rate as its area.
-    Within a group of equal values, which no threshold separates, errors are spread evenly.
-
-    Example:
-        >>> coverage, risk, area = risk_coverage([3.0, 2.0, 1.0, 0.0], [True, True, False, False])
-        >>> risk.round(2), round(area, 3)
-        (array([0.  , 0.  , 0.33, 0.5 ]), 0.208)
-
-    Source: El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, JMLR
-    2010; the area is AURC of Geifman et al., ICLR 2019.
-    """
-    values, correct = same_length(confidence, is_correct)
-    _, group = np.unique(-values, return_inverse=True)
-    # the error rate of every group of equal values
-    wrong = np.bincount(group, weights=1 - correct) / np.bincount(group)
-    answered = np.arange(1, len(values) + 1)
-    risk = np.cumsum(wrong[np.sort(group)]) / answered
-    return answered / len(values), risk, float(risk.mean())

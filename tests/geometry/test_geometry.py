@@ -143,7 +143,7 @@ def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
         assert geometry.intrinsic_dimension(x[:2000]) == 792
 
 
-# --- ranks and risk -------------------------------------------------------------------------------
+# ---- ranks
 
 
 def test_spearman_against_scipy(rng):
@@ -153,20 +153,6 @@ def test_spearman_against_scipy(rng):
     assert np.isnan(geometry.spearman([1.0, 1.0], [1.0, 2.0]))
     with pytest.raises(ValueError, match="got 2 and 3 values"):
         geometry.spearman([1.0, 2.0], [1.0, 2.0, 3.0])
-
-
-def test_risk_coverage_is_the_mean_over_orders_of_equal_values(rng):
-    confidence, correct = rng.integers(4, size=12).astype(float), rng.random(12) < 0.6
-    risks = []
-    for _ in range(20_000):  # ties in any order
-        order = np.lexsort((rng.random(12), -confidence))
-        risks.append(np.cumsum(~correct[order]) / np.arange(1, 13))
-    coverage, risk, area = geometry.risk_coverage(confidence, correct)
-    np.testing.assert_allclose(coverage, np.arange(1, 13) / 12)
-    np.testing.assert_allclose(risk, np.mean(risks, axis=0), atol=0.01)
-    assert area == pytest.approx(risk.mean())
-    blind = geometry.risk_coverage(np.ones(12), correct)
-    assert blind[2] == pytest.approx(1 - correct.mean())
 
 
 @pytest.mark.parametrize("scale", [1e-160, 1e-100, 1e100, 1e150])

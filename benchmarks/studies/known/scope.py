@@ -75,7 +75,7 @@ def measure(
         for name, values in signals.items():
             rule = Abstention("score", math.inf, exponent, RISK, 0.05, 0.0)
             scores = np.stack([values[some], np.zeros(len(some))], axis=1)
-            thresholds[name].append(calibrated(rule, scores, wrong[some], draw).threshold)
+            thresholds[name].append(calibrated(rule, scores, wrong[some]).threshold)
         order = some[np.argsort(-found[some, 0])]
         kept = np.cumsum(wrong[order]) <= RISK * np.arange(1, len(order) + 1)
         lowest = found[order[kept], 0].min(initial=math.inf)
