@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.similarity import COSINE, DOT
 
 __all__ = ["evaluate_retrieval"]
+
+NEAREST = 10  # irrelevant items of a query, with which the relevant ones are compared
 
 
 def evaluate_retrieval(
@@ -21,7 +24,8 @@ def evaluate_retrieval(
     relevant: Tensor | np.ndarray | None = None,
     ks: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
-    """Recall of image-to-text and text-to-image retrieval, and the norms of both sides.
+    """Recall of image-to-text and text-to-image retrieval, and the norms of both sides, with the
+    Cohen's d of the magnitude paper (arXiv 2602.09229, Table 6).
 
     R@k is the share of queries with a relevant item among their k best; ties go to the lower
     index. Queries without a relevant item are left out. For zero-shot classification, pass the
@@ -35,7 +39,10 @@ def evaluate_retrieval(
 
     Returns:
         ``{cosine,dot}_{i2t,t2i}_recall@{k}`` in [0, 1]; ``{image,text}_norm_mean`` and
-        ``{image,text}_norm_cv``, the standard deviation over the mean.
+        ``{image,text}_norm_cv``, the standard deviation over the mean; ``{image,text}_cohens_d`` of
+        the norms of relevant items, once for each of their queries, minus those of the ten nearest
+        irrelevant items of each query by cosine, left out where either group has fewer than two.
+        Over all pairs, d would be 0 where every item is relevant to equally many queries.
 
     Raises:
         ValueError: If shapes do not fit, or features are not finite.
@@ -65,4 +72,17 @@ def evaluate_retrieval(
             hits = task.hits(top)
             for k in ks:
                 metrics[f"{name}_{way}_recall@{k}"] = float(hits[:, :k].any(axis=1).mean())
+        relevant_ones, nearest = _norms_by_relevance(task)
+        if min(len(relevant_ones), len(nearest)) > 1:
+            metrics[f"{items}_cohens_d"] = geometry.cohens_d(relevant_ones, nearest)
     return metrics | norm_figures(sides, None)
+
+
+def _norms_by_relevance(task: EncodedTask) -> tuple[np.ndarray, np.ndarray]:
+    """Norms of the relevant items of each query, and of its nearest irrelevant ones."""
+    norms = geometry.norms(task.documents)
+    top = task.top(COSINE, NEAREST + max(map(len, task.columns)))
+    is_irrelevant = ~task.hits(top)
+    is_near = is_irrelevant & (is_irrelevant.cumsum(axis=1) <= NEAREST)
+    relevant = [column for row in task.columns for column in row]
+    return norms[relevant], norms[top.numpy()[is_near]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from st_magnitude.clip import evaluate_retrieval
+from st_magnitude.geometry import cohens_d
 
 
 def literal(queries, items, wanted, k, by_cosine):
@@ -38,7 +39,26 @@ def test_literal_loops():
         norms = np.linalg.norm(features, axis=1)
         assert found[f"{side}_norm_mean"] == pytest.approx(norms.mean())
         assert found[f"{side}_norm_cv"] == pytest.approx(norms.std() / norms.mean())
-    assert len(found) == 16
+    assert len(found) == 18
+
+
+@pytest.mark.parametrize("number", [1, 5, 40])
+def test_cohens_d_compares_with_the_nearest_irrelevant_items(number):
+    rng = np.random.default_rng(number)
+    images, texts = (rng.normal(size=(number, 4)) for _ in range(2))
+    relevant = np.eye(number, dtype=bool) | (rng.random((number, number)) < 0.1)
+    found = evaluate_retrieval(torch.from_numpy(images), torch.from_numpy(texts), relevant)
+    ways = {"text": (images, texts, relevant), "image": (texts, images, relevant.T)}
+    for side, (queries, items, wanted) in ways.items():
+        norms, groups = np.linalg.norm(items, axis=1), ([], [])
+        for query, row in zip(queries, wanted, strict=True):
+            order = np.argsort(-(items @ query) / norms)
+            groups[0].extend(norms[row])
+            groups[1].extend([norms[j] for j in order if not row[j]][:10])
+        if number == 1:  # there is no irrelevant item
+            assert f"{side}_cohens_d" not in found
+        else:
+            assert found[f"{side}_cohens_d"] == pytest.approx(cohens_d(*groups))
 
 
 def test_the_diagonal_is_the_default_and_ties_go_to_the_lower_index():
