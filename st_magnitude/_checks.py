@@ -37,6 +37,12 @@ def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None
         raise ValueError(f"{name} must be {options}; got {value!r}.")
 
 
+def finite(name: str, value: object) -> None:
+    """Checks that a value is not an infinite number or NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number; got {value}.")
+
+
 def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:
     """Checks that a number is not below a minimum; NaN never passes."""
     if not value >= minimum:

@@ -17,6 +17,8 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
+from st_magnitude._checks import finite
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -47,6 +49,7 @@ def check_ranges(config: DataclassInstance) -> None:
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
+        finite(field.name, value)
         for option in get_args(hints[field.name]):
             if value is None or not isinstance(option, OptionInfo):
                 continue
@@ -79,9 +82,9 @@ def list_differences(before: Mapping[str, object], now: Mapping[str, object]) ->
 def _separated(kind: Callable[[str], object], help: str, metavar: str) -> OptionInfo:
     """An option that takes values separated by commas."""
 
-    def parse(given: str | Sequence[object]) -> list[object]:
+    def parse(given: str) -> list[object]:
         try:
-            return [kind(x) for x in given.split(",")] if isinstance(given, str) else list(given)
+            return [kind(x) for x in given.split(",")]
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
             raise typer.BadParameter(f"takes {what} separated by commas, got {given!r}.") from None

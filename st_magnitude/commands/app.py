@@ -1,9 +1,10 @@
 """The command line with all its commands."""
 
 import os
+import sys
 from importlib import import_module
 
-from st_magnitude.commands.core import app, show_progress
+from st_magnitude.commands.core import app, report, show_progress
 
 __all__ = ["app", "main"]
 
@@ -18,6 +19,12 @@ for _name in (
 def main() -> None:
     """Runs ``st-magnitude``. A log file gets no progress bars: tqdm reads the variable when it is
     imported."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed; the next file that is opened would get its number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     if not show_progress():
         os.environ.setdefault("TQDM_DISABLE", "1")
-    app()
+    try:
+        app()
+    except OSError as error:  # of --help, which no command prints
+        sys.exit(report(error))

@@ -7,13 +7,17 @@ option answer at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import inspect
 import os
+import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
+from dis import opmap
 from functools import wraps
 from json import dumps
 from pathlib import Path
@@ -23,6 +27,7 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
+from st_magnitude._checks import finite
 from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean
 
 if TYPE_CHECKING:
@@ -57,12 +62,12 @@ def _options(
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    traceback: Annotated[
+    show_traceback: Annotated[
         bool, Option("--traceback", help="Show where an error arose. Give it before the command.")
     ] = False,
 ) -> None:
     global _show_traceback
-    _show_traceback = traceback
+    _show_traceback = show_traceback
     if os.environ.get("NO_COLOR"):
         context.color = False  # typer takes it for its own messages alone
 
@@ -75,13 +80,14 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
 
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no such date
-        raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # also: no such date
+        raise typer.BadParameter(one_line(f"{file} cannot be read as YAML: {error}")) from None
     if not isinstance(given, dict):
         raise typer.BadParameter(
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
         )
-    names = {str(parameter.name) for parameter in context.command.params} - {"config", "help"}
+    options = {str(option.name): option for option in context.command.params}
+    names = options.keys() - {"config", "help"}
     defaults: dict[str, object] = {}
     for key, value in given.items():
         name = str(key).replace("-", "_")
@@ -90,10 +96,13 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
                 f"{file} sets {name!r}, which is not an option of {context.info_name}."
                 f"{did_you_mean(name, names)} Its options are {', '.join(sorted(names))}."
             )
-        if isinstance(value, list):
-            value = ",".join(map(str, value))
-        if value is not None:
-            defaults[name] = os.path.expanduser(value) if isinstance(value, str) else value
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(x, (list, dict)) for x in values):
+            raise typer.BadParameter(f"{file} gives {name!r} values within a value; give a list.")
+        words = [os.path.expanduser(str(x)) for x in values]
+        defaults[name] = words if options[name].nargs != 1 else ",".join(words)
     context.default_map = defaults
 
 
@@ -159,10 +168,10 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     """Registers a function, which prints for people and returns its figures, as a command.
 
     A parameter whose type is a dataclass becomes one option for each field (see
-    `st_magnitude._config`). Bad input ends with one line on stderr and exit code 2, an interrupt
-    with 130 (128 and the number of the signal). With ``--json`` all that is printed goes to stderr,
-    and the returned figures to stdout. A figure called ``exit_code`` is also the exit code of the
-    command.
+    `st_magnitude._config`). Bad input ends with one line on stderr and exit code 2, a fault of ours
+    with a traceback and 70, an interrupt with 130 (128 and the number of the signal). With
+    ``--json`` all that is printed goes to stderr, and the returned figures to stdout. A figure
+    called ``exit_code`` is also the exit code of the command.
     """
     parameters, configs = _flatten(function)
 
@@ -171,6 +180,8 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         # among the processes of torchrun or accelerate launch
         is_first = os.environ.get("RANK", "0") == "0"
         try:
+            for name, value in given.items():
+                finite(f"--{name.replace('_', '-')}", value)
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -179,29 +190,71 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                     options = {name: given.pop(name) for name in inspect.signature(kind).parameters}
                     given[name] = kind(**options)
                 figures = function(**given)
+            if "RANK" in os.environ:
+                _leave_process_group()
+            if json and is_first:
+                from st_magnitude.result import to_plain
+
+                typer.echo(dumps(to_plain(figures), allow_nan=False))
             sys.stdout.flush()  # within reach of what follows
-        except BrokenPipeError:  # a reader such as `head` has what it wants
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None  # 128 and the number of SIGPIPE, which Windows lacks
         except KeyboardInterrupt as interrupt:
             typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
-        except (ValueError, TypeError, OSError, ImportError) as error:
-            if _show_traceback:
-                raise
-            typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
-            raise typer.Exit(2) from None
-        if "RANK" in os.environ:
-            _leave_process_group()
-        if json and is_first:
-            from st_magnitude.result import to_plain
-
-            typer.echo(dumps(to_plain(figures), allow_nan=False))
+        except Exception as error:
+            raise typer.Exit(report(error)) from None
         raise typer.Exit(figures.get("exit_code", 0))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command()(run)
     return function
+
+
+def report(error: Exception) -> int:
+    """Prints an error on stderr, and returns the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # drops what the interpreter would write at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
+        return 141  # 128 and the number of SIGPIPE, which Windows lacks
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        error = OSError(f"stdout cannot be written ({error.strerror}).")  # no file of ours
+    is_for_user = _is_for_user(error)
+    with contextlib.suppress(OSError):  # nobody reads stderr
+        if _show_traceback or not is_for_user:
+            traceback.print_exception(error)
+        if is_for_user:
+            typer.secho(f"Error: {one_line(str(error))}", fg=typer.colors.RED, err=True)
+        else:
+            typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
+    return 2 if is_for_user else 70
+
+
+# Packages that refuse what a user gave, such as a model, by a ValueError
+_REFUSES = {"sentence_transformers", "transformers", "huggingface_hub", "datasets", "accelerate"}
+_REFUSES |= {"mteb", "peft"}
+
+
+def _is_for_user(error: Exception) -> bool:
+    """Whether an error says what the user can mend: it is one of the system, or a statement
+    ``raise`` raised it. Where an expression fails, the fault is ours."""
+    if isinstance(error, OSError):
+        return True
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or not isinstance(error, (ValueError, TypeError, ImportError)):
+        return False
+    code = place.tb_frame.f_code.co_code
+    package = place.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    if package != "st_magnitude" and (package not in _REFUSES or isinstance(error, TypeError)):
+        return False
+    return code[place.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+def one_line(text: str) -> str:
+    """A text without line breaks."""
+    return re.sub(r"\s*\n\s*", " ", text.strip())
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:

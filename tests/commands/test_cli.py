@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from test_docs import ROOT
 from typer.testing import CliRunner
 
 import st_magnitude as stm
+from st_magnitude._checks import one_of
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
@@ -43,8 +45,35 @@ def test_version_and_traceback(data_folder):
     assert invoke("--version").stdout.strip() == stm.__version__
     options = ("compress", "/no/such/model", "--data", data_folder, "--split", "nope")
     assert invoke(*options).exit_code == 2
-    assert isinstance(invoke("--traceback", *options).exception, ValueError)
-    assert invoke(*options).exit_code == 2  # a choice of that call alone
+    shown = invoke("--traceback", *options)
+    assert shown.exit_code == 2
+    assert "Traceback" in shown.stderr
+    assert "Traceback" not in refusal(*options)  # a choice of that call alone
+
+
+def refuse(*_):
+    raise ValueError("choose\nanother")
+
+
+@pytest.mark.parametrize(
+    ("fails", "code"),
+    [
+        (lambda *_: one_of("split", 1, (2, 3)), 2),
+        (lambda *_: Path("/no/such/file").read_text(), 2),
+        (lambda *_: None + 1, 70),
+        (lambda *_: int("x"), 70),
+        (lambda *_: json.loads("{"), 70),
+        (lambda *_: {}["key"], 70),
+        (refuse, 70),  # in a package that knows nothing of users
+    ],
+)
+def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
+    """Only what a statement of ours or the system refuses is one line for the user."""
+    monkeypatch.setattr("st_magnitude.data.retrieval.RetrievalData.from_beir", fails)
+    done = invoke("compress", "model", data="data")
+    assert done.exit_code == code
+    assert ("Traceback" in done.stderr) == (code == 70)
+    assert len(done.stderr.splitlines()) == 1 or code == 70
 
 
 @pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
@@ -74,6 +103,9 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("train", {"split": "nope"}, "['dev', 'train']"),
         ("train", {"loss": "cosin"}, "'cosine'?"),
         ("train", {"batch_size": 1}, "'--batch-size'"),
+        ("train", {"epochs": "inf"}, "--epochs must be a finite number"),
+        ("diagnose", {"tolerance": "nan"}, "--tolerance must be a finite number"),
+        ("mine", {"relative_margin": "nan"}, "--relative-margin must be a finite number"),
     ],
 )
 def test_options_are_checked_before_the_work(
@@ -204,11 +236,13 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(
 ):
     monkeypatch.setenv("HOME", str(tmp_path))  # ~/ is the home, as a shell gives it
     text = "data: ~/data\nmodel: ~/static\noutput: ~/out\nloss: dot\ndims: [64, 256]\n"
+    text += "temperatures: 0.1\nepochs: 2\nprompts: false\n"
     file = config(tmp_path, f"{text}batch-size: 4\nmax_steps: 1\nseed: null\njson: true\n")
     found = invoke("train", config=file, loss="dnorm", max_steps=2)
     assert json.loads(found.stdout)["steps"] == 2
     record = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert [t["dim"] for t in record["terms"]] == [64, 256]
+    terms = [(term["dim"], term["temperature"]) for term in record["terms"]]
+    assert terms == [(64, 0.1), (256, 0.1)]  # a list, and a number for a list
     assert record["similarity"] == {"query": 0.0, "document": 1.0}
     assert str(tmp_path / "out") in refusal("train", config=file)  # now with all its values
 
@@ -220,6 +254,11 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(
         ("[1, 2]", "list"),
         ("top_k: [", "YAML"),
         ("top_k: many", "--top-k"),
+        ("top_k: 1.5", "--top-k"),
+        ("dims: [[1]]", "within a value"),
+        ("dims: {1: 2}", "within a value"),
+        (f"dims: {'[' * 3000}{']' * 3000}", "YAML"),
+        ("a: &a [1]\nb: &b [*a, *a]\ndims: [*b, *b]", "'a', which is not an option"),
     ],
 )
 def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
