@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
@@ -113,7 +114,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     }
     try:
         model = load_with_classes(path, ours, **kwargs)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         what = f"There is no model at {path!r}, neither a folder nor on the hub"
         if os.path.isdir(path):
             what = f"The model at {path!r} is incomplete, or is an adapter whose base has moved"
