@@ -19,6 +19,7 @@ from st_magnitude.modules import ExponentNorm
 
 PROMPTS = {"query": "what is tea ", "document": "see the notes "}
 OTHER = {"query": "where do ", "document": "returns a "}
+CHAT = "{% for x in messages %}[CLS] {{ x['role'] }} {{ x['content'] }} [SEP]{% endfor %} notes"
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
 
 
@@ -40,6 +41,10 @@ def make(folder, kind, prompts=None):
         modules = [Router.for_query_document([static(words())], [static()])]
     elif kind == "exponents":
         modules = [*load_transformer(folder), ExponentNorm(0.8, 0.3)]
+    elif kind == "chat":
+        transformer = Transformer(folder, processor_kwargs={"chat_template": CHAT})
+        assert transformer.preprocess(["tea"])["modality"] == "message"
+        modules = [transformer, Pooling(32, "mean")]
     elif kind == "static":
         modules = [static(words())]
     else:
@@ -57,7 +62,9 @@ def by_role(model, texts):
 
 
 @pytest.mark.parametrize("prompts", [True, False])
-@pytest.mark.parametrize("kind", ["transformer", "without prompt tokens", "static", "router"])
+@pytest.mark.parametrize(
+    "kind", ["transformer", "without prompt tokens", "static", "router", "chat"]
+)
 def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog):
     """With the prompts of the model, or none at all; routes are those of the roles."""
     model = make(folder, kind, dict(PROMPTS))
@@ -74,12 +81,14 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
     expected = by_role(model if prompts else plain, texts)
     torch.testing.assert_close(found, expected)
     trainer.train()
-    assert "The prior contains none" not in caplog.text
+    assert "The prior does not contain" not in caplog.text
     assert ("begins with no prompt of the model" in caplog.text) is not prompts
 
 
-@pytest.mark.parametrize("reader", ["transformer", "router"])
-@pytest.mark.parametrize("kind", ["transformer", "without prompt tokens", "exponents", "router"])
+@pytest.mark.parametrize("reader", ["transformer", "router", "chat"])
+@pytest.mark.parametrize(
+    "kind", ["transformer", "without prompt tokens", "exponents", "router", "chat"]
+)
 @pytest.mark.parametrize(
     ("own", "guides"), [(None, None), (None, OTHER), (PROMPTS, None), (PROMPTS, OTHER)]
 )
@@ -108,6 +117,8 @@ def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_b
         ("transformer", PROMPTS, (None, None), ("What is tea ", "See the notes "), set()),
         ("static", {"query": "what is tea "}, (None, None), ("", ""), {1}),
         ("transformer", None, (None, None), ("", ""), set()),
+        ("chat", PROMPTS, (None, None), ("", ""), {1, 2}),
+        ("chat", PROMPTS, tuple(PROMPTS.values()), ("", ""), set()),
     ],
 )
 def test_a_first_batch_without_prompts_warns_once(folder, caplog, kind, own, given, baked, warned):
@@ -123,6 +134,15 @@ def test_a_first_batch_without_prompts_warns_once(folder, caplog, kind, own, giv
     for number in (1, 2):
         assert sum(f"text column {number} " in text for text in found) == (number in warned)
     assert len(found) == len(warned)
+
+
+def test_a_data_set_without_prompts_warns_after_another_with_them(folder, caplog):
+    model = make(folder, "transformer", PROMPTS)
+    loss = stm.DotRankingLoss(model)
+    for prompts in (PROMPTS.values(), (None, None), (None, None)):
+        pairs = zip(columns(4).values(), prompts, strict=True)
+        loss([model.preprocess(text, prompt=prompt) for text, prompt in pairs])
+        assert caplog.text.count("begins with no prompt") == (0 if None not in prompts else 2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -16,18 +17,23 @@ from torch import Tensor, nn
 
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
-from st_magnitude.kernel.batch import Above
+from st_magnitude.kernel.batch import Above, Batch, Ids
+from st_magnitude.kernel.infonce import PLAIN_SCORES
+from st_magnitude.kernel.plain import Comparison
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import (
     Features,
     Texts,
+    bare_keys,
     device_of,
+    is_plain_text,
     split_prompt,
     text_keys,
     tokens_of,
     unlike_all,
 )
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import DOT, Similarity, at_least_float32, without_autocast
 from st_magnitude.surgery.raw import prompt_of, unwrapped
 from st_magnitude.training.attach import Logging
 
@@ -35,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 SameText = Literal["exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
+
+MOST = 0.75  # the share of negatives that may be left out without a warning
 
 
 class FalseNegatives(Logging):
@@ -66,7 +74,9 @@ class FalseNegatives(Logging):
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the guide reads."""
         self._has_warned = False
-        self._is_empty: Tensor | None = None  # rows of the first batch without negatives, (B,)
+        self._first: Tensor | None = None  # of the first batch: rows without negatives, shares
+        self._unchecked = 10  # batches in which classes may repeat
+        self._sees_all = True  # whether a text is in every column of the batch at hand
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
         (given,) = self._given
@@ -77,22 +87,21 @@ class FalseNegatives(Logging):
     ) -> Texts:
         """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
         keys: list[Tensor] = []
+        bare: list[Tensor] = []
         guide: list[Tensor] = []
+        self._sees_all = all(map(is_plain_text, columns))
         if self.same_text == "exclude":
             keys = [text_keys(features, i) for i, features in enumerate(columns)]
+            bare = bare_keys(columns, keys, model)
         if self.guide is not None:
             guide = self.guide.embed_columns(columns, model, mini_batch_size)
-        return Texts(keys=keys, guide=guide)
+        return Texts(keys=keys, bare=bare, guide=guide)
 
-    def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Above]:
+    def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids | Above]:
         """``exclude`` of infonce."""
-        exclude: list[Tensor | Above] = []
+        exclude: list[Tensor | Ids | Above] = []
         if texts.keys:
-            of_texts, of_queries = self._ids(texts, batch)
-            exclude += [of_texts, of_queries]
-            if torch.is_grad_enabled() and not batch.is_ring:  # in a ring more documents follow
-                own = slice(batch.offset, batch.offset + len(texts.keys[0]))
-                self._count(number_left_out(of_texts, of_queries, own), len(of_texts))
+            exclude += self._ids(texts, batch)
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
             guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in documents])
@@ -101,18 +110,24 @@ class FalseNegatives(Logging):
             exclude.append(Above(self._threshold))
         return exclude
 
-    def _ids(self, texts: Texts, batch: Gathered) -> tuple[Tensor, Tensor]:
-        """The keys of the documents' texts and of their queries, (M,) each.
+    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
+        """The keys of the documents' texts and of their queries, (M,) each, and of queries and
+        documents without their prompts.
 
-        Documents that share one of them are not negatives of each other. In the second an explicit
-        negative is like no other document.
+        Documents that share one of the first two are not negatives of each other. In the second an
+        explicit negative is like no other document. A document is not a negative of a query that is
+        the same text.
         """
         queries, *documents = texts.keys
         others = [
             unlike_all(queries, len(texts.keys) + column) for column in range(len(documents) - 1)
         ]
         of_texts = torch.cat([batch.join(x) for x in documents])
-        return of_texts, torch.cat([batch.join(x) for x in (queries, *others)])
+        of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
+        if not texts.bare:
+            return [of_texts, of_queries]
+        bare_queries, *bare = map(batch.join, texts.bare)
+        return [of_texts, of_queries, Ids(bare_queries, torch.cat(bare))]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -127,29 +142,53 @@ class FalseNegatives(Logging):
         self._number = self._total = 0
         return {"excluded_negatives": share}
 
-    def _count(self, left_out: Tensor, num_documents: int) -> None:
-        """Adds a batch to the log: how many of the documents each query leaves out, (B,).
+    def count(self, mask: Tensor) -> None:
+        """Adds a batch to the log: whether queries leave out documents, (n, M).
 
-        It warns if the first batch has rows without negatives; on a GPU at the second batch, which
-        does not have to wait for them.
+        It warns if queries of the first batch leave out all or most of them; on a GPU at the second
+        batch, which does not have to wait for the first.
         """
-        self._number = self._number + left_out.sum()
-        self._total += len(left_out) * (num_documents - 1)
+        numbers, most = mask.sum(dim=1), mask.shape[1] - 1  # (n,)
+        if self._sees_all or self.margin is not None:
+            self._number = self._number + numbers.sum()
+            self._total += len(numbers) * most
         if self._has_warned:
             return
-        if self._is_empty is None:
-            self._is_empty = left_out >= num_documents - 1
-            if self._is_empty.is_cuda:
+        if self._first is None:
+            is_empty = (numbers >= most).float()
+            self._first = torch.stack([is_empty, numbers / max(most, 1)])  # (2, n)
+            if self._first.is_cuda:
                 return
         self._has_warned = True
-        if number := int(self._is_empty.sum()):
+        empty, share = self._first.mean(dim=1).tolist()
+        if empty or share > MOST:
             logger.warning(
-                "%d of %d queries of the first batch have no negative, and their loss is 0: all"
-                " other documents have the text of the positive, as far as the model reads, or"
-                " belong to the same query. Look at max_seq_length, long prompts, words that the"
-                " tokenizer does not know, and the size of the batch.",
-                number,
-                len(self._is_empty),
+                "%d of %d queries of the first batch have no negative and a loss of 0, and %.0f %%"
+                " of the negatives are left out: documents that have the text of the positive, as"
+                " far as the model reads, belong to the same query, are the query itself, or score"
+                " above the margin, if there is one (margin=%s). Look at max_seq_length, long"
+                " prompts, words that the tokenizer does not know, and the size of the batch.",
+                round(empty * self._first.shape[1]),
+                self._first.shape[1],
+                100 * share,
+                self.margin,
+            )
+
+    def warn_of_anchors(self, texts: Texts) -> None:
+        """Warns if the classes of one of the first batches are those of equal queries."""
+        if not self._unchecked or texts.classes is None or not texts.keys:
+            return
+        self._unchecked -= 1
+        both = texts.classes * 0x1E3779B97F4A7C15 + texts.keys[0]  # equal where both are
+        number, number_of_both = len(texts.classes.unique()), len(both.unique())
+        if number == len(both):
+            return
+        self._unchecked = 0
+        if number == number_of_both:
+            logger.warning(
+                "labels='classes' adds nothing here: all rows of a class have the same query, whose"
+                " answers train alike without labels, and same_text leaves them out of each other's"
+                " negatives only then. Leave out labels=."
             )
 
     def share_without_negatives(self, columns: Sequence[Features]) -> float:
@@ -157,9 +196,10 @@ class FalseNegatives(Logging):
         if self.same_text == "keep":
             return 0.0
         keys = [text_keys(f, column) for column, f in enumerate(columns)]
-        of_texts, of_queries = self._ids(Texts(keys), Gathered(keys[0]))
-        left_out = number_left_out(of_texts, of_queries, slice(len(keys[0])))
-        return (left_out >= len(of_texts) - 1).float().mean().item()
+        queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in keys]
+        exclude = self._ids(Texts(keys), Gathered(queries))
+        mask = left_out(Batch(queries, torch.cat(documents), exclude=exclude), DOT, [Term()])
+        return (mask.sum(dim=1) >= mask.shape[1] - 1).float().mean().item()
 
     def get_config_dict(self) -> dict[str, object]:
         return {
@@ -170,19 +210,27 @@ class FalseNegatives(Logging):
         }
 
 
-def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
-    """How many other documents have the text or the query of each of the positives ``own``, (B,).
+@torch.no_grad()
+def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Tensor:
+    """The documents that queries do not count as negatives, booleans (n, M), for all queries of a
+    small batch and the first ones of a large batch."""
+    number = max(1, PLAIN_SCORES // len(batch.documents))
+    queries = at_least_float32(batch.queries[:number])
+    exclude = list(batch.excluded)
+    if batch.above is not None and batch.above.guide is not None:
+        guides, documents = batch.above.guide
+        first = batch.offset if len(guides) > len(batch.queries) else 0
+        guide = guides[first : first + number], documents
+        exclude = [*batch.excluded_ids, replace(batch.above, guide=guide)]
+    documents = at_least_float32(batch.documents)
+    rows = replace(batch, queries=queries, documents=documents, exclude=exclude)
+    longest = max(term.dim or queries.shape[1] for term in terms)
+    with without_autocast(queries):
+        return Comparison(rows, similarity, {longest}, "query_to_doc").left_out
 
-    ``documents`` are keys of the documents' texts, (M,), and ``queries`` of their queries.
-    """
-    both = documents * 0x1E3779B97F4A7C15 + queries  # equal where both are
-    numbers = []
-    for keys in (documents, queries, both):
-        ordered = keys.sort().values  # neither sorting nor searching waits for a GPU
-        wanted = keys[own].contiguous()
-        end = torch.searchsorted(ordered, wanted, right=True)
-        numbers.append(end - torch.searchsorted(ordered, wanted))
-    return numbers[0] + numbers[1] - numbers[2] - 1
+
+def chat_template_of(model: SentenceTransformer) -> object:
+    return getattr(model.tokenizer, "chat_template", None)
 
 
 class Guide:
@@ -209,6 +257,7 @@ class Guide:
             type(guide[0]) is not type(model[0])
             or isinstance(guide[0], Router)
             or guide.tokenizer.get_vocab() != model.tokenizer.get_vocab()
+            or chat_template_of(guide) != chat_template_of(model)
             or (guide.max_seq_length or math.inf) < (model.max_seq_length or math.inf)
         )
 

@@ -113,13 +113,16 @@ class DocumentPrior:
         log_q = [self._positives(first), *map(self._negatives or self._positives, others)]
         if not self._has_begun:
             self._has_begun = True
-            if (log_q[0] == log_q[0].new_full((), self._positives.floor)).all():
+            unknown = log_q[0] == log_q[0].new_full((), self._positives.floor)
+            if (number := int(unknown.sum())) > len(unknown) / 10:
                 logger.warning(
-                    "The prior contains none of the %d positives of the first batch, so it corrects"
-                    " nothing. Make it from the same data, with the model's present max_seq_length"
+                    "The prior does not contain %d of the %d positives of the first batch, and"
+                    " takes them for the rarest. Make it from the same data, with the"
+                    " max_seq_length of the training (also max_length of the training arguments)"
                     " and with the prompt of the documents: DocumentPrior.from_texts(model, texts,"
                     " prompt=...).",
-                    len(log_q[0]),
+                    number,
+                    len(unknown),
                 )
         return log_q
 

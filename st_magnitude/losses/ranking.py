@@ -21,12 +21,12 @@ from torch import Tensor
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import batch_size_of, minibatch_of
-from st_magnitude.kernel.batch import Direction, PartitionMode
+from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
-from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
+from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, left_out
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
@@ -83,9 +83,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
-        same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of
-            another query with the tokens of this one, do not count as negatives. ``"keep"``: they
-            do, as in sentence-transformers. Inputs without token ids always count.
+        same_text: ``"exclude"``: a document with the tokens of the positive, the positive of
+            another query with the tokens of this one, and a document that is the query itself do
+            not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs without
+            token ids always count.
         margin: A document that scores above the positive's score minus the margin does not count as
             a negative. Without a guide the model's own scores decide, before the temperature; -0.1
             then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
@@ -101,9 +102,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one
-            class are positives of each other. ``"teacher"``: a teacher's scores of the documents of
-            the row, (B, n), as for sentence-transformers' DistillKLDivLoss, or its embeddings of
-            all columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
+            class are positives of each other, below 0 is no class. ``"teacher"``: a teacher's
+            scores of the documents of the row, (B, n), as for sentence-transformers'
+            DistillKLDivLoss, or its embeddings of all columns, (B, 1 + n, T), as for
+            EmbedDistillLoss, whose inner products are scores.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
             all documents.
 
@@ -195,10 +197,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             next(self.model.parameters()).device if shares_negatives else None,
             needs_one_size=self.gather_across_devices != "ring",
         )
-        if torch.is_grad_enabled() and not self._has_begun:
+        kind = tuple("prompt_length" in features for features in columns)
+        if kind not in self._kinds:  # data sets differ, as in prompts for their columns
+            self._kinds.add(kind)
             warn_without_prompts(columns, self.model, self.name)
         texts = self.false_negatives.texts(self.model, columns, self.mini_batch_size)
         texts = read_labels(texts, self.labels, labels)
+        self.false_negatives.warn_of_anchors(texts)
         if self.teacher is not None:
             guide = self.false_negatives.guide
             texts = self.teacher.read(texts, self.model, columns, self.mini_batch_size, guide)
@@ -255,6 +260,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             targets, targets_queries = self.teacher.targets(texts, batch)
 
         columns = torch.cat([batch.join(column) for column in documents])
+        exclude = self.false_negatives.exclude(texts, batch)
+        if exclude and torch.is_grad_enabled() and not batch.is_ring:  # which brings more documents
+            known = Batch(queries, columns, batch.offset, None, exclude, positives, targets)
+            self.false_negatives.count(left_out(known, similarity, terms))
         loss = infonce(
             queries,
             columns,
@@ -265,7 +274,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             backend="ring" if batch.is_ring else "auto",
             partition_mode=self.partition_mode,
             all_queries=batch.all_queries,
-            exclude=self.false_negatives.exclude(texts, batch),
+            exclude=exclude,
             positives=positives,
             targets=targets,
             targets_queries=targets_queries,
@@ -340,6 +349,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             refuse_in_ring("gather_across_devices", softmaxes, teacher=self.teacher)
 
     def prepare_model(self) -> None:
+        self._kinds: set[tuple[bool, ...]] = set()
         self.false_negatives.start(self.model)
         if self.teacher is not None:
             self.teacher.start(self.model)

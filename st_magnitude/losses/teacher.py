@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from st_magnitude._checks import positive
 from st_magnitude.losses.negatives import Guide
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, Labels, Texts
+
+logger = logging.getLogger(__name__)
 
 Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 
@@ -47,6 +50,7 @@ class Teacher:
         self.temperature = temperature
         self.weight = weight
         self.model: Guide | None = None
+        self._has_begun = False
 
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the teacher reads."""
@@ -70,6 +74,7 @@ class Teacher:
     def targets(self, texts: Texts, batch: Gathered) -> tuple[Rows, Rows]:
         """``targets`` and ``targets_queries`` of :func:`~st_magnitude.infonce`."""
         if texts.scores is not None:
+            self._warn_of_sigmoid(texts.scores)
             return self._of_own_documents(texts.scores, batch)
         own, *documents = texts.teacher  # (B, T) each
         queries = batch.join_queries(own)  # (Q, T)
@@ -110,6 +115,16 @@ class Teacher:
             return found.scatter_(1, rows[tile, None] + start, 1.0)
 
         return of_queries, of_documents
+
+    def _warn_of_sigmoid(self, scores: Tensor) -> None:
+        """Warns if the first scores lie in [0, 1], where a softmax hardly tells them apart."""
+        is_first, self._has_begun = not self._has_begun, True
+        if is_first and self.temperature in (None, 1) and scores.sub(0.5).abs().max() <= 0.5:
+            logger.warning(
+                "The teacher's scores lie in [0, 1], where the softmax at teacher_temperature=1 is"
+                " almost even. CrossEncoder.predict applies a sigmoid by default: give logits,"
+                " predict(..., activation_fn=torch.nn.Identity()), or a teacher_temperature."
+            )
 
     def get_config_dict(self) -> dict[str, object]:
         name = "labels" if self.model is None else self.model.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from sentence_transformers.base.model import BaseModel
@@ -26,6 +26,7 @@ class Texts:
     """The texts and labels of a batch, column by column, as far as the loss depends on them."""
 
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
+    bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys
     guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
     teacher: Sequence[Tensor] = ()  # (B, T) each, the teacher's embeddings; empty without them
     scores: Tensor | None = None  # (B, n), a teacher's scores of the documents of each row
@@ -77,11 +78,22 @@ def read_labels(texts: Texts, kind: Labels | None, labels: Tensor | None) -> Tex
         return texts
     if kind == "weights":
         return replace(texts, weights=labels)
-    if kind == "classes":
-        return replace(texts, classes=labels)
+    if kind == "classes":  # a negative number is no class, and like no other
+        return replace(texts, classes=labels.where(labels >= 0, -1 - unlike_all(labels, 0)))
     if labels.ndim == 2:
         return replace(texts, scores=labels)
     return replace(texts, teacher=labels.unbind(dim=1))
+
+
+def is_plain_text(features: Features) -> bool:
+    """Whether a column holds token ids of texts alone, in a chat template or not.
+
+    Images and sound come as numbers with a fraction, next to the tokens that stand for them.
+    """
+    if "input_ids" not in features or features.get("modality", "text") not in ("text", "message"):
+        return False
+    media = (name for name, x in features.items() if torch.is_tensor(x) and x.is_floating_point())
+    return all("embedding" in name for name in media)  # which a model has added
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -89,8 +101,7 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
 
     None for inputs that are not plain text, and for models without token ids.
     """
-    is_text = "pixel_values" not in features and features.get("modality", "text") == "text"
-    if "input_ids" not in features or not is_text:
+    if not is_plain_text(features):
         return None
     ids = features["input_ids"]
     # a StaticEmbedding, or a batch for FlashAttention
@@ -106,8 +117,9 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
     return ids.flatten(), texts.flatten(), (mask.cumsum(dim=1) * mask - 1).flatten()
 
 
-def text_keys(features: Features, column: int = 0) -> Tensor:
-    """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
+def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> Tensor:
+    """A 64-bit hash of the tokens of each text of a column from place ``start`` on, (B,): padding
+    does not change it.
 
     Inputs without token ids get keys that no other input has, on this rank and all others.
     """
@@ -115,11 +127,30 @@ def text_keys(features: Features, column: int = 0) -> Tensor:
     if tokens is None:
         return unlike_all(torch.empty(batch_size_of(features), device=device_of(features)), column)
     ids, texts, places = tokens
+    places = places - start
     # A sum over tokens of a mix of id and place: products with odd numbers modulo 2^64, and shifts
     mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
     mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
     return mixed.new_zeros(batch_size_of(features)).index_add_(0, texts, mixed)
+
+
+def bare_keys(columns: Sequence[Features], keys: list[Tensor], model: nn.Module) -> list[Tensor]:
+    """The keys of the texts of columns without the prompts whose length a Transformer notes."""
+    if not any("prompt_length" in features for features in columns):
+        return keys
+    found = []
+    for column, features in enumerate(columns):
+        start = features.get("prompt_length", 0)
+        if "prompt_length" not in features and is_plain_text(features):
+            # the special tokens with which every text begins, as a prompt does
+            tokenizer = tokenizer_of(cast(BaseModel, unwrapped(model)), features.get("task"))
+            mask = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+            start = [*mask, 0].index(0)
+        elif isinstance(start, Tensor):
+            start = start.flatten()[0]
+        found.append(text_keys(features, column, start))
+    return found
 
 
 def unlike_all(rows: Tensor, column: int) -> Tensor:
@@ -150,14 +181,19 @@ def spelled(features: Features, model: BaseModel) -> list[str]:
 
 
 def split_prompt(features: Features, model: BaseModel) -> tuple[str, list[str]]:
-    """The prompt of the model with which all texts begin, or "", and the B texts without it."""
+    """The prompt of the model with which all texts begin, or "", and the B texts without it and
+    without a chat template."""
     texts = spelled(features, model)
-    for prompt in sorted(filter(None, model.prompts.values()), key=len, reverse=True):
-        [begin] = spelled(model.preprocess([prompt], task=features.get("task")), model)
+    for prompt in sorted({"", *filter(None, model.prompts.values())}, key=len, reverse=True):
+        two = model.preprocess(["", "x"], prompt=prompt or None, task=features.get("task"))
+        empty, other = spelled(two, model)
+        differ = (i for i, (x, y) in enumerate(zip(empty, other, strict=False)) if x != y)
+        place = next(differ, len(empty))  # where a text stands in a chat template
         # empty if all its tokens are special or unknown, which texts do not show either
-        begin = begin.strip()
+        begin, end = empty[:place].strip(), empty[place:].rstrip()
         if all(text.startswith(begin) for text in texts):
-            return prompt, [text[len(begin) :].lstrip() for text in texts]
+            found = [text[len(begin) :].strip().removesuffix(end) for text in texts]
+            return prompt, [text.strip() for text in found]
     return "", texts
 
 
@@ -174,10 +210,10 @@ def warn_without_prompts(columns: Sequence[Features], model: nn.Module, who: str
             continue
         if not split_prompt(features, model)[0]:
             logger.warning(
-                "encode_%s puts the prompt %r before a text, but text column %d of the first batch"
-                " of %s begins with no prompt of the model: it trains on other texts than it will"
-                " be used with. Give SentenceTransformerTrainingArguments prompts={column: prompt}"
-                " for each column.",
+                "encode_%s puts the prompt %r before a text, but text column %d of a batch of %s"
+                " begins with no prompt of the model: it trains on other texts than it will be"
+                " used with. Give SentenceTransformerTrainingArguments prompts={column: prompt}"
+                " for each column of each data set.",
                 role,
                 prompt,
                 number,

@@ -14,15 +14,16 @@ BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "
 DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
 
 # A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a
-# positive (0, 2, 5) and boilerplate that occurs three times, which all queries keep as a negative.
+# positive (0, 2, 5), boilerplate that occurs twice, which all queries keep as a negative, and
+# documents that are a query: of its own row (6), and of others as positive (5, 6) and negative (4).
 TWICE = [
     (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
     (ROWS[1][0], ROWS[1][1], "see below"),
     (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
     (ROWS[3][0], ROWS[0][1], "see below"),
-    (ROWS[1][0], ROWS[4][1], "returns a list"),
-    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
-    (ROWS[6][0], ROWS[6][1], "see below"),
+    (ROWS[1][0], ROWS[4][1], ROWS[2][0]),
+    (ROWS[5][0], ROWS[6][0], ROWS[2][1]),
+    (ROWS[6][0], ROWS[5][0], ROWS[6][0]),
 ]
 
 

@@ -26,6 +26,8 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
+from st_magnitude.kernel.batch import Above, Batch
+from st_magnitude.losses.negatives import left_out
 from st_magnitude.losses.texts import text_keys
 from st_magnitude.training.attach import Logging
 
@@ -47,12 +49,12 @@ def static_guide():
 
 
 def equal_texts(rows):
-    """(B, M): documents with the text of the positive, and positives of the same query."""
+    """(B, M): documents with the text of the positive or of the query, and positives of the same
+    query."""
     queries, positives, *negatives = zip(*rows, strict=True)
     documents = [*positives, *itertools.chain(*negatives)]
-    same = torch.tensor(
-        [[document == positive for document in documents] for positive in positives]
-    )
+    pairs = list(zip(queries, positives, strict=True))
+    same = torch.tensor([[document in pair for document in documents] for pair in pairs])
     same[:, : len(rows)] |= torch.tensor(
         [[other == query for other in queries] for query in queries]
     )
@@ -152,21 +154,71 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
 
 
+@pytest.mark.parametrize("prompts", [("what ", None), ("what ", "notes see "), (None, "notes ")])
+def test_a_document_that_is_the_query_is_known_by_its_text(model, prompts):
+    """Whichever column has a prompt."""
+    queries, *documents = zip(*TWICE, strict=True)
+    columns = [dict(model.preprocess(list(queries), prompt=prompts[0]))]
+    columns += [dict(model.preprocess(list(x), prompt=prompts[1])) for x in documents]
+    loss = stm.CosineRankingLoss(model, scale=3.0)
+    embeddings = raw_embeddings(model, columns)
+    expected = reference(embeddings, stm.COSINE, loss.terms, excluded=equal_texts(TWICE))
+    torch.testing.assert_close(loss(columns), expected)
+
+
+@pytest.mark.parametrize("margin", [None, -0.1])
 @BATCHING
-def test_the_share_that_is_left_out(model, caplog, mini_batch_size):
-    loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
-    left_out = equal_texts(TWICE).double()
+def test_the_share_that_is_left_out(model, caplog, mini_batch_size, margin):
+    loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size, margin=margin)
+    absent = equal_texts(TWICE)
+    if margin:
+        queries, *documents = raw_embeddings(model, batch_of(model, TWICE))
+        scores = stm.COSINE(queries, torch.cat(documents))
+        absent |= too_close(scores, scores.diagonal(), margin, "absolute")
+        assert absent.float().mean() > 1.2 * equal_texts(TWICE).float().mean()
+    absent = absent.double()
     for _ in range(2):
         loss(batch_of(model, TWICE))
     with torch.no_grad():
         loss(batch_of(model, [row[:2] for row in TWICE]))
-    number, num_documents = left_out.shape
+    number, num_documents = absent.shape
     [share] = [module.get_log() for module in loss.modules() if isinstance(module, Logging)]
     assert share["excluded_negatives"] == pytest.approx(
-        (left_out.sum() - number).item() / number / (num_documents - 1)
+        (absent.sum() - number).item() / number / (num_documents - 1)
     )
     assert loss.false_negatives.get_log() == {}
-    assert not caplog.records
+    assert margin or not caplog.records
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_large_batch_counts_its_first_rows(monkeypatch, offset, gathered):
+    queries, documents, guide, guided = (torch.randn(n, 4) for n in (5, 9, 5, 9))
+    guides = torch.cat([torch.randn(offset, 4), guide]) if gathered else guide
+    exclude = [torch.arange(9) // 2, Above(lambda x: x, (guides, guided))]
+    batch = Batch(queries, documents, offset, exclude=exclude)
+    expected = guide @ guided.T
+    expected = expected > expected.diagonal(offset)[:, None]
+    expected |= (torch.arange(9) // 2) == (torch.arange(offset, offset + 5) // 2)[:, None]
+    expected.diagonal(offset).zero_()
+    for number in (5, 2):
+        monkeypatch.setattr("st_magnitude.losses.negatives.PLAIN_SCORES", 9 * number)
+        assert torch.equal(left_out(batch, stm.COSINE, [Term(2)]), expected[:number])
+
+
+def test_what_is_not_text_has_no_share():
+    bag = SentenceTransformer(modules=[BoW(["tea", "sky"])], device="cpu")
+    for margin, is_told in ((None, False), (-0.1, True)):
+        loss = stm.CosineRankingLoss(bag, margin=margin)
+        loss(batch_of(bag, [("tea", "tea"), ("sky", "sky")]))
+        assert bool(loss.false_negatives.get_log()) is is_told
+
+
+@pytest.mark.parametrize(("margin", "warns"), [(0.9, True), (-0.2, False)])
+def test_a_margin_that_leaves_out_most_warns(caplog, model, margin, warns):
+    loss = stm.CosineRankingLoss(model, margin=margin, margin_strategy="relative")
+    loss(batch_of(model, ROWS))
+    assert ("of the negatives are left out" in caplog.text) is warns
 
 
 @pytest.mark.parametrize(
@@ -216,6 +268,17 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     torch.testing.assert_close(
         loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0
     )
+
+
+def test_a_relative_margin_of_negative_scores(model):
+    """The unit is the absolute score of the positive."""
+    embeddings = [torch.randn(6, 8) for _ in range(3)]
+    scores = stm.DOT(embeddings[0], torch.cat(embeddings[1:]))
+    assert 0 < (scores.diagonal() < 0).sum() < 6
+    loss = stm.DotRankingLoss(model, scale=3.0, margin=-0.5, margin_strategy="relative")
+    excluded = too_close(scores, scores.diagonal(), -0.5, "relative")
+    expected = reference(embeddings, stm.DOT, loss.terms, excluded=excluded)
+    torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected)
 
 
 # --- guide ----------------------------------------------------------------------------------------

@@ -36,10 +36,26 @@ def test_labels_as_weights(model):
 
 def test_labels_as_classes(model):
     """Rows of a class are positives of each other; explicit negatives belong to no class."""
-    loss = stm.CosineRankingLoss(model, labels="classes")(batch(model), torch.tensor([7, 3, 7]))
+    loss = stm.CosineRankingLoss(model, labels="classes")
     targets = torch.tensor([[1, 0, 1], [0, 2, 0], [1, 0, 1]]) / 2
-    expected = cross_entropy(logits(model), torch.cat([targets, torch.zeros(3, 3)], dim=1))
-    torch.testing.assert_close(loss, expected)
+    targets = torch.cat([targets, torch.zeros(3, 3)], dim=1)
+    found = loss(batch(model), torch.tensor([7, 3, 7]))
+    torch.testing.assert_close(found, cross_entropy(logits(model), targets))
+    noise = loss(batch(model), torch.tensor([-1, 0, -1]))  # is no class
+    torch.testing.assert_close(noise, stm.CosineRankingLoss(model)(batch(model)))
+
+
+@pytest.mark.parametrize(
+    ("anchors", "classes", "warns"),
+    [("a b a b", [1, 2, 1, 2], True), ("a b a c", [1, 2, 1, 1], False)],
+)
+def test_classes_of_equal_anchors_warn_once(model, caplog, anchors, classes, warns):
+    """Where classes begin to repeat."""
+    loss = stm.CosineRankingLoss(model, labels="classes")
+    columns = [model.preprocess(texts.split()) for texts in (anchors, "w x y z")]
+    for labels in ([1, 2, 3, 4], classes, classes):
+        loss([dict(column) for column in columns], torch.tensor(labels))
+    assert caplog.text.count("adds nothing here") == warns
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.3])
@@ -52,6 +68,17 @@ def test_labels_as_scores_of_a_teacher(model, weight):
     targets = torch.cat([torch.diag(soft[:, 0]), torch.diag(soft[:, 1])], dim=1)
     expected = cross_entropy(logits(model), targets)
     torch.testing.assert_close(loss(batch(model), SCORES), expected)
+
+
+@pytest.mark.parametrize(
+    ("scores", "temperature", "warns"),
+    [(SCORES.sigmoid(), None, True), (SCORES.sigmoid(), 0.1, False), (SCORES, None, False)],
+)
+def test_scores_of_a_sigmoid_warn_once(model, caplog, scores, temperature, warns):
+    loss = stm.CosineRankingLoss(model, labels="teacher", teacher_temperature=temperature)
+    for _ in range(2):
+        loss(batch(model), scores)
+    assert caplog.text.count("applies a sigmoid by default") == warns
 
 
 @pytest.mark.parametrize("is_guide", [False, True])
@@ -152,6 +179,7 @@ def of_rows(folder, rows, gather):
         loss = stm.CosineRankingLoss(
             load_transformer(folder),
             labels=kind if kind in ("weights", "classes") else "teacher",
+            teacher_weight=0.7,
             directions=("query_to_doc", "doc_to_query"),
             partition_mode="per_direction",
             gather_across_devices=gather,
