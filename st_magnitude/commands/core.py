@@ -81,7 +81,10 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # also: no such date
-        raise typer.BadParameter(one_line(f"{file} cannot be read as YAML: {error}")) from None
+        # The message of a YAMLError quotes the file, which can hold a key.
+        mark = getattr(error, "problem_mark", None)
+        why = f"look at line {mark.line + 1}, column {mark.column + 1}" if mark else error
+        raise typer.BadParameter(one_line(f"{file} cannot be read as YAML: {why}")) from None
     if not isinstance(given, dict):
         raise typer.BadParameter(
             f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."

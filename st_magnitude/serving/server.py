@@ -127,7 +127,7 @@ class Server:
     def _post(self, body: dict[str, object]) -> tuple[int, bytes]:
         """Status and content of the answer; a thread waits for it, since a server that sends a byte
         now and then exceeds no timeout of a socket."""
-        content = json.dumps(body, allow_nan=False).encode()
+        content = json.dumps(body).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         headers["Accept-Encoding"] = "identity"
         answer: Future[tuple[int, bytes]] = Future()

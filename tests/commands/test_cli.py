@@ -252,7 +252,7 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(
     [
         ("top-kk: 1", "Did you mean 'top_k'? Its options are batch_size, data, dims"),
         ("[1, 2]", "list"),
-        ("top_k: [", "YAML"),
+        ("top_k: [", "YAML: look at line 1, column 9"),
         ("top_k: many", "--top-k"),
         ("top_k: 1.5", "--top-k"),
         ("dims: [[1]]", "within a value"),
