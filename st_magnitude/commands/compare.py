@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Base, Data, Figures, command, folder, say
+from st_magnitude.commands.core import Base, Figures, Source, command, folder, say
 from st_magnitude.comparison.config import CompareConfig
 
 
 @command
 def compare(
     *,
-    data: Data,
-    model: Base,
+    source: Source,
+    model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the winning model, tables and curves.")],
     settings: CompareConfig,
 ) -> Figures:
@@ -27,7 +27,7 @@ def compare(
     """
     from st_magnitude.comparison.run import compare as run
 
-    result = run(model, data, output, settings, say=say)
+    result = run(model, source.splits(), output, settings, say=say)
     typer.echo(f"\n{result}")
     say(f"Saved to {output}: model/, train.yaml, compare.md, compare.json.")
     return result.to_dict()

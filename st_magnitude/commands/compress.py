@@ -27,7 +27,7 @@ def compress(
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
-    encoder, data = judged.load(model)
+    encoder, data = judged.load(model, judged.splits())
     evaluator = CompressionEvaluator(
         data.queries,
         data.corpus,

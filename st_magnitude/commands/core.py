@@ -33,6 +33,7 @@ from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from st_magnitude.data.pairs import Splits
     from st_magnitude.data.retrieval import RetrievalData
 
 Figures = Mapping[str, Any]
@@ -111,9 +112,9 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
 
 # Options of several commands
 Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
-BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
-Data = Annotated[Path, Option(help=BEIR_FOLDER)]
-Base = Annotated[str, Option(help="Folder or hub id of the SentenceTransformer to start from.")]
+Base = Annotated[
+    str, Option(help="Folder or hub id of a SentenceTransformer, or the static table wordllama.")
+]
 EncodingBatch = Annotated[int, Option(min=1, help="Texts that are encoded at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 _Config = Annotated[
@@ -128,24 +129,52 @@ _Config = Annotated[
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Options of the commands that encode judged queries and their corpus with a model."""
+class Source:
+    """Options of the commands that read queries, documents and judgments."""
 
-    data: Data
-    split: Annotated[str, Option(help="Split of the qrels; read test last, and once.")] = "dev"
-    batch_size: EncodingBatch = 32
-    max_length: MaxLength = None
+    data: Annotated[
+        str,
+        Option(
+            help="Pairs: a CSV, TSV, JSONL or Parquet file, a folder of them, or a data set of the"
+            " hub; or a folder in BEIR's layout."
+        ),
+    ]
+    columns: Annotated[
+        str | None, Option(help="Columns of pairs that have other names, as query=a,document=b.")
+    ] = None
+    threshold: Annotated[
+        float | None, Option(help="Lowest score of a relevant pair; default: 80 % of the highest.")
+    ] = None
     skip_empty: SkipEmpty = False
 
-    def read(self, split: str = "") -> RetrievalData:
-        from st_magnitude.data.retrieval import RetrievalData
+    def splits(self) -> Splits:
+        """The splits of the data, after sentences on how they were read."""
+        from st_magnitude.data.pairs import load_splits
 
-        return RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
+        splits = load_splits(
+            self.data,
+            columns=self.columns,
+            threshold=self.threshold,
+            skip_empty=self.skip_empty,
+        )
+        for note in splits.notes:
+            say(note)
+        return splits
 
-    def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
+
+@dataclass(frozen=True)
+class Judged(Source):
+    """Options of the commands that encode judged queries and their corpus with a model."""
+
+    split: Annotated[str, Option(help="Split to measure on; read test last, and once.")] = "dev"
+    batch_size: EncodingBatch = 32
+    max_length: MaxLength = None
+
+    def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, RetrievalData]:
+        """The model, and the split to measure on."""
         from st_magnitude.saving.export import limit_length, load
 
-        data = self.read()
+        data = splits[self.split]
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)

@@ -35,19 +35,17 @@ def diagnose(
     if output is not None:
         for name in ("diagnosis.json", "diagnosis.md"):
             refuse_foreign(output / name)
-    from st_magnitude.data.beir import check_held_out, relevant_documents, splits_of
-    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run
 
-    check_held_out(judged.data, judged.split)
-    encoder, data = judged.load(model)
-    has_train = judged.split != "train" and "train" in splits_of(judged.data)
-    train = RetrievalData.from_beir(judged.data, "train", judged.skip_empty) if has_train else None
+    splits = judged.splits()
+    splits.check_held_out(judged.split)
+    encoder, data = judged.load(model, splits)
+    train = None if judged.split == "train" else splits.get("train")
     found = run(
         encoder,
         data,
         similarity=judged.similarity,
-        also_relevant=relevant_documents(judged.data),
+        also_relevant=splits.relevant_documents(),
         log_prior=None if train is None else train.log_prior(),
         symmetric=symmetric,
         min_gain=min_gain,

@@ -42,13 +42,18 @@ def mine(
         raise ValueError(f"--output must end in .tsv; got {output}.")
     if os.path.lexists(output):
         raise FileExistsError(f"{output} exists. Choose another --output.")
-    from st_magnitude.data.beir import relevant_documents
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
-    encoder, loaded = judged.load(model)
+    splits = judged.splits()
+    if splits.folder is None:
+        raise ValueError(
+            "mine adds judgments to a folder in BEIR's layout, by its ids; train --save-data writes"
+            " such a folder from pairs."
+        )
+    encoder, loaded = judged.load(model, splits)
     candidates = set(loaded.corpus)
     if never_relevant:
-        candidates -= relevant_documents(judged.data)
+        candidates -= splits.relevant_documents()
     mined = mine_negatives(
         encoder,
         loaded,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import BEIR_FOLDER, Figures, command, folder
+from st_magnitude.commands.core import Figures, command, folder
 from st_magnitude.revela.config import RevelaConfig
 
 
@@ -19,8 +19,10 @@ def revela(
     retriever: Annotated[str, Option(help="Folder or hub id: a SentenceTransformer or a decoder.")],
     lm: Annotated[str, Option(help="Folder or hub id of a causal language model.")],
     output: Annotated[Path, folder("New folder for the trained retriever.")],
-    data: Annotated[Path | None, Option(help=f"Measures before and after. {BEIR_FOLDER}")] = None,
-    split: Annotated[str, Option(help="Split of the qrels; read test last, and once.")] = "dev",
+    data: Annotated[
+        str | None, Option(help="Pairs or a folder, as for train, to measure before and after on.")
+    ] = None,
+    split: Annotated[str, Option(help="Split to measure on; read test last, and once.")] = "dev",
     settings: RevelaConfig,
 ) -> Figures:
     """Learn a retriever from raw text (Revela).
@@ -28,10 +30,10 @@ def revela(
     The retriever learns by language modelling with in-batch attention. With --data, the retriever,
     BM25 and both fused are measured before and after. Needs the extra "revela".
     """
-    from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.data.pairs import load_splits
     from st_magnitude.revela.run import run
 
-    judged = None if data is None else RetrievalData.from_beir(data, split)
+    judged = None if data is None else load_splits(data)[split]
     figures = run(corpus, retriever, lm, output, settings, data=judged)
     typer.echo(f"Saved to {output}.")
     return figures

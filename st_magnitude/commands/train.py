@@ -1,4 +1,4 @@
-"""``st-magnitude train``: fine-tune a retriever on a folder in BEIR's layout."""
+"""``st-magnitude train``: fine-tune a retriever on pairs, and say whether it is better."""
 
 from __future__ import annotations
 
@@ -8,39 +8,52 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from st_magnitude._config import SkipEmpty
-from st_magnitude.commands.core import Base, Data, Figures, command, folder, say
+from st_magnitude.commands.core import Base, Figures, Source, command, folder, say
 from st_magnitude.finetune.settings import TrainConfig
 
 
 @command
 def train(
     *,
-    data: Data,
-    model: Base,
+    source: Source,
+    model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the trained model.")],
-    split: Annotated[str, Option(help="Split of the qrels to train on.")] = "train",
-    dev_split: Annotated[str, Option(help="Split to compare on, if the data has it.")] = "dev",
-    skip_empty: SkipEmpty = False,
+    split: Annotated[str, Option(help="Split to train on.")] = "train",
+    dev_split: Annotated[str, Option(help="Split to compare on, if the data have it.")] = "dev",
+    confirm: Annotated[
+        str | None, Option(help="Split that measures the saved model once, such as test.")
+    ] = None,
+    save_data: Annotated[
+        Path | None, folder("New folder for the splits, in BEIR's layout.")
+    ] = None,
     settings: TrainConfig,
 ) -> Figures:
-    """Fine-tune a retriever on a folder in BEIR's layout.
+    """Fine-tune a retriever on pairs, and say whether it is better.
 
-    Pairs with score 0 in the qrels are explicit negatives. With a dev split, the trained model is
-    compared with the pretrained one, and saved with its own scoring unless another is clearly
-    better on the split. Ctrl-C stops the run after the current step and saves a checkpoint for
-    --resume.
+    Pairs with score 0 are explicit negatives. The trained model is compared with the pretrained
+    one and with BM25 on queries that it was not trained on: those of the dev split, or of five
+    folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
+    and saves a checkpoint for --resume.
     """
-    from st_magnitude.data.beir import relevant_documents, splits_of
-    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import train as run
 
-    loaded = RetrievalData.from_beir(data, split, skip_empty)
-    has_dev = dev_split in splits_of(data) and dev_split != split
-    dev = RetrievalData.from_beir(data, dev_split, skip_empty) if has_dev else None
+    splits = source.splits()
+    if save_data is not None:
+        splits.save(save_data)
+    loaded = splits[split]
+    dev = None if dev_split == split else splits.get(dev_split)
     typer.echo(f"{split}: {loaded}")
-    answers = relevant_documents(data)  # of all splits
-    trained = run(model, loaded, output, settings, dev=dev, also_relevant=answers)
+    trained = run(
+        model,
+        loaded,
+        output,
+        settings,
+        dev=dev,
+        dev_is_drawn=dev_split in splits.drawn,
+        test=None if confirm is None else splits[confirm],
+        also_relevant=splits.relevant_documents(),
+        say=say,
+    )
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
@@ -58,13 +71,15 @@ def train(
     if verdict is None:
         say(
             f"There is no {dev_split} split next to {split}, so the trained model could not be"
-            " compared with the pretrained one. Put judgments of other queries into"
-            f" {data / 'qrels' / f'{dev_split}.tsv'}, or name another split with --dev-split."
-            f" {stuck}"
+            " compared with the pretrained one. Add judgments of other queries as a split, or name"
+            f" another one with --dev-split. {stuck}"
         )
     else:
         typer.echo(f"\n{verdict}")
         say(verdict.advice(stuck))
+    if confirm is not None and trained.confirmed is not None:
+        say(trained.confirmed.headline(confirm))
+        figures[confirm] = trained.confirmed.to_dict()
     typer.echo(f"\n{trained.norms}")
     for text in filter(None, (trained.prior, trained.norm_warning)):
         say(text)

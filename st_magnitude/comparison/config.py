@@ -18,7 +18,6 @@ from st_magnitude._config import (
     Names,
     Negatives,
     Prompts,
-    SkipEmpty,
     TrainLength,
     check_ranges,
     did_you_mean,
@@ -81,7 +80,6 @@ class CompareConfig:
     test_split: Annotated[str, Option(help="Split read once; else held out.")] = "test"
     dev_queries: Annotated[int, Option(min=1, help="Largest number of queries.")] = 500
     documents: Annotated[int, Option(min=2, help="Judged ones and a sample.")] = 5000
-    skip_empty: SkipEmpty = False
     seed: Annotated[int, Option(help="Seed of everything that is drawn.")] = 0
 
     def __post_init__(self) -> None:

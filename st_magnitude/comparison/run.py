@@ -22,6 +22,7 @@ from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry, Gain, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
+from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import judge, model_name
 from st_magnitude.finetune.settings import TrainConfig
@@ -35,7 +36,7 @@ __all__ = ["CompareConfig", "CompareResult", "compare"]
 
 def compare(
     model: SentenceTransformer | str,
-    data: RetrievalData | str | Path,
+    data: RetrievalData | Splits | str | Path,
     output: str | Path,
     config: CompareConfig | None = None,
     *,
@@ -52,7 +53,7 @@ def compare(
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
-        data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
+        data: A source of `load_splits`, what it returned, or the data to train on.
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
             and ``train.yaml`` for ``st-magnitude train --config``. An unfinished comparison is
             continued.

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
-from st_magnitude.data.beir import folded, refuse_shared, splits_of
+from st_magnitude.data.beir import folded, refuse_shared
+from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import (
@@ -34,7 +35,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Setup", "Splits", "make_splits"]
+__all__ = ["Parts", "Setup", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
@@ -42,7 +43,7 @@ GoesOn = Callable[[int, float], bool]
 
 
 @dataclass(frozen=True)
-class Splits:
+class Parts:
     """Training data and two disjoint search tasks; ``notes`` say what was held out."""
 
     train: RetrievalData
@@ -52,22 +53,20 @@ class Splits:
 
 
 def make_splits(
-    data: RetrievalData | str | Path,
+    data: RetrievalData | Splits | str | Path,
     config: CompareConfig,
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
-) -> Splits:
+) -> Parts:
     """Reads the splits, holds out those that are missing, refuses shared queries, and samples."""
     if isinstance(data, str | Path):
-        names = splits_of(data)
-        read = partial(RetrievalData.from_beir, data, skip_empty=config.skip_empty)
-        train = read(config.split)
-        dev, test = (
-            given or (read(name) if name in names else None)
-            for given, name in ((dev, config.dev_split), (test, config.test_split))
-        )
-    else:
+        data = load_splits(data)
+    if isinstance(data, RetrievalData):
         train = data
+    else:
+        train = data[config.split]
+        dev = dev or data.get(config.dev_split)
+        test = test or data.get(config.test_split)
     rng = np.random.default_rng(config.seed)
     parts: dict[str, RetrievalData] = {}
     notes: list[str] = []
@@ -88,7 +87,7 @@ def make_splits(
     positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
     if "cosine-prior" in (config.losses or LOSSES) and not is_uneven(positives):
         notes.append("All documents are equally often positives: a prior would change nothing.")
-    return Splits(train, dev, test, tuple(notes))
+    return Parts(train, dev, test, tuple(notes))
 
 
 def _held_out(data: RetrievalData, rng: np.random.Generator) -> set[str]:
@@ -118,7 +117,7 @@ class Setup:
     """The pretrained model, the splits and the settings of all candidates."""
 
     base: SentenceTransformer
-    splits: Splits
+    splits: Parts
     config: CompareConfig
 
     @cached_property

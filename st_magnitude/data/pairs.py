@@ -44,11 +44,22 @@ class Splits:
     Attributes:
         notes: Sentences for the user: what was left out, how scores were read, how many queries
             there are.
+        drawn: Names of the splits that were drawn at random.
+        folder: The folder in BEIR's layout that they were read from, or None.
     """
 
-    def __init__(self, source: str, parts: dict[str, RetrievalData], notes: Iterable[str] = ()):
+    folder: Path | None = None
+
+    def __init__(
+        self,
+        source: str,
+        parts: dict[str, RetrievalData],
+        notes: Iterable[str] = (),
+        drawn: Collection[str] = (),
+    ) -> None:
         self.source = source
         self.notes = tuple(notes)
+        self.drawn = frozenset(drawn)
         self._parts = parts
 
     def __iter__(self) -> Iterator[str]:
@@ -85,6 +96,7 @@ class _Folder(Splits):
 
     def __init__(self, folder: str, skip_empty: bool) -> None:
         super().__init__(folder, {})
+        self.folder = Path(folder)
         self.skip_empty = skip_empty
 
     def __iter__(self) -> Iterator[str]:
@@ -347,7 +359,8 @@ def _build(
                 f"{near:,} dev queries differ from a training query by a word: for new queries,"
                 " figures on dev are a bit too high."
             )
-    return Splits(name, parts, notes)
+    drawn = {"dev", "test"} - {pair.part for pair in pairs}
+    return Splits(name, parts, notes, drawn)
 
 
 def _near_copies(texts: Collection[str], others: Collection[str]) -> int:

@@ -1,0 +1,131 @@
+"""``st-magnitude search``: look at what a retriever finds."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from st_magnitude.commands.core import Figures, Model, Source, command, say, show_progress
+
+if TYPE_CHECKING:
+    from st_magnitude.data.retrieval import RetrievalData
+
+SHOWN = 150  # characters of a document
+FAR = 0.05  # share of known questions whose best score is as low
+
+
+@command
+def search(
+    model: Model,
+    question: Annotated[
+        str | None, Argument(help="A question; without it, every line of the input is one.")
+    ] = None,
+    *,
+    source: Source,
+    against: Annotated[
+        str | None, Option(help="Folder or hub id of a model whose ranks are shown as well.")
+    ] = None,
+    top_k: Annotated[int, Option(min=1, help="Documents to show of each model.")] = 5,
+) -> Figures:
+    """Show what a retriever finds for a question.
+
+    All documents of the data are searched. A search always finds something, so the last line
+    compares the best score with those of questions that have an answer.
+    """
+    from st_magnitude.data.beir import folded
+
+    splits = source.splits()
+    parts = {name: splits[name] for name in splits}
+    answers: dict[str, set[str]] = {}
+    for part in parts.values():
+        for query, grades in part.relevant.items():
+            answers.setdefault(folded(part.queries[query]), set()).update(grades)
+    known = parts.get("dev") or next(iter(parts.values()))
+    searchers = [_Searcher(name, known) for name in (model, against) if name]
+    searches = []
+    for text in [question] if question else _lines():
+        found = [searcher.find(text, top_k) for searcher in searchers]
+        _show(found, known.corpus, answers.get(folded(text), set()))
+        say(searchers[0].compare(found[0]))
+        searches.append({"question": text, "found": found})
+    return {"model": model, "against": against, "searches": searches}
+
+
+def _lines() -> Iterator[str]:
+    """The questions of the input, with a hint where a person types them."""
+    if sys.stdin.isatty():
+        typer.echo("Type a question, or an empty line to stop.", err=True)
+    for line in sys.stdin:
+        if not line.strip():
+            return
+        yield line.strip()
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document that a model found."""
+
+    document: str
+    score: float
+    norm: float | None  # None if norms do not count
+
+
+class _Searcher:
+    """A model with the embeddings of the corpus, and the best scores of known questions."""
+
+    def __init__(self, name: str, known: RetrievalData) -> None:
+        from st_magnitude.evaluation.metrics import scoring_of
+        from st_magnitude.saving.export import load
+
+        self.model = load(name)
+        self.ids = known.document_ids
+        self.similarity = scoring_of(self.model)
+        self.encoded = known.encode(self.model, show_progress_bar=show_progress())
+        first = self.encoded.top(self.similarity, 1)
+        self.best = self.encoded.scores(self.similarity, first)[:, 0]  # (n,)
+
+    def find(self, question: str, top_k: int) -> list[Hit]:
+        import torch
+
+        from st_magnitude.surgery.raw import encode_raw
+
+        query = encode_raw(self.model, [question], "query", keep_normalize=True)  # (1, D)
+        task = replace(self.encoded, queries=query, columns=(), own=torch.tensor([-1]))
+        top = task.top(self.similarity, top_k)
+        scores = task.scores(self.similarity, top)[0].tolist()
+        norms = [None] * len(scores)
+        if self.similarity.keeps_magnitude:
+            norms = task.documents[top[0]].norm(dim=1).tolist()
+        ids = [self.ids[column] for column in top[0].tolist()]
+        return [Hit(*row) for row in zip(ids, scores, norms, strict=True)]
+
+    def compare(self, found: Sequence[Hit]) -> str:
+        """A sentence on the best score next to those of questions that have an answer."""
+        share = float((self.best <= found[0].score).double().mean())
+        said = f"{share:.0%} of {len(self.best):,} questions with an answer have no higher score."
+        return f"{said} Perhaps nothing here answers this one." if share <= FAR else said
+
+
+def _show(found: Sequence[Sequence[Hit]], corpus: Mapping[str, str], answers: set[str]) -> None:
+    """Prints the documents of one model, or of two with both ranks."""
+    from st_magnitude.result import Table
+
+    ranks = [{hit.document: str(rank) for rank, hit in enumerate(of, start=1)} for of in found]
+    hits = {hit.document: hit for hit in found[0]}
+    columns = [*["rank", "against"][: len(found)], "score"]
+    columns += ["norm"] if found[0][0].norm is not None else []
+    rows: list[list[object]] = []
+    for document in dict.fromkeys(hit.document for of in found for hit in of):
+        hit = hits.get(document)
+        row: list[object] = [of.get(document, "-") for of in ranks]
+        row += [None if hit is None else hit.score]
+        row += [None if hit is None else hit.norm] if "norm" in columns else []
+        text = textwrap.shorten(corpus[document], SHOWN, placeholder=" ...")
+        rows.append([*row, "yes" if document in answers else "", text])
+    typer.echo(str(Table([*columns, "answer", "document"], rows)))
