@@ -147,7 +147,7 @@ class Source:
     ] = None
     skip_empty: SkipEmpty = False
 
-    def splits(self) -> Splits:
+    def splits(self, is_quiet: bool = False) -> Splits:
         """The splits of the data, after sentences on how they were read."""
         from st_magnitude.data.pairs import load_splits
 
@@ -157,7 +157,7 @@ class Source:
             threshold=self.threshold,
             skip_empty=self.skip_empty,
         )
-        for note in splits.notes:
+        for note in () if is_quiet else splits.notes:
             say(note)
         return splits
 

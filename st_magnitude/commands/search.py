@@ -40,7 +40,7 @@ def search(
     """
     from st_magnitude.data.beir import folded
 
-    splits = source.splits()
+    splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
     answers: dict[str, set[str]] = {}
     for part in parts.values():

@@ -9,7 +9,6 @@ from typer import Option
 
 from st_magnitude._checks import positive
 from st_magnitude._config import (
-    BatchSize,
     Bf16,
     Floats,
     Ints,
@@ -23,8 +22,9 @@ from st_magnitude._config import (
     whole_numbers,
 )
 
-__all__ = ["LOSS_NAMES", "TrainConfig"]
+__all__ = ["KEEPS_NORMS", "LOSS_NAMES", "TrainConfig"]
 
+KEEPS_NORMS = ("dot", "qnorm", "learnable")  # the losses whose models score with norms
 LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable", "tempagg")
 
 
@@ -47,10 +47,21 @@ class TrainConfig:
         Floats,
         numbers("Temperatures to sum over at every prefix; default: 0.05, or TempAggLoss's."),
     ] = None
-    temperature: Annotated[float | None, Option(help="Temperature; default: 0.05.")] = None
-    epochs: Annotated[float, Option(min=0, help="Passes over the pairs.")] = 1.0
+    temperature: Annotated[
+        float | None, Option(help="Temperature; default: 0.05, cosine on a static table 0.1.")
+    ] = None
+    epochs: Annotated[
+        float | None, Option(min=0, help="Passes over the pairs; default: 1, a static table 3.")
+    ] = None
     max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
-    batch_size: BatchSize = 32
+    batch_size: Annotated[
+        int | None,
+        Option(
+            min=2,
+            help="Pairs in a batch, which are each other's negatives; default: 32, a static table"
+            " and more than 50,000 pairs 512.",
+        ),
+    ] = None
     mini_batch_size: MiniBatchSize = None
     learning_rate: Annotated[
         float | None,

@@ -6,9 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -17,6 +18,7 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
 
@@ -46,6 +48,8 @@ from st_magnitude.training.run_folder import has_fast_bf16
 __all__ = ["LOSSES", "is_uneven", "make_trainer", "reading", "training_rows"]
 
 logger = logging.getLogger(__name__)
+
+MANY_ROWS = 50_000  # above, small batches take a static table minutes
 
 LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
     "cosine": CosineRankingLoss,
@@ -82,6 +86,23 @@ def is_uneven(positives: Iterable[str]) -> bool:
     return len(set(Counter(positives).values())) > 1
 
 
+def with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
+    """The settings with the defaults for a kind of model.
+
+    For static tables they were chosen on five data sets (docs/research/known.md).
+    """
+    is_table = has_static_embedding_input(model)
+    is_plain = config.loss == "cosine" and config.dims is None and config.temperatures is None
+    defaults: dict[str, Any] = {
+        "epochs": 3.0 if is_table else 1.0,
+        "batch_size": 512 if is_table and num_rows > MANY_ROWS else 32,
+        "temperature": 0.1 if is_table and is_plain else None,
+    }
+    given = vars(config)
+    missing = {name: x for name, x in defaults.items() if given[name] is None}
+    return replace(config, **missing)
+
+
 def make_trainer(
     model: SentenceTransformer,
     data: RetrievalData,
@@ -96,6 +117,7 @@ def make_trainer(
     ``loss_options`` override what the settings say. A trainer that saves no checkpoints shows no
     progress either.
     """
+    config = with_defaults(config, model, len(rows))
     card = model.model_card_data
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
@@ -174,16 +196,16 @@ def _arguments(
         prompts={name: prompt for name, prompt in prompts.items() if prompt} or None,
         router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
         output_dir=str(output / "checkpoints"),
-        num_train_epochs=config.epochs,
+        num_train_epochs=cast(float, config.epochs),
         max_steps=config.max_steps,
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=cast(int, config.batch_size),
         learning_rate=usual_rate(model) if rate is None else rate,
         warmup_steps=0.1,  # a share
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
         batch_sampler=_sampler(config, rows),
         dataloader_drop_last=True,
-        logging_steps=10,
+        logging_steps=0.05,
         save_steps=config.save_steps,
         save_total_limit=1,
         seed=config.seed,
@@ -222,7 +244,7 @@ def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
     """
     if config.prior and is_uneven(rows["positive"]):
         return BatchSamplers.BATCH_SAMPLER
-    size = min(config.batch_size, len(rows))
+    size = min(cast(int, config.batch_size), len(rows))
     wanted = max(1, len(rows) // max(1, size) // 2)
     sampler = NoDuplicatesBatchSampler(rows, size, drop_last=True, generator=torch.Generator())
     found = sum(1 for _ in islice(sampler, wanted))

@@ -1,0 +1,55 @@
+"""From a file of pairs to a verdict, a retriever and a look at what it finds."""
+
+import csv
+
+import pytest
+from _cli import figures, invoke
+from sentence_transformers import SentenceTransformer
+
+COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
+THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """64 questions, each with a document of its own that shares no word with it."""
+    pytest.importorskip("wordllama")
+    file = tmp_path / "pairs.csv"
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["question", "answer"])
+        for i, colour in enumerate(COLOURS):
+            for j, thing in enumerate(THINGS):
+                writer.writerow([f"{colour} {thing}", f"number {i} of the row {j}"])
+    return file
+
+
+def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
+    output = tmp_path / "out"
+    said = invoke("train", data=pairs, output=output, confirm="test").output
+    lines = [line for line in said.splitlines() if line]
+    verdict = next(i for i, line in enumerate(lines) if "held out in 5 folds" in line)
+    saved = next(i for i, line in enumerate(lines) if line.startswith("Saved to"))
+    table = next(i for i, line in enumerate(lines) if line.startswith("pretrained"))
+    assert verdict < saved < table
+    assert any(line.startswith("BM25") for line in lines)
+    assert "test queries" in " ".join(lines)
+    SentenceTransformer(str(output))  # without the package
+    card = (output / "README.md").read_text()
+    assert "name: Ndcg@10" in card or "ndcg@10" in card
+
+    found = figures("search", output, "red door", data=pairs, against="wordllama", top_k=3)
+    (search,) = found["searches"]
+    assert [len(hits) for hits in search["found"]] == [3, 3]
+    shown = invoke("search", output, "red door", data=pairs, top_k=64).output
+    assert shown.count(" yes ") == 1
+
+
+def test_a_dev_split_of_the_user_stays_a_dev_split(pairs, tmp_path):
+    rows = pairs.read_text().splitlines()
+    parts = ["split", *(["train"] * 40), *(["dev"] * 24)]
+    pairs.write_text("\n".join(f"{row},{part}" for row, part in zip(rows, parts, strict=True)))
+    found = figures("train", data=pairs, output=tmp_path / "out", save_data=tmp_path / "data")
+    assert found["dev"]["queries"] == 24
+    assert found["dev"]["folds"] == 0
+    assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()
