@@ -30,7 +30,8 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     ``test``.
 
     The document that is the query itself is left out of the results: mteb does so by id, so a query
-    that shares its id with another text is renamed.
+    that shares its id with another text is renamed. Of equal scores, such as those of copies, mteb
+    ranks the higher document id first, and this package the lower one.
 
     Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never
     gives an old score to changed data.
