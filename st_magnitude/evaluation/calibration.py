@@ -69,8 +69,7 @@ class ExponentCurve(_Curve):
         present: The exponent at which the model is scored today.
         best: The recommended exponent, by the one rule of all commands: a tie keeps what is. It is
             the first of ``present``, 1, 0 (whose models load without this package) and `highest`
-            that `highest` is not clearly better than, by `judge`, and whose mean is not below that
-            of ``present``.
+            that `highest` is not clearly better than, by `judge`.
         versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
             interval of `judge`: (difference, low, high).
         versus_dot: The same against exponent 0.
@@ -193,12 +192,11 @@ def exponent_curve(
     """The choice of `calibrate_exponent` from nDCG@10 of queries at rising exponents, (E, n)."""
     highest = highest_rows(per_query)[-1]
     today = int(np.abs(exponents - present).argmin())
-    means = per_query.mean(axis=1)
     gains = {
         row: judge(per_query[highest] - per_query[row], seed=seed).gain
         for row in (today, len(exponents) - 1, 0)
     }
-    tied = [row for row, gain in gains.items() if gain[1] <= 0 and means[row] >= means[today]]
+    tied = [row for row, gain in gains.items() if gain[1] <= 0]
     best = float(exponents[[*tied, highest][0]])
     return ExponentCurve(
         exponents,

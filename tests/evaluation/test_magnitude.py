@@ -43,6 +43,17 @@ def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, dim):
     assert dim is None or metrics["cosine_ndcg@10"] < 0.99  # the figures are not all 1
 
 
+def test_more_documents_are_relevant_than_the_ranks_that_count():
+    model = SentenceTransformer(modules=[BoW(["a"])], similarity_fn_name="dot", device="cpu")
+    corpus = {f"d{i}": "a " * (i + 1) for i in range(130)}
+    relevant = {f"d{i}" for i in range(130) if i % 12}
+    task = {"queries": {"q": "a"}, "corpus": corpus, "relevant_docs": {"q": relevant}}
+    found, expected = MagnitudeEvaluator(**task)(model), reference(task, model)
+    assert [found[f"dot_{m}"] for m in METRICS] == pytest.approx(
+        [expected[f"dot_{m}"] for m in METRICS]
+    )
+
+
 @pytest.mark.parametrize("learnable", [False, True])
 def test_looks_behind_an_exponent_norm(task, static_model, learnable):
     """Matched is the score that the model's users get, everything else is of the raw embeddings."""
