@@ -29,8 +29,9 @@ from st_magnitude.finetune.settings import TrainConfig
 __all__ = ["LOSSES", "Candidate", "CompareConfig", "grid_of", "seconds_of"]
 
 LOSSES = ("cosine", "qnorm", "dot", "learnable", "cosine-prior")
-TEMPERATURES = (0.02, 0.05, 0.01, 0.1)
-RATES, STATIC_RATES = (5e-5, 2e-5), (3e-2, 1e-2)
+# In the order in which they are tried; the first ones are the defaults of `TrainConfig`.
+TEMPERATURES, STATIC_TEMPERATURES = (0.05, 0.02, 0.01, 0.1), (0.1, 0.05, 0.02, 0.2)
+RATES, STATIC_RATES = (2e-5, 5e-5), (3e-2, 1e-2)
 
 
 def seconds_of(budget: str) -> float:
@@ -63,9 +64,12 @@ class CompareConfig:
         Names,
         words(f"Besides plain cosine, of {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
     ] = None
-    temperatures: Annotated[Floats, numbers("Temperatures; default: 0.02,0.05,0.01,0.1.")] = None
+    temperatures: Annotated[
+        Floats,
+        numbers("Temperatures; default: 0.05,0.02,0.01,0.1 (a static table: 0.1,0.05,0.02,0.2)."),
+    ] = None
     learning_rates: Annotated[
-        Floats, numbers("Learning rates; default: 5e-5,2e-5 (a static table: 3e-2,1e-2).")
+        Floats, numbers("Learning rates; default: 2e-5,5e-5 (a static table: 3e-2,1e-2).")
     ] = None
     epochs: Annotated[float, Option(min=0, help="Largest number of passes.")] = 3.0
     max_steps: Annotated[int, Option(min=1, help="Largest number of steps.")] = 300
@@ -128,22 +132,26 @@ class Candidate:
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
     """All candidates: every loss at the same temperatures and learning rates.
 
-    docs/compare.md explains their order.
+    Plain cosine at the defaults of `TrainConfig` comes first, then at the other learning rates,
+    which matter most, then at the other temperatures, and then the other losses.
 
     Example:
         >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
         [32, 40]
-        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05])
-        >>> [candidate.name for candidate in grid_of(config, is_static=True)[:2]]
-        ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03']
+        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05], learning_rates=[0.1, 0.2])
+        >>> for candidate in grid_of(config, is_static=True):
+        ...     print(candidate.name)
+        cosine tau=0.05 lr=0.1
+        cosine tau=0.05 lr=0.2
+        dot tau=0.05 lr=0.1
+        dot tau=0.05 lr=0.2
     """
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     if "cosine-prior" in names and not has_prior:
         names.remove("cosine-prior")
     rates = config.learning_rates or (STATIC_RATES if is_static else RATES)
-    taus = config.temperatures or TEMPERATURES
-    found: list[Candidate] = []
-    for rate, tau in product(rates, taus):
-        found.append(Candidate("cosine", tau, rate))
-        found += [Candidate(name, tau, rate) for name in names]
+    taus = config.temperatures or (STATIC_TEMPERATURES if is_static else TEMPERATURES)
+    settings = list(product(taus, rates))
+    found = [Candidate("cosine", tau, rate) for tau, rate in settings]
+    found += [Candidate(name, tau, rate) for tau, rate in settings for name in names]
     return list(dict.fromkeys(found))

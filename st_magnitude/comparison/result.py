@@ -11,6 +11,7 @@ from st_magnitude.result import Result, Table, interval, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
+BM25 = "BM25"
 Gain = tuple[float, float, float]  # a difference of nDCG@10 with the 95 % interval of `judge`
 
 
@@ -43,12 +44,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class OnTest:
-    """nDCG@10 on test of "pretrained", plain cosine and the first candidate on dev, by name."""
+    """nDCG@10 on test of "pretrained", plain cosine, the first on dev and BM25, by name."""
 
     queries: int
     documents: int
     ndcg: dict[str, float]
     over_pretrained: dict[str, Gain]
+    over_bm25: dict[str, Gain]  # empty where bm25s is not installed
     over_cosine: Gain | None  # of the first candidate on dev; None if that is plain cosine
 
 
@@ -104,6 +106,9 @@ class CompareResult(Result):
             )
         verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
         found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on test.")
+        if name in self.test.over_bm25 and (over := self.test.over_bm25[name])[1] <= 0:
+            verdict = "BM25 is better" if over[2] < 0 else "It is not clearly better than BM25"
+            found.append(f"{verdict}: {interval(over)}. Consider fusing both (HybridEvaluator).")
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
         else:

@@ -20,11 +20,12 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._config import list_differences
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
-from st_magnitude.comparison.result import CompareResult, Entry, Gain, OnTest
+from st_magnitude.comparison.result import BM25, CompareResult, Entry, Gain, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import judge, model_name
+from st_magnitude.finetune.measure import bm25_if_installed, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import reading
 from st_magnitude.finetune.verdict import own_ndcg
@@ -215,8 +216,12 @@ class _Run:
             for entry in (cosine, whole[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
             self.test = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
+            if (lexical := bm25_if_installed(test)) is not None:
+                self.test[BM25] = [*found_by(lexical, test).ndcg.values()]
             self._save()
-        before, control, *others = self.test.values()
+        before, bm25 = self.test["pretrained"], self.test.get(BM25)
+        trained = {of: x for of, x in self.test.items() if of not in ("pretrained", BM25)}
+        control, *others = trained.values()
 
         def gain(after: list[float], before: list[float]) -> Gain:
             return judge(np.subtract(after, before), seed=self.setup.config.seed).gain
@@ -225,7 +230,8 @@ class _Run:
             queries=len(test.query_ids),
             documents=len(test.corpus),
             ndcg={of: sum(score) / len(score) for of, score in self.test.items()},
-            over_pretrained={of: gain(self.test[of], before) for of in [*self.test][1:]},
+            over_pretrained={of: gain(x, before) for of, x in trained.items()},
+            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
             over_cosine=gain(others[0], control) if others else None,
         )
 

@@ -69,6 +69,8 @@ def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config
     settings = [(c.temperature, c.learning_rate) for c in grid if c.loss == "cosine"]
     for loss in {c.loss for c in grid}:
         assert [(c.temperature, c.learning_rate) for c in grid if c.loss == loss] == settings
+    rates = [c.learning_rate for c in grid if c.temperature == grid[0].temperature]
+    assert [c.learning_rate for c in grid[: len({*rates})]] == list(dict.fromkeys(rates))
     for i, candidate in enumerate(grid):  # at whichever candidate the time is up
         assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
 
@@ -326,7 +328,7 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
 CLEAR, LEVEL, LOSS = (0.02, 0.01, 0.03), (0.01, -0.01, 0.03), (-0.03, -0.04, -0.01)
 
 
-def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
+def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm25=CLEAR):
     entries = {
         "qnorm": Entry(Candidate("qnorm", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], exponent, 10.0),
         "cosine": Entry(Candidate("cosine", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], 1.0, 10.0),
@@ -334,7 +336,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
     names = [entry.name for entry in ranked][: 2 if over_cosine else 1]
     ndcg, gains = dict.fromkeys(["pretrained", *names], 0.5), dict.fromkeys(names, over_pretrained)
-    test = OnTest(300, 5000, ndcg, gains, over_cosine)
+    test = OnTest(300, 5000, ndcg, gains, dict.fromkeys(names, over_bm25), over_cosine)
     return CompareResult("base", ranked, test, 0.4, 100, 0, (), ())
 
 
@@ -346,6 +348,8 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
         (result_with("qnorm", LOSS), "cosine", ["clear loss"]),
         (result_with("cosine", None), "cosine", ["is clearly better", "every server"]),
         (result_with("cosine", None, LEVEL), "cosine", ["is not clearly better"]),
+        (result_with("cosine", None, over_bm25=LOSS), "cosine", ["BM25 is better", "fusing"]),
+        (result_with("cosine", None, over_bm25=LEVEL), "cosine", ["not clearly better than BM25"]),
         (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Keep the pretrained model"]),
     ],
 )
