@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,7 @@ from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
+from st_magnitude.saving.damage import loading
 from st_magnitude.surgery.adapters import merge_lora
 from st_magnitude.training import run_folder
 
@@ -41,15 +40,6 @@ FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "
 _NO_CODE = {"trust_remote_code": False}
 
 
-@contextmanager
-def _named(what: str, name: str | Path) -> Iterator[None]:
-    """Puts the model into an error of loading, which does not always name it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"The {what} {str(name)!r} could not be loaded. {error}") from error
-
-
 def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a causal decoder in float32, which leaves the precision to autocast, and its tokenizer.
 
@@ -57,7 +47,7 @@ def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
         OSError: If there is no such folder or name on the hub.
         ValueError: If the model needs code of its own (``trust_remote_code``).
     """
-    with _named("language model", name):
+    with loading("language model", str(name)):
         lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, **_NO_CODE)
         return lm, AutoTokenizer.from_pretrained(str(name), **_NO_CODE)
 
@@ -73,7 +63,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
         ValueError: If the tokenizer of a bare decoder has no end-of-text token.
     """
     path = str(name)
-    with _named("retriever", name):
+    with loading("retriever", path):
         names: list[str] = []
         if not is_sentence_transformer_model(path):
             names = AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []

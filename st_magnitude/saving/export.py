@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
@@ -17,6 +16,7 @@ from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
+from st_magnitude.saving.damage import loading
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.raw import refuse_other_models, warn_of_unused_prompt
@@ -25,6 +25,7 @@ __all__ = ["export", "limit_length", "load", "write_model"]
 
 logger = logging.getLogger(__name__)
 
+OTHERS = ("CrossEncoder", "MultiVectorEncoder", "SparseEncoder")
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 
 
@@ -95,30 +96,30 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     Raises:
         ImportError: If the table is asked for and not installed.
-        OSError: If there is no model of that name, or its files are incomplete.
+        OSError: If there is no model of that name, or a file of it, which the error names, is
+            missing or damaged.
         TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     path = str(path)
+    if not path.strip():
+        raise ValueError("The name of the model is empty; give a folder or a hub id.")
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
     if (name := class_of(path, kwargs)) != "SentenceTransformer":
+        kind, advice = "of another class", ""
+        if name in OTHERS:  # else a name that a stranger has chosen
+            kind, advice = f"a {name}", f" Load it with sentence_transformers.{name}({path!r})."
         raise TypeError(
-            f"The model at {path!r} is a {name}, and stm.load loads a SentenceTransformer, which "
-            f"would give other embeddings. Load it with sentence_transformers.{name}({path!r}, "
-            "trust_remote_code=True)."
+            f"The model at {path!r} is {kind}, and stm.load loads a SentenceTransformer, which "
+            f"would give other embeddings.{advice}"
         )
     ours: dict[str, type] = {
         f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
         _REFERENCE: ExponentNorm,
     }
-    try:
+    with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, ours, **kwargs)
-    except (OSError, SafetensorError) as error:
-        what = f"There is no model at {path!r}, neither a folder nor on the hub"
-        if os.path.isdir(path):
-            what = f"The model at {path!r} is incomplete, or is an adapter whose base has moved"
-        raise OSError(f"{what}: {error}") from error
     warn_of_unused_prompt(model)
     return model
 
@@ -128,19 +129,21 @@ def class_of(path: str, options: Mapping[str, Any]) -> str:
     names = ("token", "cache_folder", "revision", "local_files_only")
     place = {name: options[name] for name in names if name in options}
 
-    def read(name: str) -> Any:
+    def read(name: str) -> dict[str, Any]:
         try:
             file = load_file_path(path, name, **place)
-            return json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+            content = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
         except (OSError, ValueError):  # the constructor says more about it
             return {}
+        return content if isinstance(content, dict) else {}
 
     if name := read("config_sentence_transformers.json").get("model_type"):
         return str(name)
     # A CrossEncoder of older versions is a folder of transformers with a classification head.
-    heads = read("config.json").get("architectures") or ()
-    has_head = any(head.endswith("ForSequenceClassification") for head in heads)
-    return "CrossEncoder" if has_head and not read("modules.json") else "SentenceTransformer"
+    has_head = "ForSequenceClassification" in str(read("config.json").get("architectures"))
+    if has_head and not load_file_path(path, "modules.json", **place):
+        return "CrossEncoder"
+    return "SentenceTransformer"
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:

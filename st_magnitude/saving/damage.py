@@ -1,0 +1,100 @@
+"""Why a model cannot be loaded: the name of the damaged file, which upstream seldom gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from st_magnitude._files import is_moving
+
+__all__ = ["loading"]
+
+MOST_FILES = 1000  # to look at; the folder may be no model
+
+
+@contextmanager
+def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
+    """Turns the errors of loading into one that names the model and its damaged file.
+
+    Raises:
+        OSError: If there is no such model, or it is damaged.
+        ValueError: If it needs code of its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_folder = os.path.isdir(path)
+        where = f"The {what} at {path!r}"
+        if is_folder and is_moving(Path(path), "modules.json"):
+            raise OSError(
+                f"{where} is incomplete: a process was killed while it moved files there. Save it"
+                " again, or move the files of its folder .st-magnitude.moving into it."
+            ) from error
+        if is_folder and (damage := _damage(Path(path), str(error))):
+            raise OSError(f"{where} cannot be loaded because of {damage}") from error
+        if isinstance(error, OSError):
+            if not is_folder:
+                where = f"There is no {what} at {path!r}, neither a folder nor on the hub"
+                raise OSError(f"{where}: {error}") from error
+            why = "is incomplete, or is an adapter whose base has moved"
+            raise OSError(f"{where} {why}: {error}") from error
+        if "trust_remote_code" in str(error):  # upstream shows names that the model has chosen
+            raise ValueError(
+                f"{where} needs classes that are not part of sentence-transformers or transformers,"
+                " and no code of a model is run (docs/security.md, trust_remote_code)."
+            ) from error
+        if has_options or type(error) in (ValueError, ImportError):
+            raise
+        raise OSError(
+            f"{where} cannot be loaded ({type(error).__name__}: {error}). Its files do not fit each"
+            " other, or this version of transformers."
+        ) from error
+
+
+def _damage(folder: Path, message: str) -> str:
+    """The first damaged file of a model, and what is wrong with it; empty if none is."""
+    for file in sorted(islice(folder.rglob("*"), MOST_FILES)):
+        if file.is_file() and "checkpoints" not in file.parts:
+            try:
+                _check(file, message)
+            except Exception as error:  # tokenizers raises no other
+                return f"{file} ({error})."
+    return ""
+
+
+def _check(file: Path, message: str) -> None:
+    """Raises an error for a file that is not what its name says; ``message`` is upstream's."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt"):
+            return
+    is_read = file.suffix == ".bin" and not file.with_name("model.safetensors").exists()
+    if is_read and ("weights_only" in message or not is_zipfile(file)):
+        raise ValueError("it is torn, or holds code, which is not run; take safetensors")
+    if file.name == "tokenizer.json":
+        Tokenizer.from_file(str(file))
+    elif file.suffix == ".json":
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if ("config" in file.name or file.name == "modules.json") and not _has_form(file, content):
+            raise ValueError("this JSON has not the form of such a file")
+
+
+def _has_form(file: Path, content: Any) -> bool:
+    if file.name == "modules.json":
+        modules = content if isinstance(content, list) else []
+        are_modules = [isinstance(x, dict) and {"path", "type"} <= x.keys() for x in modules]
+        return bool(modules) and all(are_modules)
+    if not isinstance(content, dict):
+        return False
+    prompts, names = content.get("prompts") or {}, content.get("architectures") or []
+    if not isinstance(prompts, dict) or not isinstance(names, list):
+        return False
+    return all(isinstance(x, str | None) for x in (*prompts.values(), *names))
