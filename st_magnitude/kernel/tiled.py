@@ -144,6 +144,11 @@ class Softmax:
         self.grad_inverse = torch.zeros_like(temperatures)  # (T,)
         self.learns_temperatures = temperatures.requires_grad
 
+    def logits(self, k: int, t: int, tile: slice, scores: Tensor, bias: Tensor | None) -> Tensor:
+        """The logits of scores (n,) of prefix k in term t, to base 2."""
+        logits = (scores - self.own_scores[k][tile]) * self.inverse[t]
+        return LOG2_E * (logits if bias is None else logits + bias - self.own_biases[tile])
+
     def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
         """Adds the log-sum-exp (n,) of more columns to those of some rows."""
         known = self.log_sums[t, tile]  # a view
@@ -214,8 +219,7 @@ def _visit_tile(
     # A bias of the logits is a factor of the exponentials, which leaves powers of them alone.
     bias, middle, factor = _biases([panel.columns for panel in panels])  # (M,), (), (M,)
     if finds_sums:
-        of_first = [x[:, parts[0]] for x in scores]
-        _attract(softmax, first.own, tile, of_first, targets, bias, slopes)
+        _start(softmax, first.own, tile, [x[:, parts[0]] for x in scores], targets, bias)
 
     # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
     # scores of the longer one, which nothing needs any more.
@@ -223,13 +227,20 @@ def _visit_tile(
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
         best, own = _best(plan, scores[k]), softmax.own_scores[k][tile]  # (n,)
+        relative = _relative(plan, scores[k], best, powers)
+        if finds_sums and targets is not None:
+            of_positives = torch.linalg.vecdot(targets, relative[:, parts[0]])  # (n,)
+            softmax.scores[k][tile] += of_positives + targets.sum(dim=1) * (best - own)
 
         # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
         for t in plan.members[k]:
-            _exponentials(softmax, t, scores[k], best, powers)
-            anchor = (best - own) * softmax.inverse[t] * LOG2_E  # (n,)
-            if middle is not None:
-                anchor += (middle - softmax.own_biases[tile]) * LOG2_E
+            if plan.powers[t]:  # of the exponentials of the term before
+                powers.pow_(plan.powers[t])
+            else:
+                if t > plan.members[k][0]:
+                    relative = _relative(plan, scores[k], best, powers)
+                torch.mul(relative, softmax.inverse[t] * LOG2_E, out=powers).exp2_()
+            anchor = softmax.logits(k, t, tile, best, middle)  # (n,)
             total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)
@@ -251,8 +262,7 @@ def _visit_tile(
         if adds_gradients:
             if factor is not None:
                 slope.mul_(factor)
-            push = softmax.pushes(k, tile)  # (n,)
-            _subtract_targets(slope[:, parts[0]], push, first.own, tile, targets)
+            _subtract_targets(slope[:, parts[0]], softmax.pushes(k, tile), first.own, tile, targets)
             if k < longest:
                 _finish_prefix(blocks, k, scores[k], slope)
     if adds_gradients:
@@ -328,16 +338,15 @@ def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None)
     return mask
 
 
-def _attract(
+def _start(
     softmax: Softmax,
     own: int | None,
     tile: slice,
     scores: list[Tensor],  # (K) x (n, M)
     targets: Tensor | None,
     bias: Tensor | None,  # (>= M,)
-    buffer: Tensor,  # (n, >= M)
 ) -> None:
-    """Adds the positives of a tile to the sums of its rows."""
+    """Adds what is known of the positives of a tile before its softmax, in the first panel."""
     if own is not None:
         for known, of_prefix in zip(softmax.own_scores, scores, strict=True):
             known[tile] = of_prefix.diagonal(own + tile.start)
@@ -346,13 +355,11 @@ def _attract(
     if targets is None:
         softmax.targets[tile] += own is not None
         return
-    total, num_columns = targets.sum(dim=1), targets.shape[1]  # (n,)
+    total = targets.sum(dim=1)  # (n,)
     softmax.targets[tile] += total
-    for sums, known, of_prefix in zip(softmax.scores, softmax.own_scores, scores, strict=True):
-        relative = torch.sub(of_prefix, known[tile, None], out=buffer[:, :num_columns])
-        sums[tile] += torch.linalg.vecdot(targets, relative)
     if bias is not None:
-        softmax.biases[tile] += targets @ bias[:num_columns] - total * softmax.own_biases[tile]
+        of_positives = targets @ bias[: targets.shape[1]]  # (n,)
+        softmax.biases[tile] += of_positives - total * softmax.own_biases[tile]
 
 
 def _biases(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -374,18 +381,9 @@ def _best(plan: Plan, scores: Tensor) -> Tensor:
     return scores.amax(dim=1).clamp_(min=_low(scores) / 4)  # if all are excluded
 
 
-def _exponentials(softmax: Softmax, t: int, scores: Tensor, best: Tensor, powers: Tensor) -> None:
-    """Writes 2 ** (logit - best logit) of a term for all columns into powers."""
-    rate = softmax.inverse[t] * LOG2_E
-    if softmax.plan.powers[t]:  # of the exponentials of the term before
-        powers.pow_(softmax.plan.powers[t])
-        return
-    if softmax.plan.bounded:
-        torch.mul(scores, rate, out=powers)
-    else:
-        torch.sub(scores, best[:, None], out=powers)
-        powers.mul_(rate)
-    powers.exp2_()
+def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tensor:
+    """Scores less the best one of the row, (n, M), which a factor's gradient needs as they are."""
+    return scores if plan.bounded else torch.sub(scores, best[:, None], out=buffer)
 
 
 def _subtract_targets(
