@@ -2,6 +2,7 @@
 run.
 
     python benchmarks/speed/kernel.py
+    python benchmarks/speed/kernel.py small
 
 Against sentence-transformers' MultipleNegativesRankingLoss (MNRL), its MatryoshkaLoss around one
 MNRL per temperature (the way to compose dims x temperatures from its parts), and the floor: the 6
@@ -10,13 +11,16 @@ shape reaches here. Memory is the peak of tensors allocated during the step, inp
 gradients' accumulators not counted.
 
 "barest" is normalise, multiply, cross_entropy. Excluded ids are each shared by two documents on
-average. Options are compared with the same loss without them.
+average. Options are compared with the same loss without them. ``small`` compares the two engines in
+CPU time of one thread; ``backend="auto"`` is plain up to as many scores as the plain one is faster.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from benchmarks.speed.memory import MIB, peak_bytes
@@ -135,7 +139,35 @@ def compare(size: int, dim: int, repeats: int) -> dict[str, float]:
     return found
 
 
+def engines(size: int, dim: int) -> list[str]:
+    """Milliseconds of MNRL, and of both engines for one, three and nine terms."""
+    queries, documents = (torch.randn(size, dim, requires_grad=True) for _ in range(2))
+    dims = (dim // 4, dim // 2, dim)
+    terms = {
+        "one": [Term()],
+        "temperatures": [Term(None, t) for t in TEMPERATURES],
+        "prefixes": [Term(k) for k in dims],
+        "nine": [Term(k, t) for k in dims for t in TEMPERATURES],
+    }
+    features = [{"sentence_embedding": x} for x in (queries, documents)]
+    mnrl = MultipleNegativesRankingLoss(Embedded(dim))
+    steps = {"mnrl": lambda: mnrl(features, None).backward()}
+    for name, given in terms.items():
+        for backend in ("plain", "tiled"):
+            loss = partial(infonce, queries, documents, given, backend=backend)
+            steps[f"{name} {backend}"] = lambda loss=loss: loss().backward()
+    found = seconds(steps, 30 if size > 256 else 150, clock=time.process_time)
+    ms = {name: f"{1e3 * x:.2f}" for name, x in found.items()}
+    return [ms["mnrl"], *(f"{ms[f'{name} plain']} / {ms[f'{name} tiled']}" for name in terms)]
+
+
 def main() -> None:
+    if sys.argv[1:] == ["small"]:
+        torch.set_num_threads(1)
+        head = ["B", "MNRL", "one term", "3 temperatures", "3 prefixes", "nine terms"]
+        rows = [[size, *engines(size, 384)] for size in (16, 32, 64, 128, 181, 256, 362, 512)]
+        print("\n".join(markdown(head, rows, "r")))
+        return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     rows = []
     for size, repeats in ((512, 40), (1024, 25), (2048, 12), (4096, 5), (8192, 2)):

@@ -22,7 +22,7 @@ from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
 Backend = Literal["auto", "plain", "tiled", "ring"]
-PLAIN_SCORES = 2**16  # the most scores of all terms that backend="auto" holds at a time
+PLAIN_SCORES = 2**15  # of all terms, up to which backend="auto" is plain, the faster engine there
 
 
 def infonce(
@@ -96,7 +96,7 @@ def infonce(
         log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
-            ``"auto"``: plain while the scores of all terms are at most 2^16 numbers and autocast,
+            ``"auto"``: plain while the scores of all terms are at most 2^15 numbers and autocast,
             which would multiply the gradients in half precision, is off. ``"ring"``: queries (B, D)
             and documents (M, D) of each process, positives first, are those of one batch, whose
             loss is the mean over the processes. B and M may differ; ids are equal for equal texts

@@ -183,11 +183,23 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         columns = list(sentence_features)
         if self.directions == ("doc_to_query",):
             columns = columns[:2]  # no text is ranked against the negatives
+            if self.labels == "teacher" and labels is not None:
+                labels = self._of_pairs(labels)
         texts = self.read(columns, labels)
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(columns, texts))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(self.embed(columns), texts)
+
+    def _of_pairs(self, labels: Tensor) -> Tensor:
+        """What the labels of a teacher say of queries and positives, (B, 2, T)."""
+        if labels.ndim != 3:
+            raise ValueError(
+                f"{self.name} ranks queries with directions=('doc_to_query',), and labels of shape"
+                f" {tuple(labels.shape)} score documents. Give the teacher's embeddings of all"
+                " columns, (B, 1 + n, T), or add 'query_to_doc' to the directions."
+            )
+        return labels[:, :2]
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch, before modules change them in place."""

@@ -137,6 +137,18 @@ def test_labels_are_checked(model, kind, labels):
         stm.CosineRankingLoss(model, labels=kind)(batch(model), labels)
 
 
+def test_labels_of_a_teacher_that_ranks_queries(model):
+    """Its embeddings of the negatives are not read, and scores of documents say nothing."""
+    labels = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0))
+    options = {"directions": ("doc_to_query",), "labels": "teacher", "teacher_temperature": 0.7}
+    loss = stm.CosineRankingLoss(model, **options)
+    soft = (labels[:, 1] @ labels[:, 0].T / 0.7).softmax(dim=1)
+    expected = cross_entropy(logits(model)[:, :3].T, soft)
+    torch.testing.assert_close(loss(batch(model), labels), expected)
+    with pytest.raises(ValueError, match="score documents"):
+        loss(batch(model), SCORES)
+
+
 @pytest.mark.parametrize("mini_batch_size", [None, 2])
 @pytest.mark.parametrize("kind", ["weights", "classes", "teacher"])
 def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
