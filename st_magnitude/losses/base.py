@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
     CachedLossDecorator,
     ForwardDecorator,
@@ -92,7 +93,7 @@ class EmbeddingLoss(nn.Module):
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
         self._has_begun = False
-        self._watch = FiniteWatch(self.name)
+        self.watch = FiniteWatch(self.name)
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         before = vars(self).get("_modules", {}).get("model") if name == "model" else None
@@ -127,14 +128,11 @@ class EmbeddingLoss(nn.Module):
         model: Any = partial(raw_features, self.model)
         return embed_columns(model, columns)
 
-    def watch(self, columns: Sequence[Tensor]) -> None:
-        """Calls `begin` on the first batch of a run, and looks for columns that are not finite."""
-        if not torch.is_grad_enabled():
-            return
-        if not self._has_begun:
+    def start(self) -> None:
+        """Calls `begin` on the first batch of a run."""
+        if torch.is_grad_enabled() and not self._has_begun:
             self._has_begun = True
             self.begin()
-        self._watch(columns)
 
     def begin(self) -> None:
         """Warns of weights in half precision, and if the saved model will score in another way than
@@ -169,6 +167,17 @@ class EmbeddingLoss(nn.Module):
                 saved,
                 query,
                 document,
+            )
+
+    def check_engine(self, engine: str | None) -> None:
+        """Refuses an engine, as engine_of names it, that cannot train the loss."""
+
+    def refuse_adaptive_layers(self, what: str) -> None:
+        """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
+        first = next(unwrapped(self.model).children(), None)
+        if isinstance(getattr(first, "forward", None), TransformerDecorator):
+            raise ValueError(
+                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
             )
 
     def refuse_matryoshka(
@@ -224,32 +233,47 @@ def _by_mean_norm(
 
 
 class FiniteWatch:
-    """Warns once about columns whose embeddings are not finite. On a GPU it reads the flags of a
-    batch where the next one comes, so training does not wait for them."""
+    """Warns once if embeddings or losses are not finite, and refuses such labels. On a GPU it reads
+    the flags of a batch where the next one comes, so training does not wait for them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._has_warned = False
-        self._flags: Tensor | None = None
+        self._found: tuple[list[str], Tensor] | None = None  # names and flags of a batch
 
-    def __call__(self, columns: Sequence[Tensor]) -> None:
-        if self._has_warned:
+    def __call__(
+        self, columns: Sequence[Tensor], labels: Sequence[Tensor], losses: Mapping[str, Tensor]
+    ) -> None:
+        """Columns (B, D) of embeddings, labels of any shape, and losses of a batch by name.
+
+        Raises:
+            ValueError: If a label is nan or infinite.
+        """
+        if self._has_warned or not torch.is_grad_enabled():
             return
-        broken = torch.stack([~x.detach().isfinite().all() for x in columns])
-        before = self._flags
-        self._flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
-        self._flags.copy_(broken, non_blocking=broken.is_cuda)
-        known = before if broken.is_cuda else self._flags
-        found = [] if known is None else [i for i, flag in enumerate(known.tolist(), 1) if flag]
+        watched = [*columns, *labels, *losses.values()]
+        broken = torch.stack([~x.detach().isfinite().all() for x in watched])
+        names = [f"text column {i} of {len(columns)}" for i in range(1, len(columns) + 1)]
+        names += ["the labels" for _ in labels] + list(losses)
+        before = self._found
+        flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
+        self._found = names, flags.copy_(broken, non_blocking=broken.is_cuda)
+        names, flags = (before or ([], flags[:0])) if broken.is_cuda else self._found
+        found = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
+        if "the labels" in found:
+            raise ValueError(
+                f"{self.name} got a label or a teacher's value that is nan or infinite, which makes"
+                " all weights nan. Remove such rows from the data, and start anew or from a"
+                " checkpoint."
+            )
         if found:
             self._has_warned = True
             logger.warning(
-                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or"
-                " infinity. Look for empty or damaged texts in that column, a learning rate that is"
-                " too high, or an overflow in float16.",
+                "%s is not finite: nan or infinity is in %s. If a text column is named, look for"
+                " empty or damaged texts in it, a learning rate that is too high, or an overflow in"
+                " float16; else look at the regularizers and the scale.",
                 self.name,
-                ", ".join(map(str, found)),
-                len(columns),
+                ", ".join(found),
             )
 
 

@@ -248,6 +248,11 @@ class Guide:
                 " copy.deepcopy(model), or margin=... without a guide to let the model's own"
                 " scores decide."
             )
+        if guide.similarity_fn_name not in ("cosine", "dot"):
+            raise ValueError(
+                f"A {what} scores by cosine or dot, and this one has the distance"
+                f" {guide.similarity_fn_name!r}. Set its similarity_fn_name to one of the two."
+            )
         self.model = guide.eval()
         self.similarity = Similarity.named(guide.similarity_fn_name)
         card = guide.model_card_data

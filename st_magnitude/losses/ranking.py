@@ -249,7 +249,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
     ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
-        self.watch(embeddings)
+        self.start()
         queries, *documents = embeddings
         similarity, terms = self._at(learned), self.terms
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms)
@@ -294,7 +294,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             log_q=log_q,
             log_q_queries=log_q_queries,
         )
-        return {"infonce": loss, **self.regularizers(embeddings)}
+        losses = {"infonce": loss, **self.regularizers(embeddings)}
+        self.watch(embeddings, texts.numbers, losses)
+        return losses
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
 
@@ -418,6 +420,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         sizes = [batch_size_of(features) for features in columns]
         self.refuse_unequal(sizes)
         check_labels(self.name, self.labels, labels, sizes)
+        if self.uses_gradient_cache or self.regularizers:
+            self.refuse_adaptive_layers("mini_batch_size or regularizers")
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from st_magnitude.losses.base import EmbeddingLoss
-from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.similarity import COSINE, Similarity
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +21,9 @@ class SimilarityMSELoss(EmbeddingLoss):
 
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
-    With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"``
-    are the paper's Sent1Norm and Sent2Norm. They exist for comparison: s(a, b) != s(b, a) (Cor.
-    6.1), and the loss warns.
+    With cosine it is sentence-transformers' ``CosineSimilarityLoss``, the best choice for STS
+    (docs/norms.md). ``"qnorm"`` and ``"dnorm"`` are the paper's Sent1Norm and Sent2Norm. They exist
+    for comparison: s(a, b) != s(b, a) (Cor. 6.1), and the loss warns.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
@@ -45,8 +45,8 @@ class SimilarityMSELoss(EmbeddingLoss):
     Example:
         ::
 
-            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "dot")
-            loss = stm.SimilarityMSELoss(model, "dot")
+            model = SentenceTransformer("all-MiniLM-L6-v2")
+            loss = stm.SimilarityMSELoss(model)
             SentenceTransformerTrainer(model=model, train_dataset=stsb, loss=loss).train()
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Table 5, App. F.1 and S (lambda = 0.01).
@@ -55,7 +55,7 @@ class SimilarityMSELoss(EmbeddingLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        similarity: Similarity | str = DOT,
+        similarity: Similarity | str = COSINE,
         scale: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(model, similarity, scale, unit=1.0)
@@ -97,12 +97,14 @@ class SimilarityMSELoss(EmbeddingLoss):
                 " by their range (STS-B: by 5).",
                 largest,
             )
-        self.watch(embeddings)
+        self.start()
         a, (b,) = self.by_mean_norms(a, [b], self.similarity)
         predicted = self.similarity.pairwise(a, b)  # (B,)
         if self.scale != "auto":
             predicted = self.scale * predicted
-        return mse_loss(predicted, labels.to(predicted.dtype).view(-1))
+        loss = mse_loss(predicted, labels.to(predicted.dtype).view(-1))
+        self.watch(embeddings, [labels], {"mse": loss})
+        return loss
 
     def get_config_dict(self) -> dict[str, object]:
         gamma_query, gamma_document = self.similarity.exponents

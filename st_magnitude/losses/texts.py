@@ -34,6 +34,11 @@ class Texts:
     weights: Tensor | None = None  # (B,)
     log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
 
+    @property
+    def numbers(self) -> list[Tensor]:
+        """What labels or a teacher say, all of which has to be finite."""
+        return [x for x in (self.weights, self.scores, *self.teacher) if x is not None]
+
 
 def check_labels(
     name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]

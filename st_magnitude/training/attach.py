@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+from datasets import Dataset, IterableDataset
+from pyarrow import ListArray
+from sentence_transformers.base.losses import has_static_embedding_input
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 
@@ -40,8 +43,10 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
     Raises:
         ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
-            if a row of a column is a list of texts; or if several processes train on several data
-            sets whose losses gather in different ways, which would wait for each other forever.
+            if a row of a column is a list of texts, or labels are missing or unequally long; if a
+            static table gets a stream that accelerate cuts; or if several processes train on
+            several data sets whose losses gather in different ways, which would wait for each other
+            forever.
 
     Example:
         ::
@@ -53,12 +58,15 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     callbacks = trainer.callback_handler.callbacks
     if not any(isinstance(callback, _LossLog) for callback in callbacks):
         losses = _losses_by_name(trainer)
-        data = trainer.train_dataset
-        for name, loss in losses.items():
-            check_engine: Callable[[str | None], None] | None = getattr(loss, "check_engine", None)
-            if check_engine is not None:
-                check_engine(engine_of_trainer(trainer))
-                refuse_lists(data.get(name) if isinstance(data, dict) else data)
+        for loss in losses.values():
+            for part in _own_parts(loss):
+                part.check_engine(engine_of_trainer(trainer))
+        for name, place, dataset in _data_sets(trainer):
+            loss_of_it = losses.get(name, losses.get(""))
+            if loss_of_it is not None and _own_parts(loss_of_it):
+                refuse_lists(dataset, place)
+                refuse_uneven_labels(dataset, place)
+                refuse_dispatched_tables(trainer, dataset, place)
         if trainer.args.world_size > 1:
             refuse_unlike_gathering(losses)
         trainer.add_callback(_LossLog(trainer))
@@ -73,15 +81,65 @@ def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
     return {name: loss for name, loss in by_name.items() if isinstance(loss, nn.Module)}
 
 
-def refuse_lists(dataset: object) -> None:
+def _own_parts(loss: nn.Module) -> list[Any]:
+    """The losses of this package in a loss, which another one may be around."""
+    return [module for module in loss.modules() if hasattr(module, "check_engine")]
+
+
+def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
+    """Of both splits: the name of a data set, its place in the arguments, and the data set."""
+    for split in ("train_dataset", "eval_dataset"):
+        given = getattr(trainer, split)
+        if not isinstance(given, dict):
+            yield "", split, given
+            continue
+        for name, dataset in given.items():
+            yield name, f"{split}[{name!r}]", dataset
+
+
+def refuse_lists(dataset: object, place: str) -> None:
     """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
         if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
             raise ValueError(
-                f"A row of the column {name!r} is a list of texts, which would be read as one text."
-                " Give each text a column of its own: negative_1, negative_2, and so on."
+                f"A row of the column {name!r} of {place} is a list of texts, which would be read"
+                " as one text. Give each text a column of its own: negative_1, negative_2, and so"
+                " on."
             )
+
+
+def refuse_uneven_labels(dataset: object, place: str) -> None:
+    """Refuses lists of labels that no tensor can hold: unequally long ones, and missing numbers."""
+    if not isinstance(dataset, Dataset):
+        return
+    for name in {"label", "labels", "score", "scores"} & set(dataset.column_names):
+        lengths = set()
+        for table in dataset.select_columns([name]).with_format("arrow").iter(10_000):
+            numbers = table[name].combine_chunks()
+            depth = 0
+            while isinstance(numbers, ListArray):
+                lengths |= {(depth, x) for x in numbers.value_lengths().unique().to_pylist()}
+                numbers = numbers.flatten()
+                depth += 1
+            if numbers.null_count or len(lengths) > depth:
+                raise ValueError(
+                    f"The column {name!r} of {place} has missing labels, or lists of unequal"
+                    " lengths. Give each row as many numbers as it has documents."
+                )
+
+
+def refuse_dispatched_tables(trainer: Trainer, dataset: object, place: str) -> None:
+    """Refuses a stream of texts for a static table, whose batches accelerate cuts by rows."""
+    is_stream = isinstance(dataset, IterableDataset)
+    loading: Any = trainer.args.accelerator_config
+    dispatches = loading.dispatch_batches is not False
+    if is_stream and dispatches and has_static_embedding_input(trainer.model):
+        raise ValueError(
+            f"{place} is a stream, which accelerate cuts into batches in a way that does not fit"
+            " the tokens of a static table. Pass accelerator_config={'dispatch_batches': False} to"
+            " the training arguments."
+        )
 
 
 def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:

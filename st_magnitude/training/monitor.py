@@ -197,7 +197,7 @@ class NormMonitor(TrainerCallback):
             remedy = "Lower the weight decay or the learning rate"
         elif cosine > COLLAPSED_COSINE:
             figure = "mean cosine"
-            remedy = "Lower the learning rate; use cut_init with 'output' only"
+            remedy = "Lower the learning rate"
         else:
             return
         if figure in self._warned:

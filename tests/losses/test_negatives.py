@@ -339,6 +339,13 @@ def test_guide_is_frozen(model, guide):
     assert all(p.grad is None for p in guide.parameters())
 
 
+def test_a_guide_by_distance_is_refused(model, static_guide):
+    static_guide.similarity_fn_name = "euclidean"
+    for options in ({"guide": static_guide}, {"teacher": static_guide}):
+        with pytest.raises(ValueError, match="has the distance 'euclidean'"):
+            stm.CosineRankingLoss(model, **options)
+
+
 def test_the_model_is_not_its_own_guide(model):
     with pytest.raises(ValueError, match=r"guide is the model that is trained.* margin="):
         stm.CosineRankingLoss(model, guide=model)

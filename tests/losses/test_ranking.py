@@ -340,7 +340,13 @@ def test_nan_names_its_column(model, caplog):
     embeddings[1][2, 0] = torch.nan
     for _ in range(2):
         loss.compute_loss_from_embeddings(embeddings)
-    assert caplog.text.count("the embeddings of text column 2 (of 3) contain nan") == 1
+    assert caplog.text.count("nan or infinity is in text column 2 of 3") == 1
+
+
+def test_nan_of_a_regularizer_is_not_of_the_texts(model, caplog):
+    loss = stm.DotRankingLoss(model, scale=1.0, regularizers=[lambda x: x.sum() * torch.nan])
+    loss.compute_loss_from_embeddings([torch.randn(3, 4), torch.randn(3, 4)])
+    assert "nan or infinity is in <lambda>." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,9 @@ def test_refusals(model):
         loss.compute_loss_from_embeddings(embeddings(), None)
     with pytest.raises(ValueError, match="7 pairs; got 3"):
         loss.compute_loss_from_embeddings(embeddings(), torch.zeros(3))
-    matryoshka = MatryoshkaLoss(model, stm.SimilarityMSELoss(model, scale=1.0), [32, 16])
+    with pytest.raises(ValueError, match="nan or infinite"):
+        loss.compute_loss_from_embeddings(embeddings(), torch.zeros(7) / 0)
+    matryoshka = MatryoshkaLoss(model, stm.SimilarityMSELoss(model, "dot"), [32, 16])
     with pytest.raises(ValueError, match="MatryoshkaLoss normalises"):
         matryoshka(
             [dict(model.preprocess(PAIRS["sentence1"])) for _ in range(2)],

@@ -34,6 +34,18 @@ def test_labels_as_weights(model):
     torch.testing.assert_close(loss, (weights * rows).mean())
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("weights", (3,)), ("teacher", (3, 2)), ("teacher", (3, 3, 8))], ids=str
+)
+def test_labels_that_are_not_finite_reach_no_weight(model, kind, shape, value):
+    labels = torch.ones(shape)
+    labels[1] = value
+    loss = stm.CosineRankingLoss(model, labels=kind)
+    with pytest.raises(ValueError, match="nan or infinite"):
+        loss(batch(model), labels)
+
+
 def test_labels_as_classes(model):
     """Rows of a class are positives of each other; explicit negatives belong to no class."""
     loss = stm.CosineRankingLoss(model, labels="classes")

@@ -9,12 +9,13 @@ import torch
 from _helpers import BATCHING, features, train
 from _processes import TWO_RANKS, python
 from _tiny import ROWS, columns, load_transformer
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers import (
     InputExample,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
@@ -98,11 +99,45 @@ def test_a_loss_warns_of_weights_in_half_precision(folder, caplog, loss_class, i
     assert ("trains weights in bfloat16" in caplog.text) == is_half
 
 
-def test_lists_of_texts_are_refused(model, tmp_path):
-    """A tokenizer reads two texts as one pair."""
-    data = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
-    with pytest.raises(ValueError, match=r"'negatives' is a list of texts.*negative_1"):
-        train(model, stm.CosineRankingLoss(model), tmp_path, data=data)
+GOOD = Dataset.from_dict(columns())
+LISTS = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
+UNEVEN = Dataset.from_dict(columns() | {"label": [[1.0, 2.0]] * (len(ROWS) - 1) + [[1.0]]})
+EMPTY = Dataset.from_dict(columns() | {"label": [[1.0, None]] * len(ROWS)})
+RANKING, MSE = (lambda m: stm.CosineRankingLoss(m, labels="teacher")), stm.SimilarityMSELoss
+
+
+@pytest.mark.parametrize(
+    ("loss", "data", "eval_data", "message"),
+    [
+        # a tokenizer reads two texts as one pair
+        (RANKING, LISTS, None, "'negatives' of train_dataset is a list of texts"),
+        (MSE, LISTS, None, "'negatives' of train_dataset is a list of texts"),
+        (RANKING, GOOD, LISTS, "'negatives' of eval_dataset is"),
+        (RANKING, DatasetDict(a=GOOD, b=LISTS), None, r"of train_dataset\['b'\] is"),
+        (RANKING, UNEVEN, None, "'label' of train_dataset has missing labels, or lists of unequal"),
+        (RANKING, GOOD, EMPTY, "'label' of eval_dataset has missing labels"),
+    ],
+)
+def test_data_that_no_loss_can_train(model, tmp_path, loss, data, eval_data, message):
+    for build in (loss, lambda m: AdaptiveLayerLoss(m, loss(m))):
+        with pytest.raises(ValueError, match=message):
+            train(model, build(model), tmp_path, data=data, eval_data=eval_data)
+
+
+def test_a_stream_for_a_static_table(static_model, tmp_path):
+    loss = stm.CosineRankingLoss(static_model)
+    data = GOOD.to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"stream.*'dispatch_batches': False"):
+        train(static_model, loss, tmp_path, data=data)
+    options = {"accelerator_config": {"dispatch_batches": False}}
+    train(static_model, loss, tmp_path, data=data, **options)
+
+
+@pytest.mark.parametrize("options", [{"mini_batch_size": 4}, {"regularizers": [stm.SIGReg(8)]}])
+def test_adaptive_layers_take_one_plain_loss(model, options):
+    loss = AdaptiveLayerLoss(model, stm.CosineRankingLoss(model, **options))
+    with pytest.raises(ValueError, match="AdaptiveLayerLoss takes no CosineRankingLoss"):
+        loss(features(model), None)
 
 
 GATHERS = {"gather_across_devices": True}
@@ -116,6 +151,7 @@ GATHERS = {"gather_across_devices": True}
         ((GATHERS, {"gather_across_devices": "ring"}), True),
         (({"regularizers": [stm.SIGReg(8)]}, {}), True),
         (({"regularizers": [stm.SIGReg(8, gather=False)]}, {}), False),
+        (({"regularizers": [(stm.SIGReg(8), 0.1)]}, {"regularizers": [(stm.SIGReg(8), 1)]}), False),
         ((GATHERS, GATHERS | {"margin": -0.1, "temperature": 0.1}), False),
         ((GATHERS, GATHERS | {"same_text": "keep"}), True),
     ],

@@ -9,6 +9,7 @@ from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator
+from st_magnitude.saving.export import class_of
 
 QUERIES, DOCUMENTS = (
     {str(i): text for i, text in enumerate(texts)} for texts in columns(4).values()
@@ -58,3 +59,5 @@ def test_load_does_not_convert(folder, tmp_path):
     bare.save_pretrained(tmp_path / "bare")
     with pytest.raises(TypeError, match="is a CrossEncoder"):
         stm.load(tmp_path / "bare")
+    (tmp_path / "bare" / "modules.json").write_text('[{"idx": 0}]')  # its Transformer has the head
+    assert class_of(str(tmp_path / "bare"), {}) == "SentenceTransformer"

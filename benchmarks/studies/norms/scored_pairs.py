@@ -1,16 +1,21 @@
 """Scored pairs at two scales, as in Table 5 of arXiv 2602.09229.
 
-    python benchmarks/studies/norms/scored_pairs.py
+    python benchmarks/studies/norms/scored_pairs.py [--stsb FOLDER]
 
-STS-B cannot be reached offline. In its place stand pairs of sentences from Python's own
-documentation, half of them neighbours, scored by the cosine of all-MiniLM-L6-v2 between 0 and 1;
-the student is wordllama's static table. That is distillation of a cosine, which favours cosine:
-what can be compared is the scale, within a similarity.
+Pairs of sentences from Python's own documentation, half of them neighbours, are scored by the
+cosine of all-MiniLM-L6-v2 between 0 and 1; the student is wordllama's static table. That is
+distillation of a cosine, which favours cosine: what can be compared is the scale, within a
+similarity. With --stsb it learns one epoch of STS-B, stsb_en_train.csv of a folder, for
+stsb_en_test.csv: rows of two sentences and a score from 0 to 5, without a header.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -36,6 +41,8 @@ COMPARED = (
 )
 STEPS = 600
 
+Pairs = tuple[list[str], list[str], NDArray[np.float64]]
+
 
 def sentences() -> list[str]:
     """Sentences of Python's documentation of its language, which is installed with it."""
@@ -44,7 +51,7 @@ def sentences() -> list[str]:
     return list(dict.fromkeys(s for s in found if 6 <= len(s.split()) <= 30))
 
 
-def scored_pairs() -> tuple[list[str], list[str], NDArray[np.float64]]:
+def scored_pairs() -> Pairs:
     texts = sentences()[:3000]
     teacher = SentenceTransformer(bundled_minilm(), device="cpu")
     teacher.max_seq_length = 48
@@ -60,9 +67,18 @@ def scored_pairs() -> tuple[list[str], list[str], NDArray[np.float64]]:
     return [texts[i] for i in first[keep]], [texts[i] for i in second[keep]], scores
 
 
-def student(
-    name: str, scale: Any, seed: int, pairs: tuple[list[str], list[str], NDArray[np.float64]]
-) -> dict[str, float]:
+def learn(loss: stm.SimilarityMSELoss, pairs: Pairs, batches: Iterable[NDArray[np.int64]]) -> None:
+    """A step for each batch of rows."""
+    a, b, scores = pairs
+    optimizer = torch.optim.Adam(loss.model.parameters(), lr=1e-2)
+    for rows in batches:
+        columns = [dict(loss.model.preprocess([side[i] for i in rows])) for side in (a, b)]
+        optimizer.zero_grad()
+        loss(columns, torch.tensor(scores[rows])).backward()
+        optimizer.step()
+
+
+def student(name: str, scale: Any, seed: int, pairs: Pairs) -> dict[str, float]:
     """Metrics of a static table that learned four fifths of the texts, on the others."""
     a, b, scores = pairs
     texts = sorted(set(a))
@@ -74,13 +90,7 @@ def student(
     torch.manual_seed(seed)
     model = static_model()
     loss = stm.SimilarityMSELoss(model, name, scale=scale)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(STEPS):
-        rows = rng.choice(train, 64)
-        columns = [dict(model.preprocess([side[i] for i in rows])) for side in (a, b)]
-        optimizer.zero_grad()
-        loss(columns, torch.tensor(scores[rows])).backward()
-        optimizer.step()
+    learn(loss, pairs, [rng.choice(train, 64) for _ in range(STEPS)])
     x, y = (model.encode([side[i] for i in test]) for side in (a, b))
     similarity = stm.Similarity.named(name)
     predicted = similarity.pairwise(x, y)
@@ -114,6 +124,35 @@ def tables() -> list[str]:
     return lines
 
 
+def stsb_pairs(path: Path) -> Pairs:
+    with path.open(encoding="utf-8", newline="") as file:
+        a, b, scores = zip(*csv.reader(file), strict=True)
+    return list(a), list(b), np.array(scores, dtype=float) / 5
+
+
+def stsb(folder: Path) -> list[str]:
+    """Spearman on the test of STS-B after an epoch, mean of three seeds, in points."""
+    train, (a, b, scores) = (stsb_pairs(folder / f"stsb_en_{x}.csv") for x in ("train", "test"))
+    rows = []
+    for name in ("cosine", "dot", "qnorm", "dnorm"):
+        similarity, found = stm.Similarity.named(name), []
+        for seed in range(3):
+            model = static_model()
+            before = similarity.pairwise(model.encode(a), model.encode(b))
+            order = np.random.default_rng(seed).permutation(len(train[0]))
+            learn(
+                stm.SimilarityMSELoss(model, name), train, np.array_split(order, len(order) // 32)
+            )
+            after = similarity.pairwise(model.encode(a), model.encode(b))
+            found.append(100 * geometry.spearman(after, scores))
+        untrained = f"{100 * geometry.spearman(before, scores):.1f}"
+        rows.append([name, untrained, f"{np.mean(found):.1f} ± {margin(np.array(found)):.1f}"])
+    return markdown(["similarity", "untrained", "trained"], rows)
+
+
 if __name__ == "__main__":
     prepare_process()
-    print("\n".join(tables()))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stsb", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().stsb
+    print("\n".join(tables() if folder is None else stsb(folder)))
