@@ -15,8 +15,8 @@ from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, f
 @command
 def mteb(
     model: Model,
-    tasks: Annotated[list[str], Argument(help="Folders in BEIR's layout, names of mteb's tasks.")],
-    split: Annotated[str, Option(help="Split of the qrels of the folders.")] = "test",
+    tasks: Annotated[list[str], Argument(help="Pairs, folders in BEIR's layout, names of mteb.")],
+    split: Annotated[str, Option(help="Split of the pairs and folders.")] = "test",
     output: Annotated[Path | None, folder("Folder of mteb's results, which are kept.")] = None,
     batch_size: EncodingBatch = 32,
     skip_empty: SkipEmpty = False,
@@ -25,11 +25,11 @@ def mteb(
 
     The model is a folder or a name that mteb knows. This command needs the extra "eval".
     """
-    from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.data.pairs import load_splits
     from st_magnitude.mteb import evaluate
 
     data = [
-        RetrievalData.from_beir(task, split, skip_empty) if Path(task).is_dir() else task
+        load_splits(task, skip_empty=skip_empty)[split] if Path(task).exists() else task
         for task in tasks
     ]
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}

@@ -26,7 +26,6 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import combinations
 from pathlib import Path
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
@@ -81,20 +80,6 @@ def splits_of(folder: str | Path) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))  # macOS writes ._dev.tsv
 
 
-def check_held_out(folder: str | Path, *splits: str | None) -> None:
-    """Refuses splits of a folder that share queries with each other or with train."""
-    folder, given = Path(folder), [split for split in splits if split is not None]
-    for split in given:
-        check_layout(folder, split)
-    texts = read_texts(folder / "queries.jsonl", may_be_empty=True, of_queries=True)
-    asked = [
-        (split, {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)})
-        for split in (given if "train" in given else ["train", *given])
-    ]
-    for (other, others), (split, queries) in combinations(asked, 2):
-        refuse_shared(queries, others, split, other)
-
-
 def refuse_shared(
     queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str
 ) -> None:
@@ -133,22 +118,6 @@ def folded(text: str) -> str:
     """
     plain = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(plain.translate(_FOLD).split()) or plain.strip()
-
-
-def relevant_documents(folder: str | Path) -> set[str]:
-    """Ids of the documents that are relevant to a query of any split."""
-    pairs = (pair for split in splits_of(folder) for pair in _relevant_pairs(Path(folder), split))
-    return {document for _, document in pairs}
-
-
-def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
-    path = folder / "qrels" / f"{split}.tsv"
-    try:
-        for _, query, document, score in _judgments(path) if path.is_file() else ():
-            if number(score) > 0:
-                yield query, document
-    except DataError as error:  # which stops whoever reads this split
-        logger.warning(f"The other judgments of the {split} split do not count: {error}")
 
 
 def check_layout(folder: Path, split: str) -> None:

@@ -7,13 +7,14 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, folded
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData, read_folder, read_split
 from st_magnitude.data.tables import PARTS, Row, Source, read_rows
 
 __all__ = ["Splits", "load_splits"]
@@ -35,11 +36,10 @@ ROLES: dict[str, tuple[set[str], ...]] = {
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
 
 
-class Splits:
+class Splits(dict[str, RetrievalData]):
     """Splits of one data set by name, usually train, dev and test, over one corpus.
 
-    ``splits["dev"]`` is a `RetrievalData`, or a DataError says which splits there are;
-    ``splits.get("dev")`` is None without one. ``list(splits)`` has the names.
+    ``splits["dev"]`` raises a DataError if there is no such split, ``splits.get("dev")`` is None.
 
     Attributes:
         notes: Sentences for the user: what was left out, how scores were read, how many queries
@@ -48,70 +48,40 @@ class Splits:
         folder: The folder in BEIR's layout that they were read from, or None.
     """
 
-    folder: Path | None = None
+    def __init__(self, name: str, notes: list[str], folder: Path | None = None) -> None:
+        self.name = name
+        self.notes = notes
+        self.folder = folder
+        self.drawn: set[str] = set()
+        self.broken: dict[str, DataError] = {}
 
-    def __init__(
-        self,
-        source: str,
-        parts: dict[str, RetrievalData],
-        notes: Iterable[str] = (),
-        drawn: Collection[str] = (),
-    ) -> None:
-        self.source = source
-        self.notes = tuple(notes)
-        self.drawn = frozenset(drawn)
-        self._parts = parts
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __getitem__(self, name: str) -> RetrievalData:
-        if name not in self._parts:
-            raise DataError(f"{self.source} has no split {name!r}; its splits are {list(self)}.")
-        return self._parts[name]
-
-    def get(self, name: str) -> RetrievalData | None:
-        return self[name] if name in list(self) else None
+    def __missing__(self, split: str) -> RetrievalData:
+        if split in self.broken:
+            raise self.broken[split]
+        if self.folder is not None:
+            beir.check_layout(self.folder, split)
+        raise DataError(f"{self.name} has no split {split!r}; its splits are {list(self)}.")
 
     def relevant_documents(self) -> set[str]:
         """Ids of the documents that are relevant to a query of any split."""
-        return {d for name in self for grades in self[name].relevant.values() for d in grades}
+        return {d for data in self.values() for grades in data.relevant.values() for d in grades}
 
-    def check_held_out(self, *names: str | None) -> None:
-        """Refuses splits that share queries with each other or with train (DataError)."""
+    def check_held_out(self, *splits: str | None) -> None:
+        """Refuses (DataError) splits that share queries with each other or with train."""
+        names = [name for name in splits if name is not None]
+        held_out = names if "train" in names or "train" not in self else ["train", *names]
+        for other, name in combinations(held_out, 2):
+            beir.refuse_shared(self[name].asked, self[other].asked, name, other)
 
     def save(self, folder: str | Path) -> None:
         """Writes all splits as a new folder in BEIR's layout."""
         refuse_used_folder(folder)
-        first = next(iter(self))
-        queries = {key: text for name in self for key, text in self[name].queries.items()}
+        queries = {key: text for data in self.values() for key, text in data.queries.items()}
+        first, data = next(iter(self.items()))
         with moved_in(Path(folder), last="qrels") as new:
-            RetrievalData(queries, self[first].corpus, {}).save(new, first)
-            for name in self:
-                self[name].save_qrels(new / "qrels" / f"{name}.tsv")
-
-
-class _Folder(Splits):
-    """A folder in BEIR's layout; a split is read when it is asked for."""
-
-    def __init__(self, folder: str, skip_empty: bool) -> None:
-        super().__init__(folder, {})
-        self.folder = Path(folder)
-        self.skip_empty = skip_empty
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(beir.splits_of(self.source))
-
-    def __getitem__(self, name: str) -> RetrievalData:
-        if name not in self._parts:
-            self._parts[name] = RetrievalData.from_beir(self.source, name, self.skip_empty)
-        return self._parts[name]
-
-    def relevant_documents(self) -> set[str]:
-        return beir.relevant_documents(self.source)
-
-    def check_held_out(self, *names: str | None) -> None:
-        beir.check_held_out(self.source, *names)
+            RetrievalData(queries, data.corpus, {}).save(new, first)
+            for name, data in self.items():
+                data.save_qrels(new / "qrels" / f"{name}.tsv")
 
 
 def load_splits(
@@ -160,7 +130,7 @@ def load_splits(
     if isinstance(source, str | Path):
         layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
         if any(Path(source, name).exists() for name in layout):
-            return _Folder(str(source), skip_empty)
+            return _read_folder(Path(source), skip_empty)
     notes: list[str] = []
     rows = list(read_rows(source, notes))
     name = Path(source).stem if isinstance(source, str | Path) else "pairs"
@@ -169,6 +139,21 @@ def load_splits(
     pairs = _read_pairs(rows, _choose_columns(rows, columns), threshold, notes)
     part_of, kept = _assign(pairs, seed, notes)
     return _build(pairs, part_of, kept, name, notes)
+
+
+def _read_folder(folder: Path, skip_empty: bool) -> Splits:
+    """The splits of a folder in BEIR's layout; one that cannot be read does not stop the others."""
+    found = Splits(str(folder), [], folder)
+    names = beir.splits_of(folder)
+    beir.check_layout(folder, names[0] if names else "train")
+    texts = read_folder(folder, skip_empty)
+    for name in names:
+        try:
+            found[name] = read_split(folder, name, *texts, skip_empty)
+        except DataError as error:
+            found.broken[name] = error
+            found.notes.append(f"The {name} split is left out: {error}")
+    return found
 
 
 def _choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> dict[str, list[str]]:
@@ -341,26 +326,21 @@ def _build(
         notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
     texts = {key: text for text, key in queries.items()}
     corpus = {key: text for text, key in documents.items()}
-    parts = {
-        part: RetrievalData(
-            {key: texts[key] for key in grades}, corpus, grades, name=f"{name}, {part} split"
-        )
-        for part, grades in judged.items()
-        if grades
-    }
-    counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in parts.items())
+    splits = Splits(name, notes)
+    splits.drawn = {"dev", "test"} - {pair.part for pair in pairs}
+    for part, of_part in judged.items():
+        if asked := {key: texts[key] for key in of_part}:
+            splits[part] = RetrievalData(asked, corpus, of_part, name=f"{name}, {part} split")
+    counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
-    if {"train", "dev"} <= parts.keys():
-        folds = [
-            {folded(text) for text in parts[part].queries.values()} for part in ("train", "dev")
-        ]
+    if {"train", "dev"} <= splits.keys():
+        folds = [{*map(folded, splits[part].queries.values())} for part in ("train", "dev")]
         if near := _near_copies(*folds):
             notes.append(
                 f"{near:,} dev queries differ from a training query by a word: for new queries,"
                 " figures on dev are a bit too high."
             )
-    drawn = {"dev", "test"} - {pair.part for pair in pairs}
-    return Splits(name, parts, notes, drawn)
+    return splits
 
 
 def _near_copies(texts: Collection[str], others: Collection[str]) -> int:

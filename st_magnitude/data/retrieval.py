@@ -138,17 +138,8 @@ class RetrievalData:
             DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a
                 text is empty, or no document is relevant. The message names the file and the line.
         """
-        folder = Path(folder)
-        beir.check_layout(folder, split)
-        path = folder / "qrels" / f"{split}.tsv"
-        corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
-        queries = beir.read_texts(folder / "queries.jsonl", skip_empty, of_queries=True)
-        judged = beir.read_qrels(path, queries, corpus, skip_empty)
-        queries = {query: text for query, text in queries.items() if query in judged}
-        data = cls(queries, corpus, judged, name=f"{folder.resolve().name}, {split} split")
-        if not data.relevant:
-            raise DataError(f"{path}: no document is relevant, by a score above 0.")
-        return data
+        beir.check_layout(Path(folder), split)
+        return read_split(Path(folder), split, *read_folder(Path(folder), skip_empty), skip_empty)
 
     def save(self, folder: str | Path, split: str = "test") -> None:
         """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, and replaces old files.
@@ -336,3 +327,22 @@ class RetrievalData:
             if candidate not in relevant and candidate not in drawn:
                 drawn.append(candidate)
         return drawn
+
+
+def read_folder(folder: Path, skip_empty: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Queries and corpus of a folder in BEIR's layout."""
+    corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
+    return beir.read_texts(folder / "queries.jsonl", skip_empty, of_queries=True), corpus
+
+
+def read_split(
+    folder: Path, split: str, queries: dict[str, str], corpus: dict[str, str], skip_empty: bool
+) -> RetrievalData:
+    """The judged queries of a split, and the corpus."""
+    path = folder / "qrels" / f"{split}.tsv"
+    judged = beir.read_qrels(path, queries, corpus, skip_empty)
+    asked = {query: text for query, text in queries.items() if query in judged}
+    data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {split} split")
+    if not data.relevant:
+        raise DataError(f"{path}: no document is relevant, by a score above 0.")
+    return data

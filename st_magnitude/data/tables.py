@@ -40,7 +40,7 @@ def read_rows(source: Source, notes: list[str]) -> Iterator[Row]:
     Adds to the notes what the user should know.
     """
     if isinstance(source, str | Path) and not Path(source).exists():
-        source = _from_hub(str(source))
+        source = _from_hub(source.as_posix() if isinstance(source, Path) else source)
     tables: dict[str, Iterable[tuple[str, object]]]
     if isinstance(source, str | Path):
         tables = {str(path): _read_file(path, notes) for path in _files(Path(source))}

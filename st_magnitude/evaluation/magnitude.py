@@ -42,7 +42,7 @@ class MagnitudeEvaluator(SearchEvaluator):
 
     Args:
         also_relevant: Ids of documents that answer queries of other splits, such as
-            `st_magnitude.data.beir.relevant_documents` of the folder. Without them they count as
+            `load_splits(folder).relevant_documents()`. Without them they count as
             never-relevant, so d is right only if ``relevant_docs`` has the answers of all splits.
 
     `SearchEvaluator` documents the other arguments, attributes and errors. ``similarity`` is that

@@ -135,7 +135,7 @@ def train(
             the default, it joins the training data.
         test: Data to measure the saved model on, once.
         also_relevant: Ids of documents that answer queries of other splits, such as
-            `st_magnitude.data.beir.relevant_documents` of the folder. Without them they count as
+            `load_splits(folder).relevant_documents()`. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
         loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
         say: Function that receives the progress line by line.

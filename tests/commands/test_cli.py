@@ -68,7 +68,7 @@ def refuse(*_):
 )
 def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
     """Only what a statement of ours or the system refuses is one line for the user."""
-    monkeypatch.setattr("st_magnitude.data.retrieval.RetrievalData.from_beir", fails)
+    monkeypatch.setattr("st_magnitude.data.pairs.load_splits", lambda *_, **options: fails())
     done = invoke("compress", "model", data="data")
     assert done.exit_code == code
     assert ("Traceback" in done.stderr) == (code == 70)

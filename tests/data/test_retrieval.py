@@ -3,18 +3,18 @@
 import gzip
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from st_magnitude.data.beir import (
     DataError,
-    check_held_out,
     folded,
     refuse_shared,
-    relevant_documents,
     splits_of,
 )
+from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
 
 CORPUS = {f"d{i}": f"text {i}" for i in range(8)}
@@ -129,17 +129,19 @@ def test_columns_of_judgments(tmp_path: Path, qrels: str) -> None:
     assert (data.relevant, data.negatives) == ({"q1": {"d0": 2}}, {"q1": {"d1"}, "q2": {"d1"}})
 
 
-def test_judgments_of_another_split_that_cannot_be_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_split_that_cannot_be_read_does_not_stop_another(tmp_path: Path) -> None:
     write(tmp_path, qrels="q1\td0\t1\n")
     (tmp_path / "qrels" / "train.tsv").write_bytes(b"q2\td1\t1\n\xff\n")
     (tmp_path / "qrels" / "dev.jsonl").touch()
-    check_held_out(tmp_path, "test")
-    assert relevant_documents(tmp_path) == {"d0", "d1"}
-    assert "train split do not count: " in caplog.text
-    with pytest.raises(DataError, match=r"no qrels/dev\.tsv; .*Convert dev\.jsonl"):
-        RetrievalData.from_beir(tmp_path, "dev")
+    splits = load_splits(tmp_path)
+    splits.check_held_out("test")
+    assert [*splits] == ["test"]
+    assert "The train split is left out: " in splits.notes[0]
+    with pytest.raises(DataError, match="line 2: is not UTF-8"):
+        splits["train"]
+    for read in (splits.__getitem__, partial(RetrievalData.from_beir, tmp_path)):
+        with pytest.raises(DataError, match=r"no qrels/dev\.tsv; .*Convert dev\.jsonl"):
+            read("dev")
 
 
 @pytest.mark.parametrize(
