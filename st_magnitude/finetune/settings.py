@@ -67,6 +67,9 @@ class TrainConfig:
         float | None,
         Option(min=0, help="Peak rate; default: 2e-5, LoRA 2e-4, a static table 0.03."),
     ] = None
+    lora: Annotated[
+        int | None, Option(min=1, help="Rank of a LoRA to train in place of all weights.")
+    ] = None
     negatives: Negatives = None
     prior: Annotated[bool, Option(help="Correct for how often a document is positive (logQ).")] = (
         False

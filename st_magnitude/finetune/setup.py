@@ -21,6 +21,7 @@ from sentence_transformers import (
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
+from transformers import set_seed
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
@@ -40,7 +41,7 @@ from st_magnitude.losses.base import half_weights
 from st_magnitude.losses.exponents import usual_rate
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.saving.export import limit_length
-from st_magnitude.surgery.adapters import has_adapter
+from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 from st_magnitude.training.run_folder import has_fast_bf16
@@ -121,6 +122,9 @@ def make_trainer(
     card = model.model_card_data
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
+    if config.lora is not None:
+        set_seed(config.seed)
+        add_lora(model, config.lora)
     args = _arguments(config, rows, output, model, saves)
     _cast_half_weights(model)
     prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))

@@ -5,15 +5,31 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, TypeVar
 
+from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
 
 from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
 
-__all__ = ["has_adapter", "merge_lora", "merged"]
+__all__ = ["add_lora", "has_adapter", "merge_lora", "merged"]
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+def add_lora(model: SentenceTransformer, rank: int) -> None:
+    """Adds a LoRA of all linear layers, whose product with the weights is scaled by 2.
+
+    Raises:
+        ImportError: If peft is not installed.
+        ValueError: If the model has no transformer, as a static table.
+    """
+    with needs("LoRA", "revela"):
+        from peft import LoraConfig
+    if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
+        raise ValueError(f"lora={rank} needs a transformer with linear layers; leave it out.")
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.1, target_modules="all-linear")
+    model.add_adapter(config)
 
 
 def merged(model: Model) -> Model:

@@ -426,3 +426,17 @@ def test_answers_of_other_splits_are_not_called_never_relevant(
         output = tmp_path / str([*options])
         found = train(str(static_path), parts["train"], output, config, **options)
         assert ("cohens_d" in found.geometry["after"]) == (not options)
+
+
+def test_a_lora_is_trained_restored_from_its_checkpoint_and_merged(place, tiny_path):
+    pytest.importorskip("peft")
+    options = place | {"model": tiny_path, "lora": 2, "learning_rate": 0.01, "max_steps": 2}
+    assert "needs a transformer" in refusal("train", **options | {"model": place["model"]})
+    assert fit(options, keep_checkpoints=True)["moved"] > 0
+    model = SentenceTransformer(str(place["output"]))
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    remove_model(place["output"])
+    fit(options, resume=True)
+    restored = SentenceTransformer(str(place["output"]))
+    texts = list(CORPUS.values())
+    np.testing.assert_allclose(restored.encode(texts), model.encode(texts), atol=1e-6)
