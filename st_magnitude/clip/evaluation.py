@@ -72,17 +72,11 @@ def evaluate_retrieval(
             hits = task.hits(top)
             for k in ks:
                 metrics[f"{name}_{way}_recall@{k}"] = float(hits[:, :k].any(axis=1).mean())
-        relevant_ones, nearest = _norms_by_relevance(task)
-        if min(len(relevant_ones), len(nearest)) > 1:
-            metrics[f"{items}_cohens_d"] = geometry.cohens_d(relevant_ones, nearest)
+        top = task.top(COSINE, NEAREST + max(map(len, columns)))
+        is_irrelevant = ~task.hits(top)
+        is_near = is_irrelevant & (is_irrelevant.cumsum(axis=1) <= NEAREST)
+        norms = geometry.norms(task.documents)
+        groups = norms[np.concatenate(columns)], norms[top.numpy()[is_near]]
+        if min(map(len, groups)) > 1:
+            metrics[f"{items}_cohens_d"] = geometry.cohens_d(*groups)
     return metrics | norm_figures(sides, None)
-
-
-def _norms_by_relevance(task: EncodedTask) -> tuple[np.ndarray, np.ndarray]:
-    """Norms of the relevant items of each query, and of its nearest irrelevant ones."""
-    norms = geometry.norms(task.documents)
-    top = task.top(COSINE, NEAREST + max(map(len, task.columns)))
-    is_irrelevant = ~task.hits(top)
-    is_near = is_irrelevant & (is_irrelevant.cumsum(axis=1) <= NEAREST)
-    relevant = [column for row in task.columns for column in row]
-    return norms[relevant], norms[top.numpy()[is_near]]

@@ -101,19 +101,13 @@ class ExponentCurve(_Curve):
         marks = {self.highest: "highest"} | {self.best: "best"}
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
         yield self._table("exponent", self.exponents, marks, title)
-        gains = [
-            [f"{self.highest:g} minus cosine", self.versus_cosine],
-            [f"{self.highest:g} minus dot", self.versus_dot],
-        ]
+        ends = (("cosine", self.versus_cosine), ("dot", self.versus_dot))
+        gains = [[f"{self.highest:g} minus {name}", gain] for name, gain in ends]
         yield Table(["difference", "nDCG@10 with 95% interval"], gains)
         if self.best != self.highest:
-            why = "the model is scored by it today"
-            if self.best != self.present:
-                why = "such a model loads anywhere, without st_magnitude"
-            yield (
-                f"Exponent {self.highest:g} is tied with {self.best:g}, so the best exponent is "
-                f"{self.best:g}: {why}."
-            )
+            is_kept = self.best == self.present
+            why = "is today's" if is_kept else "loads anywhere, without st_magnitude"
+            yield f"Exponent {self.highest:g} is tied with {self.best:g}, which {why}."
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
@@ -191,22 +185,12 @@ def exponent_curve(
 ) -> ExponentCurve:
     """The choice of `calibrate_exponent` from nDCG@10 of queries at rising exponents, (E, n)."""
     highest = highest_rows(per_query)[-1]
-    today = int(np.abs(exponents - present).argmin())
-    gains = {
-        row: judge(per_query[highest] - per_query[row], seed=seed).gain
-        for row in (today, len(exponents) - 1, 0)
-    }
-    tied = [row for row, gain in gains.items() if gain[1] <= 0]
-    best = float(exponents[[*tied, highest][0]])
-    return ExponentCurve(
-        exponents,
-        per_query,
-        queries,
-        float(exponents[today]),
-        best,
-        versus_cosine=gains[len(exponents) - 1],
-        versus_dot=gains[0],
-    )
+    kept = int(np.abs(exponents - present).argmin())
+    rows = (kept, -1, 0)
+    gains = [judge(per_query[highest] - per_query[row], seed=seed).gain for row in rows]
+    tied = [row for row, (_, low, _) in zip(rows, gains, strict=True) if low <= 0]
+    today, best = (float(exponents[row]) for row in (kept, [*tied, highest][0]))
+    return ExponentCurve(exponents, per_query, queries, today, best, *gains[1:])
 
 
 def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:
