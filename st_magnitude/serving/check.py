@@ -113,8 +113,7 @@ def check_serving(
             ``embed(texts, role)`` that returns one vector for each text.
         model: The model, or its folder. It is used as saved, with its own prompts and token limit.
         name: Name of the model on the server, for one that asks for it.
-        api_key: Key that is sent as a bearer token. No message contains a part of it: with a key,
-            in whatever place, no words of the server are shown.
+        api_key: Key that is sent as a bearer token. No message contains a part of it.
         request: Further entries of every request, such as ``{"normalize": False}``: what your
             client sends, or a remedy to try.
         send_prompts: Whether the model's prompt is put before each text that is sent.

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
-from urllib.request import getproxies
 
 import httpx
 import numpy as np
@@ -21,7 +20,6 @@ __all__ = ["Embed", "Server", "embed_all"]
 
 BATCH = 8  # every server that is known takes so many texts in a request
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
-PLAIN = {"", "api", "embed", "embeddings", "engines", "openai", "v1", "v2", "v3"}  # parts of paths
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
 
@@ -72,14 +70,8 @@ class Server:
             )
         self._is_unnumbered = False
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # A server can repeat what it was sent in any escaping.
-        is_plain = set(path.split("/")) <= PLAIN
-        proxied = "@" in "".join(getproxies().values())
-        sent: list[object] = [key, parsed.userinfo, parsed.query]
-        sent += [value for value in (request or {}).values() if len(str(value)) > 5]
-        self._sends_key = any(sent) or proxied or not is_plain
-        shown = path if is_plain else "/***" + path[path.rindex("/") :]
-        self._name = str(parsed.copy_with(userinfo=b"", path=shown, query=None, fragment=None))
+        # a path or a query can hold a key
+        self._name = f"{parsed.scheme}://{parsed.netloc.decode()}"
 
     def __str__(self) -> str:
         return self._name
@@ -91,8 +83,8 @@ class Server:
             body = {"input": texts, "encoding_format": "float"}
         status, content = self._post(body | self._more)
         if status != 200:
-            phrase = httpx.codes.get_reason_phrase(status)
-            said = f"HTTP {status} {phrase}: {self._words(content)}"
+            # Its own words are never shown: a server can repeat a key, in any escaping.
+            said = f"HTTP {status} {httpx.codes.get_reason_phrase(status)}".strip()
             # llama.cpp answers a text that is too long with 500.
             if status in (400, 413, 422) or b"too large to process" in content:
                 raise Refused(said)
@@ -108,9 +100,8 @@ class Server:
             index = [row.get("index") for row in answer["data"]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise ValueError(
-                f"{self} does not answer with embeddings, but so: {self._words(content)}. "
-                "Check the URL: it must be a route /v1/embeddings as OpenAI's, or /embed as "
-                "text-embeddings-inference's."
+                f"{self} does not answer with embeddings. Check the URL: it must be a route "
+                "/v1/embeddings as OpenAI's, or /embed as text-embeddings-inference's."
             ) from None
         if all(number is None for number in index):
             if not self._is_unnumbered:
@@ -139,10 +130,9 @@ class Server:
                     "POST", self._url, content=content, headers=headers, timeout=self._timeout
                 ) as response:
                     status = response.status_code
-                    limit = LONGEST_ANSWER if status == 200 else 4096
                     for part in response.iter_raw():
                         found += part
-                        if len(found) > limit:
+                        if len(found) > (LONGEST_ANSWER if status == 200 else 4096):
                             break
                 answer.set_result((status, bytes(found)))
             except Exception as error:
@@ -164,12 +154,6 @@ class Server:
                 "it up, are scheme, host, port and proxy right, and is its certificate trusted "
                 "(SSL_CERT_FILE)?"
             ) from None
-
-    def _words(self, content: bytes) -> str:
-        """The beginning of an answer on one line, if it can repeat no key."""
-        if self._sends_key:
-            return "its words can repeat a key and are not shown"
-        return repr(content[:200].decode(errors="replace"))
 
 
 def embed_all(
