@@ -17,8 +17,6 @@ import numpy as np
 
 from st_magnitude._files import written
 
-__all__ = ["Result", "Table", "cell", "interval", "points", "to_plain", "wrap"]
-
 # Words and numbers stay whole.
 _lines_of = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 

@@ -13,8 +13,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.similarity import COSINE, DOT
 
-__all__ = ["evaluate_retrieval"]
-
 NEAREST = 10  # irrelevant items of a query, with which the relevant ones are compared
 
 

@@ -16,8 +16,6 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import Similarity, at_least_float32
 
-__all__ = ["PRESETS", "AsymmetricClipLoss", "Direction"]
-
 Direction = Literal["sym", "i2t", "t2i"]
 
 # The rows of Table 6: (image_norm, text_norm, direction)

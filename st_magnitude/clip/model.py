@@ -23,8 +23,6 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that
         "in one step, `pip install --upgrade torch torchvision`."
     ) from error
 
-__all__ = ["UnnormalizedCLIP", "UnnormalizedCustomTextCLIP", "rescale_output", "unnormalize"]
-
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)

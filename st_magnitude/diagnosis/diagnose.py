@@ -18,8 +18,6 @@ from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["diagnose"]
-
 
 def diagnose(
     model: SentenceTransformer,

@@ -20,8 +20,6 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from st_magnitude._upstream import supports_attention_interface
 
-__all__ = ["Neighbours", "attach", "in_batch_attention", "next_token_loss", "two_streams"]
-
 NAME = "st_magnitude_in_batch"
 
 SPARSE_BELOW = 1e-7  # a pair of a smaller similarity does not change a float32 output

@@ -9,8 +9,6 @@ from typer import Option
 
 from st_magnitude._config import Bf16, check_ranges
 
-__all__ = ["RevelaConfig"]
-
 
 @dataclass(frozen=True)
 class RevelaConfig:

@@ -13,8 +13,6 @@ from typing import TypedDict
 from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import json_lines
 
-__all__ = ["Documents", "chunk", "read_documents"]
-
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
 _LANGUAGES = """

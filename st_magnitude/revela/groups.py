@@ -26,8 +26,6 @@ from st_magnitude.revela.documents import (
     read_documents,
 )
 
-__all__ = ["Group", "GroupCollator", "build_groups"]
-
 Chunk = tuple[str, bool]  # the text, and whether its document is code
 
 

@@ -20,8 +20,6 @@ from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import prompt_of, unwrapped
 
-__all__ = ["ONE_HOT", "RevelaLoss", "group_similarity"]
-
 logger = logging.getLogger(__name__)
 
 ONE_HOT = 0.999  # a row whose largest weight exceeds this value passes almost no gradient

@@ -31,8 +31,6 @@ from st_magnitude.saving.damage import loading
 from st_magnitude.surgery.adapters import merge_lora
 from st_magnitude.training import run_folder
 
-__all__ = ["load_lm", "load_retriever", "run"]
-
 UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "resume"}

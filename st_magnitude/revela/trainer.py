@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from st_magnitude.revela.loss import RevelaLoss
 
-__all__ = ["RevelaTrainer", "lora_config"]
-
 LM_FILE = "language_model.safetensors"
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

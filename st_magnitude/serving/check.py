@@ -19,8 +19,6 @@ from st_magnitude.serving.explain import Finding, Side, encode, explain, finding
 from st_magnitude.serving.server import Embed, Server, embed_all
 from st_magnitude.surgery.raw import prompt_of
 
-__all__ = ["ServingCheck", "check_serving"]
-
 K = 10  # ranks that are compared
 LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
 QUERIES = (

@@ -13,8 +13,6 @@ from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import Array, float64, unit_rows
 from st_magnitude.surgery.raw import prompt_of
 
-__all__ = ["Finding", "Side", "encode", "explain", "finding", "span", "token_limit"]
-
 SHORT = 24  # tokens; shorter texts are cut nowhere
 NEARLY_ALL = 0.9  # share of the short texts
 UNLIKE = 0.05  # relative error beyond weights in int8 (MiniLM: 0.017 to 0.032)

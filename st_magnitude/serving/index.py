@@ -11,8 +11,6 @@ from torch import Tensor
 
 from st_magnitude.geometry.arrays import Array, float64
 
-__all__ = ["with_prior", "with_prior_queries"]
-
 Vectors = TypeVar("Vectors", NDArray[np.floating], Tensor)
 
 

@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike
 from st_magnitude._checks import positive
 from st_magnitude.geometry.arrays import Array
 
-__all__ = ["Embed", "Server", "embed_all"]
-
 BATCH = 8  # every server that is known takes so many texts in a request
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)

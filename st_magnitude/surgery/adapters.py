@@ -12,8 +12,6 @@ from transformers import PreTrainedModel
 from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
 
-__all__ = ["add_lora", "has_adapter", "merge_lora", "merged"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 

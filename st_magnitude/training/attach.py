@@ -14,8 +14,6 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Logging", "attach"]
-
 # Options of ranking losses that change no tensor which processes exchange
 NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from transformers import Trainer
 
-__all__ = ["engine_of", "engine_of_trainer", "refuse_engine"]
-
 
 def engine_of(model: Any) -> str | None:
     """The engine around a model: ``"FSDP"``, ``"DeepSpeed ZeRO-3"`` (or another stage), or None.

@@ -18,8 +18,6 @@ from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.raw import raw_producers
 
-__all__ = ["NormMonitor"]
-
 logger = logging.getLogger(__name__)
 
 NUM_ROWS = 256  # texts of a role that are measured

@@ -25,16 +25,6 @@ from st_magnitude.result import to_plain
 from st_magnitude.training.attach import attach
 from st_magnitude.training.engines import engine_of_trainer
 
-__all__ = [
-    "Stopped",
-    "check_output",
-    "check_same_run",
-    "has_fast_bf16",
-    "record_run",
-    "remove_checkpoints",
-    "train_or_stop",
-]
-
 logger = logging.getLogger(__name__)
 
 RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
