@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +50,7 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     class LocalRetrieval(AbsTaskRetrieval):
         ignore_identical_ids = True
         metadata = TaskMetadata(
-            name=f"{data.name.replace(' ', '-').replace(',', '') or 'local'}-{contents[:8]}",
+            name=f"{_file_name(data.name)}-{contents[:8]}",
             description="Retrieval on local data.",
             dataset={"path": "local", "revision": contents},
             type="Retrieval",
@@ -84,7 +86,7 @@ def local_model(path: str | Path) -> EncoderProtocol:
         from mteb.models import SentenceTransformerEncoderWrapper
     folder = Path(path).resolve()
     model = SentenceTransformerEncoderWrapper(load(folder))
-    known = {"name": f"local/{folder.name}", "revision": _revision(folder)}
+    known = {"name": f"local/{_file_name(folder.name)}", "revision": _revision(folder)}
     model.mteb_model_meta = model.mteb_model_meta.model_copy(update=known)
     return model
 
@@ -106,7 +108,7 @@ def evaluate(
 
     Raises:
         ValueError: If mteb does not know a name, or a model without a name is to be kept in
-            ``output``.
+            ``output``, or a file of its results is torn.
 
     Example:
         >>> result = evaluate("my-retriever", [data, "SciFact"], output="results")  # doctest: +SKIP
@@ -135,7 +137,30 @@ def evaluate(
     cache = None if output is None else mteb.ResultCache(output)
     options: Any = {"show_progress_bar": False, **(encode or {})}
     bars = options["show_progress_bar"]
-    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars)
+    try:
+        return mteb.evaluate(
+            runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars
+        )
+    except Exception:
+        if output is not None:
+            _refuse_torn(Path(output))
+        raise
+
+
+def _file_name(name: str) -> str:
+    """A name that mteb can give to a file or a folder: at most 50 letters, digits and hyphens."""
+    return re.sub(r"[^\w.-]+", "-", name)[:50].strip("-.") or "local"
+
+
+def _refuse_torn(output: Path) -> None:
+    """Names a file of mteb's results that is not JSON, as a killed process leaves it."""
+    for file in sorted(output.rglob("*.json")):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is torn ({error}). Remove it, and mteb computes it again."
+            ) from error
 
 
 def _revision(folder: Path) -> str:

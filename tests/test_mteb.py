@@ -118,11 +118,26 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
     assert len(before) == 2
     assert score() == (name, values["dot"])
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    for torn in before:
+        torn.write_text("{")
+    places = [tmp_path / name for name in ("model", "data")]
+    assert f"{name}.json is torn" in refusal("mteb", *places, output=tmp_path / "results")
     task["relevant_docs"]["q1"] = {"d20"}
     RetrievalData(*task.values()).save(tmp_path / "data")
     other, value = score()
     assert other != name
     assert value != values["dot"]
+
+
+@pytest.mark.parametrize("name", ["../../../../data", "..", "a/b", "w" * 255])
+def test_names_stay_within_the_folder_of_results(static_model, task, tmp_path, name):
+    model = tmp_path / ("m" * 255)
+    static_model.save_pretrained(str(model))
+    data = RetrievalData(*task.values(), name=name)
+    (tmp_path / "here").mkdir()
+    evaluate(model, [data], tmp_path / "here" / "results")
+    assert {path.name for path in tmp_path.iterdir()} == {"here", model.name}
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["results"]
 
 
 def test_a_model_card_does_not_make_another_model(static_model, tmp_path):

@@ -250,13 +250,18 @@ def report(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
         return 141  # 128 and the number of SIGPIPE, which Windows lacks
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        error = OSError(f"stdout cannot be written ({error.strerror}).")  # no file of ours
+        why = f"{error.strerror}, where stdout or a file of another package is written"
+        error = OSError(f"{why}.")  # files of ours are named
     is_for_user = _is_for_user(error)
     with contextlib.suppress(OSError):  # nobody reads stderr
         if _show_traceback or not is_for_user:
             traceback.print_exception(error)
         if is_for_user:
-            typer.secho(f"Error: {one_line(str(error))}", fg=typer.colors.RED, err=True)
+            text = one_line(f"Error: {error}")
+            for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+                if isinstance(error, OSError) and not Path(os.environ.get(name, ".")).exists():
+                    text += f" {name} names {os.environ[name]!r}, which does not exist."
+            typer.secho(text, fg=typer.colors.RED, err=True)
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return 2 if is_for_user else 70

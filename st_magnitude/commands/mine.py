@@ -54,6 +54,11 @@ def mine(
     candidates = set(loaded.corpus)
     if never_relevant:
         candidates -= splits.relevant_documents()
+        if not candidates:
+            raise ValueError(
+                "--never-relevant leaves no document: all of the corpus answer a query of some"
+                " split. Leave it out, or add documents that answer none."
+            )
     mined = mine_negatives(
         encoder,
         loaded,

@@ -75,6 +75,11 @@ def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
     assert len(done.stderr.splitlines()) == 1 or code == 70
 
 
+def test_a_missing_file_of_certificates_is_named(data_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    assert f"SSL_CERT_FILE names '{tmp_path}/none'" in refusal("compress", "no/m", data=data_folder)
+
+
 @pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
 def test_no_color_is_respected(monkeypatch, variable, is_colored):
     monkeypatch.setenv(variable, "1")

@@ -69,11 +69,11 @@ def test_a_process_keeps_stdout_for_the_figures(place):
     [
         ("{} | true", 141, ""),
         ("{} --json | true", 141, ""),
-        ("{} --json > /dev/full", 2, "Error: stdout cannot be written"),
+        ("{} --json > /dev/full", 2, "Error: No space left on device, where stdout"),
         ("{} >&-", 0, ""),
         ("{} 2>&-", 0, ""),
         ("{} --data none 2>&-", 2, ""),
-        ("{} --help > /dev/full", 2, "Error: stdout cannot be written"),
+        ("{} --help > /dev/full", 2, "Error: No space left on device, where stdout"),
     ],
 )
 def test_output_that_nobody_takes(place, command, code, said):
