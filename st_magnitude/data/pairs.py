@@ -100,9 +100,10 @@ def load_splits(
     positive, context or sentence2; text and category. Optional are negative, negative_1, ... or
     lists of negatives, and score or label. The corpus is all documents of the source.
 
-    A score of 0 is an explicit negative. Whole scores up to 3 are grades. Of other scores, those
-    from ``threshold`` on are relevant, by default from 80 % of the highest, and nothing is judged
-    in between.
+    Where all documents are names of classes, such as ``lost_or_stolen_card``, underscores are read
+    as spaces. A score of 0 is an explicit negative. Whole scores up to 3 are grades. Of other
+    scores, those from ``threshold`` on are relevant, by default from 80 % of the highest, and
+    nothing is judged in between.
 
     Files or splits that are called train, dev or validation, and test, or a column ``split``, say
     where a row belongs. Without dev or test, one query of ten is held out for it, at most 2,000 for
@@ -137,6 +138,7 @@ def load_splits(
     if not rows:
         raise DataError(f"{name} has no rows.")
     pairs = _read_pairs(rows, _choose_columns(rows, columns), threshold, notes)
+    pairs = _spell_names(pairs, notes)
     part_of, kept = _assign(pairs, seed, notes)
     return _build(pairs, part_of, kept, name, notes)
 
@@ -241,6 +243,16 @@ def _read_pairs(
         return 0 if score <= 0 else None
 
     return [_Pair(part, query, text, grade(score)) for part, query, text, score in scored]
+
+
+def _spell_names(pairs: list[_Pair], notes: list[str]) -> list[_Pair]:
+    """The pairs with spaces in documents that are all names, such as lost_or_stolen_card."""
+    names = {pair.document for pair in pairs}
+    joined = sorted(name for name in names if "_" in name.strip("_"))
+    if not joined or any(len(name.split()) > 1 for name in names):
+        return pairs
+    notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
+    return [pair._replace(document=pair.document.replace("_", " ")) for pair in pairs]
 
 
 def _texts(row: Row, columns: Iterable[str]) -> list[str]:
