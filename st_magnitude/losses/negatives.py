@@ -119,9 +119,8 @@ class FalseNegatives(Logging):
         the same text.
         """
         queries, *documents = texts.keys
-        others = [
-            unlike_all(queries, len(texts.keys) + column) for column in range(len(documents) - 1)
-        ]
+        start = len(texts.keys)  # after the columns that text_keys has numbered
+        others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
         of_texts = torch.cat([batch.join(x) for x in documents])
         of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
         if not texts.bare:

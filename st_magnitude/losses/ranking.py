@@ -20,7 +20,7 @@ from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._distributed import num_ranks
-from st_magnitude._upstream import batch_size_of, minibatch_of
+from st_magnitude._upstream import minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
@@ -36,6 +36,7 @@ from st_magnitude.losses.texts import (
     Texts,
     check_labels,
     read_labels,
+    sizes_without_lists,
     unlike_all,
     warn_without_prompts,
 )
@@ -83,10 +84,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
-        same_text: ``"exclude"``: a document with the tokens of the positive, the positive of
-            another query with the tokens of this one, and a document that is the query itself do
-            not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs without
-            token ids always count.
+        same_text: ``"exclude"``: a document with the tokens of the positive or the query, and the
+            positive of another query with the tokens of this one, do not count as negatives.
+            ``"keep"``: they do, as in sentence-transformers, and as inputs without token ids do.
         margin: A document that scores above the positive's score minus the margin does not count as
             a negative. Without a guide the model's own scores decide, before the temperature; -0.1
             then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
@@ -101,11 +101,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
-            factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one
-            class are positives of each other, below 0 is no class. ``"teacher"``: a teacher's
-            scores of the documents of the row, (B, n), as for sentence-transformers'
-            DistillKLDivLoss, or its embeddings of all columns, (B, 1 + n, T), as for
-            EmbedDistillLoss, whose inner products are scores.
+            factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
+            none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
+            of the documents of the row, (B, n), as for DistillKLDivLoss, or its embeddings of all
+            columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
             all documents.
 
@@ -116,8 +115,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             around the loss; if caching is on and the model embeds by table lookup; if the data have
             labels that ``labels`` does not announce; if an argument is out of range.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Scores and labels
-    0 and 1 of pairs are for :class:`~st_magnitude.SimilarityMSELoss`.
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
+    :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0
+    and 1 of pairs are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::
@@ -228,10 +228,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings, (B, D) each. Without texts ``same_text`` excludes nothing."""
         sizes = [len(x) for x in embeddings]
-        self.refuse_unequal(sizes)
         if isinstance(labels, Texts):
             texts = labels
         else:
+            self.refuse_unequal(sizes)
             check_labels(self.name, self.labels, labels, sizes)
             teacher = self.teacher and self.teacher.model
             if needs_texts := self.prior or self.false_negatives.guide or teacher:
@@ -266,7 +266,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         # Without either, the only positive of a query is its own
         positives = targets = targets_queries = None
         if texts.classes is not None:
-            negatives = [unlike_all(texts.classes, i) for i in range(1, len(documents))]
+            negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
             positives = torch.cat([batch.join(x) for x in (texts.classes, *negatives)])
         elif self.teacher is not None:
             targets, targets_queries = self.teacher.targets(texts, batch)
@@ -417,7 +417,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )
-        sizes = [batch_size_of(features) for features in columns]
+        gathers = self.gather_across_devices is True and num_ranks() > 1
+        asks_whose = self.labels == "teacher" or "doc_to_doc" in self.directions
+        sizes = sizes_without_lists(self.name, columns, not (gathers or asks_whose))
         self.refuse_unequal(sizes)
         check_labels(self.name, self.labels, labels, sizes)
         if self.uses_gradient_cache or self.regularizers:

@@ -63,6 +63,25 @@ def check_labels(
         )
 
 
+def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:
+    """The numbers of texts of all columns but those of lists, which hold any number of negatives.
+
+    :func:`~st_magnitude.attach` marks such columns, and lays their lists end to end.
+    """
+    noted = [features.get("num_texts") for features in columns]
+    sizes = [batch_size_of(features) for features in columns]
+    are_cut = any(number not in (None, x) for number, x in zip(noted, sizes, strict=True))
+    has_lists = any(number is not None for number in noted)
+    if noted[0] or noted[1] or are_cut or (has_lists and not takes_lists):
+        raise ValueError(
+            f"{name} takes lists of texts as negatives, in columns after the positives; not of a"
+            " stream, not with labels='teacher' or 'doc_to_doc', which ask whose negatives they"
+            " are, and on several processes with gather_across_devices='ring' or False. Give each"
+            " text a column of its own: negative_1, negative_2, and so on."
+        )
+    return [size for number, size in zip(noted, sizes, strict=True) if number is None]
+
+
 def refuse_labels(name: str, labels: Tensor | None) -> None:
     """Refuses labels for a loss that takes every pair as relevant."""
     if labels is not None:

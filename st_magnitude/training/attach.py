@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from datasets import Dataset, IterableDataset
@@ -41,10 +42,10 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
     Raises:
         ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
-            if a row of a column is a list of texts, or labels are missing or unequally long; if a
-            static table gets a stream that accelerate cuts; or if several processes train on
-            several data sets whose losses gather in different ways, which would wait for each other
-            forever.
+            if a row of a column is a list of texts, and not for a ranking loss, or labels are
+            missing or unequally long; if a static table gets a stream that accelerate cuts; or if
+            several processes train on several data sets whose losses gather in different ways,
+            which would wait for each other forever.
 
     Example:
         ::
@@ -61,8 +62,12 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
                 part.check_engine(engine_of_trainer(trainer))
         for name, place, dataset in _data_sets(trainer):
             loss_of_it = losses.get(name, losses.get(""))
-            if loss_of_it is not None and _own_parts(loss_of_it):
-                refuse_lists(dataset, place)
+            if loss_of_it is not None and (parts := _own_parts(loss_of_it)):
+                are_ranking = all(hasattr(part, "false_negatives") for part in parts)
+                if are_ranking and isinstance(dataset, Dataset):
+                    lay_lists_end_to_end(trainer)
+                else:
+                    refuse_lists(dataset, place)
                 refuse_uneven_labels(dataset, place)
                 refuse_dispatched_tables(trainer, dataset, place)
         if trainer.args.world_size > 1:
@@ -95,6 +100,25 @@ def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
             yield name, f"{split}[{name!r}]", dataset
 
 
+def lay_lists_end_to_end(trainer: Trainer) -> None:
+    """Lets the collator read a column of lists as the texts of all rows, with their number, which a
+    ranking loss takes as further negatives of the batch."""
+    collator: Any = trainer.data_collator
+    preprocess = getattr(collator, "preprocess_fn", None)
+    if preprocess is not None and not isinstance(preprocess, partial):
+        collator.preprocess_fn = partial(preprocess_lists, preprocess)
+
+
+def preprocess_lists(
+    preprocess: Callable[..., dict[str, Any]], inputs: Sequence[Any], **options: Any
+) -> dict[str, Any]:
+    if not any(isinstance(row, list) for row in inputs):
+        return preprocess(inputs, **options)
+    texts = [text for row in inputs for text in row or ()]
+    # without any text the batch lacks the column
+    return {**preprocess(texts, **options), "num_texts": len(texts)} if texts else {}
+
+
 def refuse_lists(dataset: object, place: str) -> None:
     """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
@@ -102,8 +126,8 @@ def refuse_lists(dataset: object, place: str) -> None:
         if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
             raise ValueError(
                 f"A row of the column {name!r} of {place} is a list of texts, which would be read"
-                " as one text. Give each text a column of its own: negative_1, negative_2, and so"
-                " on."
+                " as one text; only ranking losses take such a column, of a Dataset. Give each"
+                " text a column of its own: negative_1, negative_2, and so on."
             )
 
 

@@ -110,10 +110,10 @@ RANKING, MSE = (lambda m: stm.CosineRankingLoss(m, labels="teacher")), stm.Simil
     ("loss", "data", "eval_data", "message"),
     [
         # a tokenizer reads two texts as one pair
-        (RANKING, LISTS, None, "'negatives' of train_dataset is a list of texts"),
         (MSE, LISTS, None, "'negatives' of train_dataset is a list of texts"),
-        (RANKING, GOOD, LISTS, "'negatives' of eval_dataset is"),
-        (RANKING, DatasetDict(a=GOOD, b=LISTS), None, r"of train_dataset\['b'\] is"),
+        (MSE, GOOD, LISTS, "'negatives' of eval_dataset is"),
+        (MSE, DatasetDict(a=GOOD, b=LISTS), None, r"of train_dataset\['b'\] is"),
+        (RANKING, LISTS.to_iterable_dataset(), None, "only ranking losses take .* of a Dataset"),
         (RANKING, UNEVEN, None, "'label' of train_dataset has missing labels, or lists of unequal"),
         (RANKING, GOOD, EMPTY, "'label' of eval_dataset has missing labels"),
     ],
@@ -122,6 +122,38 @@ def test_data_that_no_loss_can_train(model, tmp_path, loss, data, eval_data, mes
     for build in (loss, lambda m: AdaptiveLayerLoss(m, loss(m))):
         with pytest.raises(ValueError, match=message):
             train(model, build(model), tmp_path, data=data, eval_data=eval_data)
+
+
+@BATCHING
+def test_lists_of_any_length_are_negatives(model, tmp_path, mini_batch_size):
+    """All of them, for all queries of the batch, whoever's they are."""
+    lists = [["see also"], [], ["returns a number", "none", "see also tea"]]
+    data = Dataset.from_dict(columns(3) | {"negatives": lists, "negative": ["a", "b", "c"]})
+    loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
+    options = {"data": data, "eval_data": data, "max_steps": 1}
+    trainer = train(model, loss, tmp_path, per_device_train_batch_size=3, **options)
+    texts = [*columns(3).values(), [text for row in lists for text in row], ["a", "b", "c"]]
+    queries, *documents = (model.encode(x, convert_to_tensor=True) for x in texts)
+    logits = 20 * stm.COSINE(queries, torch.cat(documents))
+    assert logits.shape == (3, 10)
+    expected = torch.nn.functional.cross_entropy(logits, torch.arange(3))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
+    batch, _ = trainer.collect_features(trainer.data_collator([data[1], data[1]]))
+    assert len(batch) == 3  # without a text in any list
+    batch, _ = trainer.collect_features(trainer.data_collator(list(data)))
+    batch[2]["num_texts"] = 2
+    with pytest.raises(ValueError, match="not of a stream"):
+        loss(batch)
+
+
+@pytest.mark.parametrize(
+    "options", [{"labels": "teacher"}, {"directions": ("query_to_doc", "doc_to_doc")}]
+)
+def test_lists_that_belong_to_rows_are_refused(model, options):
+    batch = features(model, 3, 1)
+    batch[2]["num_texts"] = 3
+    with pytest.raises(ValueError, match="which ask whose negatives they are"):
+        stm.CosineRankingLoss(model, **options)(batch, None)
 
 
 def test_a_stream_for_a_static_table(static_model, tmp_path):
