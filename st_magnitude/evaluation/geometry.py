@@ -104,7 +104,6 @@ def norm_figures(
     if is_relevant is not None and min(is_relevant.sum(), (~is_relevant).sum()) > 1:
         documents = geometry.norms(sides["document"])
         groups = documents[is_relevant], documents[~is_relevant]
-        figures["cohens_d"] = geometry.cohens_d(*groups)
-        sizes = map(len, groups)
-        figures["cohens_d_error"] = geometry.cohens_d_error(figures["cohens_d"], *sizes)
+        figures["cohens_d"] = d = geometry.cohens_d(*groups)
+        figures["cohens_d_error"] = geometry.cohens_d_error(d, *map(len, groups))
     return figures
