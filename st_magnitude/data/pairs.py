@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import SequenceMatcher
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from st_magnitude._checks import positive
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, folded
@@ -131,13 +132,20 @@ def load_splits(
     if isinstance(source, str | Path):
         layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
         if any(Path(source, name).exists() for name in layout):
+            if columns is not None or threshold is not None:
+                raise DataError(f"{source} is BEIR's folder: columns and threshold are of pairs.")
             return _read_folder(Path(source), skip_empty)
     notes: list[str] = []
     rows = list(read_rows(source, notes))
     name = Path(source).stem if isinstance(source, str | Path) else "pairs"
     if not rows:
         raise DataError(f"{name} has no rows.")
-    pairs = _read_pairs(rows, _choose_columns(rows, columns), threshold, notes)
+    chosen = _choose_columns(rows, columns)
+    if threshold is not None:
+        positive("threshold", threshold)
+        if "score" not in chosen:
+            raise DataError(f"threshold is {threshold}, but no column has scores.")
+    pairs = _read_pairs(rows, chosen, threshold, notes)
     pairs = _spell_names(pairs, notes)
     part_of, kept = _assign(pairs, seed, notes)
     return _build(pairs, part_of, kept, name, notes)
@@ -343,6 +351,7 @@ def _build(
     for part, of_part in judged.items():
         if asked := {key: texts[key] for key in of_part}:
             splits[part] = RetrievalData(asked, corpus, of_part, name=f"{name}, {part} split")
+            splits[part].corpus = corpus  # one for all splits
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
     if {"train", "dev"} <= splits.keys():
@@ -358,20 +367,20 @@ def _build(
 def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
     """How many of the others are a text but for a word, or a letter, at an edit ratio of NEAR."""
 
-    def shortened(text: str) -> Iterator[str]:
+    def keys(text: str) -> set[int]:
+        """Of the text, and of the text without each of its words."""
         words = text.split()
-        units = words if len(words) > 2 else list(text)  # also without spaces
-        if len(units) <= LONGEST:
-            yield " ".join(units)
-            yield from (" ".join(units[:i] + units[i + 1 :]) for i in range(len(units)))
+        hashes = [*map(hash, words if len(words) > 2 else text)]  # also without spaces
+        total = sum(hashes)
+        return {total, *(total - part for part in hashes)} if len(hashes) <= LONGEST else set()
 
-    index: dict[str, list[str]] = {}
+    index: dict[int, list[str]] = {}
     for other in others:
-        for key in shortened(other):
+        for key in keys(other):
             index.setdefault(key, []).append(other)
     found: set[str] = set()
     for text in texts:
-        for key in shortened(text):
+        for key in keys(text):
             for other in index.get(key, ()):
                 if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR:
                     found.add(other)

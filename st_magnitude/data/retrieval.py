@@ -343,6 +343,7 @@ def read_split(
     judged = beir.read_qrels(path, queries, corpus, skip_empty)
     asked = {query: text for query, text in queries.items() if query in judged}
     data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {split} split")
+    data.corpus = corpus  # one for all splits
     if not data.relevant:
         raise DataError(f"{path}: no document is relevant, by a score above 0.")
     return data

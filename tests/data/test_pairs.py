@@ -54,7 +54,7 @@ def test_files(tmp_path: Path, name: str, content: bytes) -> None:
         "dev": 2,
         "test": 2,
     }
-    assert splits["train"].corpus == splits["dev"].corpus == splits["test"].corpus
+    assert splits["train"].corpus is splits["dev"].corpus is splits["test"].corpus
     assert splits.notes[0] == "24 documents; queries: 20 in train, 2 in dev, 2 in test."
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -149,6 +149,9 @@ def test_names_that_are_refused() -> None:
         DataError, match=r"columns has doc=a, but its roles are query, .*document\.$"
     ):
         load_splits(ROWS, columns="query=query,doc=a")
+    for threshold, message in ((0, "positive number"), (4, "but no column has scores")):
+        with pytest.raises(ValueError, match=message):
+            load_splits(ROWS, threshold=threshold)
     with pytest.raises(DataError, match=r"no split 'mined'; its splits are \['train', 'dev', 'te"):
         load_splits(ROWS)["mined"]
 
@@ -246,7 +249,10 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     for name in splits:
         assert again[name] == splits[name]
     assert again.relevant_documents() == splits.relevant_documents()
+    assert again["dev"].corpus is again["test"].corpus
     again.check_held_out("dev", "test")
+    with pytest.raises(DataError, match="columns and threshold are of pairs"):
+        load_splits(tmp_path / "data", threshold=2)
     with pytest.raises(FileExistsError):
         splits.save(tmp_path / "data")
 
