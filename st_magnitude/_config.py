@@ -27,20 +27,17 @@ Floats = Sequence[float] | None
 Names = Sequence[str] | None
 
 # Options of several configurations
-MaxLength = Annotated[
-    int | None, Option(min=1, help="Tokens of a text to read; default: all it can.")
-]
-TrainLength = Annotated[int | None, Option(min=1, help="Tokens of a text to train on.")]
+MaxLength = Annotated[int | None, Option(min=1, help="Tokens to read of a text; default: all.")]
 BatchSize = Annotated[
     int, Option(min=2, help="Pairs in a batch, which are each other's negatives.")
 ]
-MiniBatchSize = Annotated[int | None, Option(min=1, help="Texts at a time (gradient caching).")]
+MiniBatchSize = Annotated[int | None, Option(min=1, help="Texts at a time, to save memory.")]
 Negatives = Annotated[
     int | None,
     Option(min=0, help="Hard negatives for a pair; default: 1 if there are judged ones."),
 ]
 Prompts = Annotated[bool, Option(help="Put the model's prompts before the texts.")]
-Bf16 = Annotated[bool | None, Option(help="Autocast to bfloat16; default: if it is fast here.")]
+Bf16 = Annotated[bool | None, Option(help="Compute in bfloat16; default: where it is fast.")]
 SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
 
 

@@ -20,15 +20,15 @@ def calibrate(
     model: Model,
     *,
     judged: Judged,
-    confirm: Annotated[str | None, Option(help="Another split, which measures the choice.")] = None,
+    confirm: Annotated[str | None, Option(help="Another split, to measure the choice on.")] = None,
     output: Annotated[Path | None, folder("New folder for the model with the exponent.")] = None,
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
-    The exponent is one of 0, 0.05, ..., 1, where 0 is dot and 1 is cosine. A tie keeps the model's
-    own: another is taken only if it is clearly better. Nothing is trained. Queries and corpus are
-    encoded once. The interval next to the best exponent comes from the queries that chose it and is
-    therefore optimistic: --confirm test measures the choice on other queries.
+    Scores are divided by the norm of the document to this power, one of 0, 0.05, ..., 1: 0 is dot,
+    and 1 is cosine. A tie keeps the model's own. Queries and corpus are encoded once. The interval
+    next to the best exponent comes from the queries that chose it and is therefore optimistic:
+    --confirm test measures the choice on other queries.
     """
     if output is not None:
         refuse_used_folder(output)

@@ -15,10 +15,10 @@ from st_magnitude.commands.core import Figures, command
 @command
 def check_serving(
     url: Annotated[str, Argument(help="URL of the server, such as http://localhost:8000/v1.")],
-    model: Annotated[str, Option(help="Folder or hub id of the model that it is to serve.")],
-    name: Annotated[str | None, Option(help="Its name there, if the server asks for it.")] = None,
+    model: Annotated[str, Option(help="Folder or hub id of the model that the server serves.")],
+    name: Annotated[str | None, Option(help="Name of the model on the server, if needed.")] = None,
     api_key_env: Annotated[
-        str | None, Option(help="Environment variable with the key, sent as a bearer token.")
+        str | None, Option(help="Environment variable of the key, sent as a bearer token.")
     ] = None,
     request: Annotated[
         str | None, Option(help="JSON object to add to requests, as '{\"normalize\": false}'.")

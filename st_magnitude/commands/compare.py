@@ -16,7 +16,7 @@ def compare(
     *,
     source: Source,
     model: Base = "wordllama",
-    output: Annotated[Path, folder("New folder for the winning model, tables and curves.")],
+    output: Annotated[Path, folder("New folder for the winning model and tables.")],
     settings: CompareConfig,
 ) -> Figures:
     """Find out which loss to train with on your data.

@@ -16,13 +16,13 @@ def compress(
     model: Model,
     *,
     judged: Scored,
-    dims: Annotated[Ints, whole_numbers("Prefixes; default: all, 1/2, 1/4 and 1/8.")] = None,
-    top_k: Annotated[int, Option(min=1, help="Documents of a binary search to rescore.")] = 100,
+    dims: Annotated[Ints, whole_numbers("Dimensions to keep; default: all, 1/2, 1/4, 1/8.")] = None,
+    top_k: Annotated[int, Option(min=1, help="Documents to rescore after binary search.")] = 100,
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
-    The table has prefixes, int8, RaBitQ and binary embeddings, with their storage. Nothing is
-    trained. Queries and corpus are encoded once.
+    The table has nDCG@10 and storage with fewer dimensions, and as int8, RaBitQ and bits. Nothing
+    is trained. Queries and corpus are encoded once.
     """
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table

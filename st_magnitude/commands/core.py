@@ -40,7 +40,7 @@ Figures = Mapping[str, Any]
 
 app = typer.Typer(
     name="st-magnitude",
-    help="Train embedding models whose norm, temperature and geometry are used on purpose.",
+    help="Train text retrievers on your own data, and measure whether they are better.",
     epilog="'st-magnitude COMMAND --help' lists the options of a command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -115,7 +115,7 @@ Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 Base = Annotated[
     str, Option(help="Folder or hub id of a SentenceTransformer, or the static table wordllama.")
 ]
-EncodingBatch = Annotated[int, Option(min=1, help="Texts that are encoded at a time.")]
+EncodingBatch = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 _Config = Annotated[
     Path | None,
@@ -140,7 +140,7 @@ class Source:
         ),
     ]
     columns: Annotated[
-        str | None, Option(help="Columns of pairs that have other names, as query=a,document=b.")
+        str | None, Option(help="Names of the columns of pairs, as query=a,document=b.")
     ] = None
     threshold: Annotated[
         float | None, Option(help="Lowest score of a relevant pair; default: 80 % of the highest.")

@@ -17,11 +17,11 @@ def diagnose(
     model: Model,
     *,
     judged: Scored,
-    symmetric: Annotated[bool, Option(help="Queries and documents may change places.")] = False,
+    symmetric: Annotated[bool, Option(help="One exponent for queries and documents.")] = False,
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
     min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
     seed: Annotated[int, Option(help="Seed for the halves and the intervals.")] = 0,
-    verbose: Annotated[bool, Option(help="Print all measurements, too.")] = False,
+    verbose: Annotated[bool, Option(help="Print all measurements as well.")] = False,
     output: Annotated[
         Path | None, folder("Folder for diagnosis.json and diagnosis.md, which are replaced.")
     ] = None,
@@ -29,8 +29,8 @@ def diagnose(
     """Measure what would help a model on your queries.
 
     The command measures norms and storage, and says what to do. Nothing is trained.
-    Queries and corpus are encoded once. A recommended change has a gain whose 95 % interval
-    excludes zero on queries that were not used to choose it; use some hundreds of queries.
+    Queries and corpus are encoded once. A change is recommended if it is clearly better (the 95 %
+    interval excludes 0) on queries that did not choose it, which takes some hundreds.
     """
     if output is not None:
         for name in ("diagnosis.json", "diagnosis.md"):

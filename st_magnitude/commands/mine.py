@@ -26,11 +26,11 @@ def mine(
     output: Annotated[Path, Option(help="New file of judgments, such as DATA/qrels/mined.tsv.")],
     num_negatives: Annotated[int, Option(min=1, help="Number of negatives for each query.")] = 3,
     never_relevant: Annotated[
-        bool, Option(help="Take documents that are relevant to no query of any split only.")
+        bool, Option(help="Take only documents that are relevant to no query of any split.")
     ] = False,
     relative_margin: Annotated[
         float | None,
-        Option(help="Share of the positive's score by which a negative scores lower, as 0.05."),
+        Option(help="How much lower negatives must score, as a share of the positive's score."),
     ] = None,
 ) -> Figures:
     """Mine hard negatives with the scores of a trained model.

@@ -15,8 +15,8 @@ from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, f
 @command
 def mteb(
     model: Model,
-    tasks: Annotated[list[str], Argument(help="Pairs, folders in BEIR's layout, names of mteb.")],
-    split: Annotated[str, Option(help="Split of the pairs and folders.")] = "test",
+    tasks: Annotated[list[str], Argument(help="Pairs, folders in BEIR's layout, mteb's tasks.")],
+    split: Annotated[str, Option(help="Split of your own data.")] = "test",
     output: Annotated[Path | None, folder("Folder of mteb's results, which are kept.")] = None,
     batch_size: EncodingBatch = 32,
     skip_empty: SkipEmpty = False,

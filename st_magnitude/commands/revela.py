@@ -27,8 +27,8 @@ def revela(
 ) -> Figures:
     """Learn a retriever from raw text (Revela).
 
-    The retriever learns by language modelling with in-batch attention. With --data, the retriever,
-    BM25 and both fused are measured before and after. Needs the extra "revela".
+    The retriever learns to find the chunks that help a language model to predict a text. With
+    --data, it, BM25 and both fused are measured before and after. Needs the extra "revela".
     """
     from st_magnitude.data.pairs import load_splits
     from st_magnitude.revela.run import run

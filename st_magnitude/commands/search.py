@@ -29,9 +29,9 @@ def search(
     *,
     source: Source,
     against: Annotated[
-        str | None, Option(help="Folder or hub id of a model whose ranks are shown as well.")
+        str | None, Option(help="Folder or hub id of another model, to show its ranks, too.")
     ] = None,
-    top_k: Annotated[int, Option(min=1, help="Documents to show of each model.")] = 5,
+    top_k: Annotated[int, Option(min=1, help="Documents of each model to show.")] = 5,
 ) -> Figures:
     """Show what a retriever finds for a question.
 

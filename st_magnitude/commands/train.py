@@ -28,7 +28,7 @@ def train(
     ] = None,
     settings: TrainConfig,
 ) -> Figures:
-    """Fine-tune a retriever on pairs, and say whether it is better.
+    """Train a retriever on pairs, and say whether it is better.
 
     Pairs with score 0 are explicit negatives. The trained model is compared with the pretrained
     one and with BM25 on queries that it was not trained on: those of the dev split, or of five

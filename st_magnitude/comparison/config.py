@@ -14,11 +14,11 @@ from st_magnitude._config import (
     BatchSize,
     Bf16,
     Floats,
+    MaxLength,
     MiniBatchSize,
     Names,
     Negatives,
     Prompts,
-    TrainLength,
     check_ranges,
     did_you_mean,
     numbers,
@@ -59,10 +59,10 @@ class CompareConfig:
         300
     """
 
-    budget: Annotated[str, Option(help="No candidate begins after it; as 2h.")] = "30m"
+    budget: Annotated[str, Option(help="Time after which no candidate begins, as 2h.")] = "30m"
     losses: Annotated[
         Names,
-        words(f"Besides plain cosine, of {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
+        words(f"Of {', '.join(LOSSES)}; default: all. Cosine is always tried.", "NAME,NAME,..."),
     ] = None
     temperatures: Annotated[
         Floats,
@@ -71,20 +71,20 @@ class CompareConfig:
     learning_rates: Annotated[
         Floats, numbers("Learning rates; default: 2e-5,5e-5 (a static table: 3e-2,1e-2).")
     ] = None
-    epochs: Annotated[float, Option(min=0, help="Largest number of passes.")] = 3.0
-    max_steps: Annotated[int, Option(min=1, help="Largest number of steps.")] = 300
+    epochs: Annotated[float, Option(min=0, help="Largest number of passes over the pairs.")] = 3.0
+    max_steps: Annotated[int, Option(min=1, help="Largest number of steps of a candidate.")] = 300
     batch_size: BatchSize = 32
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
-    max_length: TrainLength = None
+    max_length: MaxLength = None
     prompts: Prompts = True
     bf16: Bf16 = None
-    split: Annotated[str, Option(help="Split of the qrels to train on.")] = "train"
-    dev_split: Annotated[str, Option(help="Split that ranks; else held out.")] = "dev"
-    test_split: Annotated[str, Option(help="Split read once; else held out.")] = "test"
-    dev_queries: Annotated[int, Option(min=1, help="Largest number of queries.")] = 500
-    documents: Annotated[int, Option(min=2, help="Judged ones and a sample.")] = 5000
-    seed: Annotated[int, Option(help="Seed of everything that is drawn.")] = 0
+    split: Annotated[str, Option(help="Split to train on.")] = "train"
+    dev_split: Annotated[str, Option(help="Split to rank on; if missing, part of train.")] = "dev"
+    test_split: Annotated[str, Option(help="Split read last; if missing, part of train.")] = "test"
+    dev_queries: Annotated[int, Option(min=1, help="Largest number of dev queries.")] = 500
+    documents: Annotated[int, Option(min=2, help="Documents to search; judged ones always.")] = 5000
+    seed: Annotated[int, Option(help="Random seed.")] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)

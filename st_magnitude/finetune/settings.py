@@ -12,10 +12,10 @@ from st_magnitude._config import (
     Bf16,
     Floats,
     Ints,
+    MaxLength,
     MiniBatchSize,
     Negatives,
     Prompts,
-    TrainLength,
     check_ranges,
     did_you_mean,
     numbers,
@@ -42,16 +42,16 @@ class TrainConfig:
     """
 
     loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSS_NAMES)}.")] = "cosine"
-    dims: Annotated[Ints, whole_numbers("Prefixes to train, as 96,192,384; default: all.")] = None
+    dims: Annotated[Ints, whole_numbers("Dimensions to train, as 96,192,384; default: all.")] = None
     temperatures: Annotated[
         Floats,
-        numbers("Temperatures to sum over at every prefix; default: 0.05, or TempAggLoss's."),
+        numbers("Temperatures whose losses are summed; default: 0.05, or those of tempagg."),
     ] = None
     temperature: Annotated[
-        float | None, Option(help="Temperature; default: 0.05, cosine on a static table 0.1.")
+        float | None, Option(help="Temperature; default: 0.05; of cosine on a static table 0.1.")
     ] = None
     epochs: Annotated[
-        float | None, Option(min=0, help="Passes over the pairs; default: 1, a static table 3.")
+        float | None, Option(min=0, help="Passes over the pairs; default: 1; static table: 3.")
     ] = None
     max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
     batch_size: Annotated[
@@ -65,7 +65,7 @@ class TrainConfig:
     mini_batch_size: MiniBatchSize = None
     learning_rate: Annotated[
         float | None,
-        Option(min=0, help="Peak rate; default: 2e-5, LoRA 2e-4, a static table 0.03."),
+        Option(min=0, help="Learning rate; default: 2e-5; LoRA: 2e-4; static table: 0.03."),
     ] = None
     lora: Annotated[
         int | None, Option(min=1, help="Rank of a LoRA to train in place of all weights.")
@@ -74,13 +74,13 @@ class TrainConfig:
     prior: Annotated[bool, Option(help="Correct for how often a document is positive (logQ).")] = (
         False
     )
-    max_length: TrainLength = None
+    max_length: MaxLength = None
     prompts: Prompts = True
     bf16: Bf16 = None
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
     folds: Annotated[
         int | None,
-        Option(min=0, help="Folds to judge in without dev data; default: 5 for a static table."),
+        Option(min=0, help="Folds to judge by without a dev split; default: 5 for a static table."),
     ] = None
     seed: Annotated[int, Option(help="Seed for the order, the negatives and dropout.")] = 0
     keep_scoring: Annotated[

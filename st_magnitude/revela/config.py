@@ -20,14 +20,14 @@ class RevelaConfig:
         ValueError: If a number is outside its range.
     """
 
-    temperature: Annotated[float, Option(help="Of the softmax over similarities.")] = 0.05
-    read_weight: Annotated[float, Option(help="Weight of the attention to others.")] = 0.1
+    temperature: Annotated[float, Option(help="Temperature of the softmax over chunks.")] = 0.05
+    read_weight: Annotated[float, Option(help="Weight of the attention to other chunks.")] = 0.1
     v_norm: Annotated[
         bool, Option("--v-norm/--no-v-norm", help="Divide that attention by value norms (Eq. 6).")
     ] = False
-    group_size: Annotated[int, Option(min=2, help="Chunks that attend to each other.")] = 8
+    group_size: Annotated[int, Option(min=2, help="Chunks in a group, which read each other.")] = 8
     max_words: Annotated[int, Option(min=1, help="Largest number of words in a chunk.")] = 40
-    max_length: Annotated[int, Option(min=2, help="Tokens of a chunk that are read.")] = 64
+    max_length: Annotated[int, Option(min=2, help="Tokens to read of a chunk.")] = 64
     epochs: Annotated[float, Option(min=0, help="Passes over the corpus.")] = 1.0
     max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
     batch_size: Annotated[int, Option(min=1, help="Groups in a batch of each process.")] = 1
@@ -35,10 +35,10 @@ class RevelaConfig:
     learning_rate: Annotated[
         float | None, Option(min=0, help="Default: 3e-4 for a decoder's LoRA, 5e-5 for an encoder.")
     ] = None
-    lm_learning_rate: Annotated[float, Option(min=0, help="Of the language model's LoRA.")] = 3e-4
-    lora_rank: Annotated[int, Option(min=1, help="Of the LoRAs; alpha is a quarter of it.")] = 16
+    lm_learning_rate: Annotated[float, Option(min=0, help="Rate of the language model.")] = 3e-4
+    lora_rank: Annotated[int, Option(min=1, help="Rank of the LoRAs; alpha is a quarter.")] = 16
     warmup_steps: Annotated[
-        float, Option(min=0, help="Steps or, below 1, a share of all steps.")
+        float, Option(min=0, help="Steps of warm-up or, below 1, a share of all.")
     ] = 0.1
     gradient_checkpointing: Annotated[bool, Option(help="Use less memory and more time.")] = False
     bf16: Bf16 = None
