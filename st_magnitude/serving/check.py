@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import at_least
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.geometry.arrays import float64
+from st_magnitude.geometry import float64
 from st_magnitude.result import Result
 from st_magnitude.saving.export import load
 from st_magnitude.serving.explain import Finding, Side, encode, explain, finding, span, token_limit

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude.geometry import norms
-from st_magnitude.geometry.arrays import Array, float64, unit_rows
+from st_magnitude.geometry import Array, float64, norms, unit_rows
 from st_magnitude.surgery.raw import prompt_of
 
 SHORT = 24  # tokens; shorter texts are cut nowhere

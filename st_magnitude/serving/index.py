@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from st_magnitude.geometry.arrays import Array, float64
+from st_magnitude.geometry import Array, float64
 
 Vectors = TypeVar("Vectors", NDArray[np.floating], Tensor)
 

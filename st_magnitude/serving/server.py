@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from st_magnitude._checks import positive
-from st_magnitude.geometry.arrays import Array
+from st_magnitude.geometry import Array
 
 BATCH = 8  # every server that is known takes so many texts in a request
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
