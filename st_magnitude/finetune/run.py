@@ -31,7 +31,7 @@ from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load, write_model
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import prompt_of
+from st_magnitude.surgery.raw import output_width, prompt_of
 from st_magnitude.training.run_folder import (
     check_output,
     check_same_run,
@@ -195,7 +195,8 @@ def train(
         geometry = {"before": baseline.geometry, "after": after}
         prior = _about_prior(rows) if config.prior else None
         trained = TrainedModel(trainer, geometry, verdict, output, prior, moved, confirmed)
-        return _save_unless_worse(trained, config, (data if folds else dev or data).name)
+        held_out = (data if folds else dev or data).name
+        return _save_unless_worse(trained, config, held_out, _about_size(model, name))
 
 
 def _answers(data: RetrievalData, *others: RetrievalData | None) -> set[str]:
@@ -235,7 +236,15 @@ def _about_prior(rows: Dataset) -> str:
     )
 
 
-def _save_unless_worse(trained: TrainedModel, config: TrainConfig, name: str) -> TrainedModel:
+def _about_size(model: SentenceTransformer, name: str | None) -> str:
+    width = output_width(model) or 0
+    trained_from = f"Trained from `{Path(name).name}`. " if name else ""
+    return f"{trained_from}An embedding takes {4 * width:,} bytes, and {width:,} as int8."
+
+
+def _save_unless_worse(
+    trained: TrainedModel, config: TrainConfig, name: str, size: str
+) -> TrainedModel:
     verdict, output = trained.verdict, cast(Path, trained.output)
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
@@ -257,6 +266,7 @@ def _save_unless_worse(trained: TrainedModel, config: TrainConfig, name: str) ->
     sections = {
         f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
         "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
+        "Size": size,
         "Document prior": trained.prior,
         "Norms": trained.norm_warning,
     }

@@ -121,7 +121,8 @@ def make_trainer(
     config = with_defaults(config, model, len(rows))
     card = model.model_card_data
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
-    card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
+    name = data.name.partition(", ")[0]  # without the split
+    card.train_datasets = [{"name": name}] if name else card.train_datasets
     if config.lora is not None:
         set_seed(config.seed)
         add_lora(model, config.lora)

@@ -28,6 +28,18 @@ def usual_rate(model: SentenceTransformer) -> float:
     return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
 
 
+INFONCE_CITATION = """
+@misc{oord2018representation,
+    title={Representation Learning with Contrastive Predictive Coding},
+    author={Aaron van den Oord and Yazhe Li and Oriol Vinyals},
+    year={2018},
+    eprint={1807.03748},
+    archivePrefix={arXiv},
+    primaryClass={cs.LG}
+}
+"""
+
+
 class CosineRankingLoss(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers'
     MultipleNegativesRankingLoss.
@@ -36,6 +48,7 @@ class CosineRankingLoss(MagnitudeRankingLoss):
     """
 
     own_similarity = COSINE
+    citation = INFONCE_CITATION
 
 
 class DotRankingLoss(MagnitudeRankingLoss):

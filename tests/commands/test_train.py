@@ -94,7 +94,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(pla
     assert "### Retrieval (data, dev split)" in card
     assert f"saved) | {dev['saved']['ndcg']:.4f} |" in card
     assert f"| pretrained | {dev['pretrained']:.4f} | {points(dev['saved']['gain'])} |" in card
-    assert "data, train split" in card
+    assert "trained on the data dataset" in card
     assert "Unnamed Dataset" not in card
     assert '"scale": "auto"' in card
 
