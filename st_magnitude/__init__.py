@@ -1,4 +1,5 @@
-"""Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers.
+"""Train a retriever on your own pairs: large batches in a fraction of the time and memory, and a
+verdict on what helped.
 
 Every name is imported when it is first used, so ``import st_magnitude`` and ``st-magnitude --help``
 are fast.

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 import st_magnitude
+from st_magnitude.commands.app import app
 from st_magnitude.losses.base import CITATION as MAGNITUDE
 from st_magnitude.losses.regularizers import CITATION as SIGREG
 from st_magnitude.losses.temperature import CITATION as TEMPERATURE
 
 ROOT = Path(__file__).parents[1]
+RECIPE = "packaging/conda/recipe.yaml"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -25,8 +27,16 @@ def test_the_version_stands_in_the_package():
     version = st_magnitude.__version__
     assert re.findall(r'^version = "', text("pyproject.toml"), re.MULTILINE) == []
     assert yaml.safe_load(text("CITATION.cff"))["version"] == version
-    assert yaml.safe_load(text("packaging/conda/recipe.yaml"))["context"]["version"] == version
+    assert yaml.safe_load(text(RECIPE))["context"]["version"] == version
     assert text("CHANGELOG.md").split("\n## ")[1].startswith(f"{version} (")
+
+
+def test_the_headline_is_the_same_everywhere():
+    headline = app.info.help
+    assert text("README.md").count("\n") <= 100
+    assert max(map(len, text("README.md").splitlines())) <= 100
+    for name in ("README.md", "pyproject.toml", "mkdocs.yml", "CITATION.cff", RECIPE):
+        assert headline in " ".join(text(name).split()), name
 
 
 def test_the_citations_of_the_losses_are_in_the_citation_file():
@@ -57,7 +67,7 @@ def test_the_recipe_for_conda_has_our_dependencies():
         r"^dependencies = \[\n(.*?)^]", text("pyproject.toml"), re.MULTILINE | re.DOTALL
     )[1]
     ours = {re.sub(r"^torch\b", "pytorch", name) for name in re.findall(r'"(.+)"', ours)}
-    theirs = yaml.safe_load(text("packaging/conda/recipe.yaml"))["requirements"]["run"]
+    theirs = yaml.safe_load(text(RECIPE))["requirements"]["run"]
     assert {name.replace(" ", "") for name in theirs if not name.startswith("python ")} == ours
 
 
@@ -77,5 +87,5 @@ def test_the_readme_on_pypi_has_no_relative_links(monkeypatch, url):
         return
     assert not re.findall(r"\]\((?!https?://|#)", readme)
     assert f"]({url}/raw/v1.2/docs/training.png)" in readme
-    assert f"]({url}/blob/v1.2/docs/evaluation.md)" in readme
+    assert f"]({url}/blob/v1.2/docs/losses.md)" in readme
     assert readme.count(url) == len(re.findall(r"\]\((?!https?://|#)", text("README.md")))
