@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,29 +30,13 @@ if TYPE_CHECKING:
     from st_magnitude.revela.loss import RevelaLoss
 
 LM_FILE = "language_model.safetensors"
-LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def lora_config(
-    *,
-    r: int = 256,
-    lora_alpha: int = 64,
-    lora_dropout: float = 0.1,
-    target_modules: Iterable[str] = LAYERS,
-) -> LoraConfig:
-    """The paper's LoRA, in attention and feed-forward layers, as a ``peft.LoraConfig``.
-
-    In a model that has no layer of these names, such as BERT or GPT-2, the Trainer takes all linear
-    layers.
-    """
+def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
+    """The paper's LoRA, in all linear layers of attention and feed-forward blocks."""
     with needs("LoRA", "revela"):
         from peft import LoraConfig
-    return LoraConfig(
-        r=r,
-        lora_alpha=lora_alpha,
-        lora_dropout=lora_dropout,
-        target_modules=list(target_modules),
-    )
+    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.1, target_modules="all-linear")
 
 
 class RevelaTrainer(SentenceTransformerTrainer):
@@ -80,14 +63,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
             Trainer uses FSDP or DeepSpeed, a row is not a group, or a resumed run trains other
             parameters.
         FileNotFoundError: When resuming, if the checkpoint has no language model.
-
-    Example:
-        ::
-
-            loss = stm.revela.RevelaLoss(model, lm, tokenizer)
-            groups = stm.revela.build_groups("corpus/")
-            stm.revela.RevelaTrainer(model, loss=loss, train_dataset=groups).train()
-            model.save_pretrained("retriever")
     """
 
     loss: RevelaLoss  # type: ignore[assignment]
@@ -109,12 +84,12 @@ class RevelaTrainer(SentenceTransformerTrainer):
             raise ValueError("The loss was built for another model; build it with this one.")
         settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
         if retriever_lora is not None:
-            model.add_adapter(_chosen(retriever_lora, model))
+            model.add_adapter(_chosen(retriever_lora))
         if any(parameter.requires_grad for parameter in loss.lm.parameters()):
             if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
                 from peft import get_peft_model
 
-                loss.lm = get_peft_model(loss.lm, _chosen(lm_lora, loss.lm))
+                loss.lm = get_peft_model(loss.lm, _chosen(lm_lora))
             if lm_learning_rate is not None:
                 rates = settings.learning_rate_mapping or {}
                 settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | rates
@@ -193,13 +168,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
                 parameter.copy_(saved[name])
 
 
-def _chosen(lora: LoraConfig | Literal["paper"], model: nn.Module) -> LoraConfig:
-    """A copy, because peft writes the name of the base model into it, for the layers of a model."""
-    chosen = lora_config() if lora == "paper" else copy.copy(lora)
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    if chosen.target_modules == set(LAYERS) and names.isdisjoint(LAYERS):
-        chosen.target_modules = "all-linear"
-    return chosen
+def _chosen(lora: LoraConfig | Literal["paper"]) -> LoraConfig:
+    """A copy, because peft writes the name of the base model into it."""
+    return lora_config() if lora == "paper" else copy.copy(lora)
 
 
 class _LanguageModelCallback(TrainerCallback):

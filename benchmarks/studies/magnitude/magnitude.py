@@ -27,6 +27,7 @@ from benchmarks.studies.cells import read as read_json
 from benchmarks.studies.estimates import Estimate, markdown, paired, show
 from benchmarks.studies.models import language_model, minilm, static_model, table_of, train
 from numpy.typing import NDArray
+from peft import LoraConfig
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
@@ -37,7 +38,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, cohens_d, norms
-from st_magnitude.revela.trainer import lora_config
 from st_magnitude.training.run_folder import has_fast_bf16
 
 # loss to its name and its document exponent
@@ -71,9 +71,7 @@ def decoder() -> SentenceTransformer:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     model = SentenceTransformer(modules=[transformer, pooling], device="cpu")
-    targets = ["q_proj", "v_proj"]
-    lora = lora_config(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=targets)
-    model.add_adapter(lora)
+    model.add_adapter(LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"]))
     return model
 
 
