@@ -109,11 +109,6 @@ def evaluate(
     Raises:
         ValueError: If mteb does not know a name, or a model without a name is to be kept in
             ``output``, or a file of its results is torn.
-
-    Example:
-        >>> result = evaluate("my-retriever", [data, "SciFact"], output="results")  # doctest: +SKIP
-        >>> result.task_results[0].get_score()  # doctest: +SKIP
-        0.4798
     """
     with needs("st_magnitude.mteb", "eval"):
         import mteb

@@ -46,22 +46,12 @@ def to_plain(value: object) -> Any:
 
 
 def interval(difference: tuple[float, float, float]) -> str:
-    """A difference with the ends of its interval.
-
-    Example:
-        >>> interval((0.038, 0.015, 0.061))
-        '+0.0380 [+0.0150, +0.0610]'
-    """
+    """A difference with the ends of its interval."""
     return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*difference)
 
 
 def points(difference: tuple[float, float, float]) -> str:
-    """A difference of nDCG@10 with the ends of its interval, in points: hundredths.
-
-    Example:
-        >>> points((0.038, 0.015, 0.061))
-        '+3.8 points [+1.5, +6.1]'
-    """
+    """A difference of nDCG@10 with the ends of its interval, in points: hundredths."""
     return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in difference))
 
 

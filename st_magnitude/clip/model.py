@@ -85,13 +85,7 @@ def unnormalize(model: Model) -> Model:
     Raises:
         TypeError: If it is another model, whose forward may do anything.
 
-    Example:
-        ::
-
-            model = open_clip.create_model("ViT-B-32", output_dict=True)
-            model = stm.clip.rescale_output(stm.clip.unnormalize(model))
-            loss = stm.clip.AsymmetricClipLoss.from_preset("imgnorm-i2t")
-            loss(**model(images, texts)).backward()
+    docs/clip.md has an example.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5 and App. F.2.
     """
@@ -155,10 +149,10 @@ def rescale_output(
         for parameter in projection:
             parameter.div_(norms[tower])
         if not projection:
-            text = (
-                "The %s tower of %s does not end in a linear projection; its mean norm stays %.4g."
+            logger.warning(
+                f"The {tower} tower of {name} does not end in a linear projection; its mean norm "
+                f"stays {norms[tower]:.4g}."
             )
-            logger.warning(text, tower, name, norms[tower])
     return model
 
 

@@ -119,19 +119,13 @@ def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
 
 
 class GroupCollator:
-    """Turns groups into a batch with three sets of features: query, passage and language model.
+    """Turns groups into a batch, as a ``data_collator`` of sentence-transformers' Trainer.
 
-    It is a ``data_collator`` of sentence-transformers' Trainer, whose ``collect_features`` splits
-    the batch into [query, passage, lm]. For the N chunks of all groups there are
-
-    - ``query_*``: what ``preprocess`` returns for the query parts of the chunks (see `RevelaLoss`)
-      after ``prefixes[0]``, such as ``query_input_ids`` (N, L).
-    - ``passage_*``: the same for the whole chunks after ``prefixes[1]``.
-    - ``lm_input_ids``, ``lm_attention_mask`` (N, L): chunks without prefix, padded at the end.
-    - ``lm_group`` (N,): the number of each chunk's group in this batch.
-
-    ``preprocess`` is the retriever's. The tokenizer of the language model needs no padding token.
-    A text has at most ``max_length`` tokens, including the prefix.
+    For the N chunks of all groups there are ``query_*``, what the retriever's ``preprocess``
+    returns for their query parts (see `RevelaLoss`), ``passage_*``, the same for the whole chunks,
+    and ``lm_*``: ``input_ids`` and ``attention_mask`` (N, L) of chunks without prefix, padded at
+    the end, and ``group`` (N,), the number of each chunk's group in this batch. A text has at most
+    ``max_length`` tokens, including the prefix.
     """
 
     def __init__(

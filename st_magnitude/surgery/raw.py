@@ -74,10 +74,7 @@ def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool]
     """Whether a model ends in ``Normalize``, which Dropout and ExponentNorm may follow.
 
     Losses then see unit embeddings. What ``encode`` returns: :func:`returns_unit_vectors`.
-
-    Args:
-        model: A SentenceTransformer, or one route of a Router.
-        routes: ``any`` or ``all``: how many routes of a last ``Router`` have to end in Normalize.
+    ``routes`` is ``any`` or ``all``: how many routes of a last Router have to end in Normalize.
     """
     for module in reversed(list(unwrapped(model).children())):
         if isinstance(module, Router):
@@ -91,15 +88,6 @@ def returns_unit_vectors(model: nn.Module) -> bool:
     """Whether ``encode`` returns unit vectors: all routes end in Normalize, and none is cut.
 
     ``truncate_dim`` cuts after Normalize, so the norms of prefixes are below 1 and differ.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["red", "green"]), Normalize()], device="cpu")
-        >>> returns_unit_vectors(model)
-        True
-        >>> with model.truncate_embeddings(1):
-        ...     returns_unit_vectors(model)
-        False
     """
     return normalizes_output(model, all) and not is_cut(model)
 
@@ -194,24 +182,14 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> Iterator[None]:
-    """Within the block, ``model.encode*`` returns raw embeddings.
+    """Within the block, ``model.encode*`` returns raw embeddings, by every route of a last Router.
 
     Afterwards the model is the same again, in its training mode too, which ``encode`` ends. In an
     evaluation by several processes, each has a copy of the model, of which only one can be changed.
     If something is left out, the first process encodes all texts itself.
 
-    Args:
-        model: A model. Every route of a last Router ends before its own Normalize.
-        keep_normalize: Whether only ExponentNorm is left out. Evaluators that score a model as it
-            is served use this: a model that ends in Normalize serves unit embeddings.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
-        >>> with raw_embeddings(model):
-        ...     raw = model.encode("red red red")
-        >>> raw, model.encode("red red red")
-        (array([3.], dtype=float32), array([1.], dtype=float32))
+    With ``keep_normalize`` only ExponentNorm is left out, for evaluators that score a model as it
+    is served: a model that ends in Normalize serves unit embeddings.
     """
     model = refuse_other_models(model, "Encoding")
     modes = [(module, module.training) for module in model.modules()]
@@ -237,20 +215,10 @@ def encode_raw(
     keep_normalize: bool = False,
     **encode: Any,
 ) -> Tensor:
-    """Raw embeddings of texts in at least float32: n texts -> (n, D).
+    """Raw embeddings of texts in at least float32, see `raw_embeddings`: n texts -> (n, D).
 
-    Args:
-        model: A model.
-        texts: The n texts.
-        role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
-        keep_normalize: Whether Normalize is kept, see :func:`raw_embeddings`.
-        **encode: Options of sentence-transformers' ``encode``, such as ``batch_size``.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["wax"]), ExponentNorm(1, 0.5)], device="cpu")
-        >>> encode_raw(model, ["wax wax wax wax"], "document")
-        tensor([[4.]])
+    ``role`` is ``"query"`` or ``"document"``, and ``encode`` has options of sentence-transformers'
+    ``encode``, such as ``batch_size``.
     """
     model = unwrapped(model)
     with raw_embeddings(model, keep_normalize):
