@@ -24,6 +24,7 @@ from benchmarks.studies.late_interaction import late_interaction
 from benchmarks.studies.merging import merging
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
+from benchmarks.studies.recommendation import recommendation
 from benchmarks.studies.revela import revela_text
 from benchmarks.studies.temperature import temperature
 
@@ -54,6 +55,7 @@ TABLES: dict[str, Table] = {
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
     **inheritance.TABLES,
+    **recommendation.TABLES,
     **by_name({"prior": prior.table}, prior.SETTINGS),
 }
 

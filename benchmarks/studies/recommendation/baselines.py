@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import product
 
 import torch
@@ -20,7 +20,7 @@ def popularity(found: Data, seed: int) -> Iterator[Scores]:
 
 def ease(found: Data, seed: int) -> Iterator[Scores]:
     """Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019."""
-    histories = {part: x.to_dense() for part, x in found.sums.items()}
+    histories = {part: x.to_dense() for part, x in found.histories.items()}
     gram = histories["dev"].T @ histories["dev"]
     for ridge in (100, 200, 500, 1000, 2000):
         inverse = torch.linalg.inv(gram + ridge * torch.eye(len(gram)))
@@ -33,7 +33,7 @@ def als(found: Data, seed: int) -> Iterator[Scores]:
     from implicit.cpu.als import AlternatingLeastSquares
     from scipy.sparse import csr_matrix
 
-    histories = {part: csr_matrix(x.to_dense().numpy()) for part, x in found.sums.items()}
+    histories = {part: csr_matrix(x.to_dense().numpy()) for part, x in found.histories.items()}
     users = torch.arange(found.shape[0]).numpy()
     for factors, penalty, alpha in product((16, 32, 64, 128), (1, 10, 50), (1, 5, 20)):
         options = {"factors": factors, "regularization": penalty, "alpha": alpha}

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 import st_magnitude as stm
 
 CELLS = Path(__file__).parent / "profiles.jsonl"
-SIZE, BATCH, STEPS, EVERY = 8, 256, 400, 40
+SIZE, BATCH, STEPS, EVERY = 8, 256, 200, 20
 KINDS = ("cosine", "dnorm", "row")
-TAUS = (0.02, 0.05, 0.1, 0.2, 0.5)
-RATES = (0.003, 0.01)
+TAUS = (0.05, 0.1, 0.2, 0.4)
+RATES = (0.01,)
 
 
 class Part:
@@ -149,7 +149,10 @@ def main() -> None:
             with CELLS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(known[cell], separators=(",", ":")) + "\n")
             print(known[cell]["dev"], known[cell]["untrained"], *cell, flush=True)
-        bests = [max((x for x in known if x[0] == k and x[3] == 0), key=lambda x: known[x]["dev"]) for k in KINDS]
+        bests = [
+            max((x for x in known if x[0] == k and x[3] == 0), key=lambda x: known[x]["dev"])
+            for k in KINDS
+        ]
         cells = [(*x[:3], seed + 1) for x in bests]
 
 
