@@ -69,6 +69,18 @@ def test_threshold_is_that_of_a_loop():
     assert controlled_threshold(signal, wrong, 0.1, 0.15, 0.2) == expected
     assert controlled_threshold(signal, np.ones(300, bool), 0.1, 0.15, 0.2) == math.inf
     assert controlled_threshold(signal, np.zeros(300, bool), 0.1, 0.15, 0.2) == signal.min()
+    # the first test alone allows nothing, and of equal signals the wrong one comes first
+    number = np.arange(40)
+    assert controlled_threshold(-1.0 * number, number == 20, 0.5, 0.1, 0.13) == math.inf
+    assert controlled_threshold(np.ones(40), number == 39, 0.5, 0.1, 0.13) == math.inf
+
+
+def test_half_of_91_queries_without_a_mistake_allow_a_risk_of_a_tenth():
+    rule = Abstention("auto", math.inf, 1.0, max_risk=0.1, delta=0.05, unanswerable=0.0)
+    for number, answered in ((90, 0), (91, 91)):
+        scores = np.random.default_rng(0).random((number, 2))
+        found = calibrated(rule, scores, np.zeros(number, dtype=bool))
+        assert found.answered == answered
 
 
 @pytest.fixture(scope="module")
