@@ -23,6 +23,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from tokenizers.processors import TemplateProcessing
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
@@ -156,7 +157,12 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
 
 @pytest.mark.parametrize("prompts", [("what ", None), ("what ", "notes see "), (None, "notes ")])
 def test_a_document_that_is_the_query_is_known_by_its_text(model, prompts):
-    """Whichever column has a prompt."""
+    """Whichever column has a prompt, behind the special token with which every text begins."""
+    special = [
+        (token, model.tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")
+    ]
+    template = TemplateProcessing("[CLS] $A [SEP]", special_tokens=special)
+    model.tokenizer.backend_tokenizer.post_processor = template
     queries, *documents = zip(*TWICE, strict=True)
     columns = [dict(model.preprocess(list(queries), prompt=prompts[0]))]
     columns += [dict(model.preprocess(list(x), prompt=prompts[1])) for x in documents]
