@@ -138,13 +138,14 @@ class Verdict(Result):
 
     def _about(self, control: Control) -> str:
         _, low, high = control.gain
+        if control != self.controls[0]:
+            said = f"Fused with BM25 by rank it has {control.ndcg:.4f}, clearly more than alone."
+            return said if high < 0.0 else ""
         if high < 0.0:
-            return f"{control.name} is better than the model alone: {control.ndcg:.4f}."
-        if low > 0.0 or control != self.controls[0]:
+            return f"{control.name}, which needs no training, is better: {control.ndcg:.4f}."
+        if low > 0.0:
             return ""
-        return (
-            f"The saved model is not clearly better than {control.name}, which needs no training."
-        )
+        return f"It is not clearly better than {control.name}, which needs no training."
 
     def tables(self) -> Iterable[Table | str]:
         rows: list[list[object]] = [["pretrained", self.pretrained, points(self.saved.gain)]]
