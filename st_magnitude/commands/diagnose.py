@@ -51,7 +51,6 @@ def diagnose(
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,
-        title=f"{Path(model).name}, {data.name}",
         encode=judged.encode,
     )
     typer.echo(str(found))

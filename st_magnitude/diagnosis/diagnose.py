@@ -30,7 +30,6 @@ def diagnose(
     min_gain: float = 0.02,
     tolerance: float = 0.05,
     seed: int = 0,
-    title: str = "",
     encode: Mapping[str, object] | None = None,
 ) -> Diagnosis:
     """Encodes once, measures norms, storage and directions, and recommends what they support.
@@ -53,7 +52,6 @@ def diagnose(
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         seed: Seed for the halves, the samples and the draws.
-        title: Title for reports, such as "my-retriever on FiQA dev".
         encode: Options for `RetrievalData.encode`, such as ``{"batch_size": 256}``.
 
     Raises:
@@ -79,7 +77,7 @@ def diagnose(
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
     choice = measure.exponent_choice(task, today.exponents[1], seed)
-    settings = Settings(title, symmetric, min_gain, tolerance, seed)
+    settings = Settings(symmetric, min_gain, tolerance, seed)
     bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), settings)
     shape = measure.directions(task)
 
@@ -97,6 +95,7 @@ def diagnose(
         others.append(advice.prior(bench, data.query_ids, log_p))
     return Diagnosis(
         model=model_name(model),
+        data=data.name,
         similarity=today.name,
         recommended=bench.scoring.name,
         normalizes=normalizes_output(model),

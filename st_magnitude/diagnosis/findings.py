@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +92,6 @@ class Recommendation:
 class Settings:
     """Arguments of `diagnose`."""
 
-    title: str
     symmetric: bool
     min_gain: float
     tolerance: float
@@ -108,6 +107,7 @@ class Diagnosis(Result):
     """
 
     model: str  # hub id or the end of the path of the model
+    data: str  # name of the data, or ""
     similarity: str  # name of the similarity with which the model is scored today
     recommended: str  # the one that the recommendation "exponent" advises, of all other figures
     normalizes: bool  # whether the model ends in Normalize: the norms here come from before it
@@ -133,10 +133,12 @@ class Diagnosis(Result):
     def tables(self) -> list[str]:
         is_new = self.recommended != self.similarity
         changed = f" (recommended: {self.recommended})" if is_new else ""
+        place = f" on {self.data}" if self.data else ""
         facts = (
-            f"{self.model}, scored by {self.similarity}{changed}: {len(self.query_ids):,} queries, "
-            f"{len(self.document_ids):,} documents ({self.is_relevant.sum():,} relevant to at "
-            f"least one query), {self.geometry.dim} dimensions."
+            f"{self.model}{place}, scored by {self.similarity}{changed}: "
+            f"{len(self.query_ids):,} queries, {len(self.document_ids):,} documents "
+            f"({self.is_relevant.sum():,} relevant to at least one query), "
+            f"{self.geometry.dim} dimensions."
         )
         verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
         ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
@@ -150,10 +152,10 @@ class Diagnosis(Result):
 
     @property
     def measurements(self) -> list[Table]:
-        """Norms, nDCG@10 by exponent, storage, directions, and the settings."""
+        """Norms, nDCG@10 by exponent, storage and directions."""
         title = f"nDCG@10 by dimensions and precision, measured with {self.recommended}. Stars mark"
         storage = replace(table(self.cells), title=f"{title} the best at their size.")
-        return [self._norms(), self._exponents(), storage, self._directions(), self._settings()]
+        return [self._norms(), self._exponents(), storage, self._directions()]
 
     def _norms(self) -> Table:
         sides = (self.queries, self.documents)
@@ -198,12 +200,3 @@ class Diagnosis(Result):
         ]
         title = f"Directions of {len(self.document_ids):,} documents in {shape.dim} dimensions"
         return Table(["measure", "value", "meaning"], rows, title)
-
-    def _settings(self) -> Table:
-        rows = [
-            ["model", self.model],
-            ["scored today by", f"{self.similarity} (exponent {self.exponent.present:.2g})"],
-            ["ends in Normalize", "yes" if self.normalizes else "no"],
-            *([name, str(value)] for name, value in asdict(self.settings).items()),
-        ]
-        return Table(["setting", "value"], rows, "Model and arguments")
