@@ -13,7 +13,6 @@ The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import numpy as np
@@ -49,11 +48,11 @@ def at_least_float32(embeddings: Embeddings) -> Tensor:
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which operations on the device of a tensor keep their precision."""
-    if torch.amp.is_autocast_available(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()
+    device = x.device.type
+    is_known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device if is_known else "cpu", enabled=False)
 
 
 class Similarity:
@@ -176,22 +175,19 @@ class Similarity:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Similarity):
             return NotImplemented
-        return _is_same(self.gamma_query, other.gamma_query) and _is_same(
-            self.gamma_document, other.gamma_document
-        )
+        return self._key == other._key
 
     def __hash__(self) -> int:
-        return hash((self.gamma_query, self.gamma_document))
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[float, ...]:
+        """Exponents to compare; a tensor, whose value may change, is equal to itself alone."""
+        gammas = self.gamma_query, self.gamma_document
+        return tuple(id(g) if isinstance(g, Tensor) else g for g in gammas)
 
     def __repr__(self) -> str:
         return "Similarity(query={}, document={})".format(*self.exponents)
-
-
-def _is_same(gamma: float | Tensor, other: float | Tensor) -> bool:
-    """Whether two exponents are equal numbers or one tensor, whose value may change."""
-    if isinstance(gamma, Tensor) or isinstance(other, Tensor):
-        return gamma is other
-    return gamma == other
 
 
 def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:

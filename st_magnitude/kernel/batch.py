@@ -108,10 +108,9 @@ class Batch:
                 "doc_to_doc needs the query of every positive: give all_queries with offset"
                 f" {self.offset}."
             )
-        log_q = "logarithms of probabilities"
-        _check_numbers("log_q", log_q, self.log_q, size)
-        _check_numbers("log_q_queries", log_q, self.log_q_queries, len(self.column_queries))
-        _check_numbers("weights", "weights of rows", self.weights, len(self.queries))
+        _check_numbers("log_q", self.log_q, size)
+        _check_numbers("log_q_queries", self.log_q_queries, self.num_pairs)
+        _check_numbers("weights", self.weights, len(self.queries))
         self._check_targets(directions)
 
     def _check_embeddings(self) -> None:
@@ -133,9 +132,9 @@ class Batch:
             or not self.own.stop <= len(all_queries) <= len(documents)
         ):
             raise ValueError(
-                f"all_queries holds these {len(queries)} queries from row {self.offset} on, and"
-                f" each has its positive in the documents, so it has the shape (Q, {width}) with Q"
-                f" from {self.own.stop} to {len(documents)}; got {tuple(all_queries.shape)}."
+                f"all_queries holds these {len(queries)} queries from row {self.offset} on, and no"
+                f" more than there are documents: (Q, {width}) with Q from {self.own.stop} to"
+                f" {len(documents)}; got {tuple(all_queries.shape)}."
             )
 
     def _check_exclude(self, directions: Sequence[Direction]) -> None:
@@ -149,26 +148,18 @@ class Batch:
         if self.above is None or self.above.guide is None:
             return
         queries, documents = self.above.guide
-        numbers = (
-            {self.num_pairs}
-            if "doc_to_query" in directions
-            else {len(self.queries), self.num_pairs}
-        )
-        if (
-            queries.ndim != 2
-            or len(queries) not in numbers
-            or documents.shape != (size, queries.shape[1])
-        ):
+        number = self.num_pairs
+        if "doc_to_query" not in directions and len(queries) == len(self.queries):
+            number = len(self.queries)
+        width = queries.shape[-1]
+        if queries.shape != (number, width) or documents.shape != (size, width):
             raise ValueError(
-                f"The guide of Above takes embeddings ({max(numbers)}, Dg) and ({size}, Dg); got"
+                f"The guide of Above takes embeddings ({number}, Dg) and ({size}, Dg); got"
                 f" {tuple(queries.shape)} and {tuple(documents.shape)}."
             )
         for x in self.above.guide:  # on a GPU the answer would keep the host waiting
             if x.device.type == "cpu" and not x.isfinite().all():
-                raise ValueError(
-                    "The guide of Above has embeddings that are not finite, which exclude nothing."
-                    " Leave out their texts or repair the guide."
-                )
+                raise ValueError("The guide of Above has embeddings that are not finite.")
 
     def _check_targets(self, directions: Sequence[Direction]) -> None:
         targets, of_queries = self.targets, self.targets_queries
@@ -208,8 +199,8 @@ def _check_ids(
         )
 
 
-def _check_numbers(name: str, what: str, numbers: Tensor | None, size: int) -> None:
+def _check_numbers(name: str, numbers: Tensor | None, size: int) -> None:
     if numbers is not None and (numbers.shape != (size,) or not numbers.is_floating_point()):
         raise ValueError(
-            f"{name} takes {size} {what}; got {numbers.dtype} of shape {tuple(numbers.shape)}."
+            f"{name} takes {size} floats; got {numbers.dtype} of shape {tuple(numbers.shape)}."
         )

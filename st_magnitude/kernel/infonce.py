@@ -146,14 +146,9 @@ def infonce(
         return len(queries), len(documents)
 
     if backend == "ring":
-        refuse_in_ring(
-            "backend",
-            softmaxes,
-            offset=offset or None,
-            all_queries=all_queries,
-            targets=targets,
-            targets_queries=targets_queries,
-        )
+        names = "all_queries", "targets", "targets_queries"
+        others = {name: getattr(batch, name) for name in names}
+        refuse_in_ring("backend", softmaxes, offset=offset or None, **others)
         if num_ranks() > 1:
             return ring_infonce(batch, terms, similarity, softmaxes, tile_rows, check)
         backend = "auto"

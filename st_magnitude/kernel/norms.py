@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from st_magnitude.similarity import at_least_float32, safe_norm, without_autocast
 
@@ -20,8 +19,7 @@ def divide_by_norms(
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return x, None
     with torch.no_grad():
-        norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T
-        norms = norms.contiguous()  # (K, n); with a stride it multiplies at a seventh of the speed
+        norms = torch.stack([safe_norm(x[:, :dim])[:, 0] for dim in dims])  # (K, n)
     divided, scales = _DivideByNorms.apply(x, torch.as_tensor(gamma, dtype=x.dtype), norms, dims)
     return divided, scales if len(dims) > 1 else None
 
@@ -47,7 +45,6 @@ class _DivideByNorms(torch.autograd.Function):
         ctx.save_for_backward(x, gamma, norms, output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, norms, scales = ctx.saved_tensors
         with without_autocast(x):

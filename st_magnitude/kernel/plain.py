@@ -30,8 +30,7 @@ def plain_infonce(
 ) -> Tensor:
     """The mean loss of softmaxes, whose first direction has the positives."""
     losses = []
-    weights = torch.ones(()) if batch.weights is None else batch.weights.detach()  # (B,)
-    weights = weights.to(batch.queries)
+    weights = 1.0 if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
     dims = {term.dim or batch.queries.shape[1] for term in terms}
     with without_autocast(batch.queries):
         for directions in softmaxes:

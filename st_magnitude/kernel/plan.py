@@ -46,8 +46,6 @@ class Plan:
         dims = tuple(sorted(set(lengths)))
         edges = [*map(lengths.index, dims), len(terms)]
         powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
-        for first in edges[:-1]:
-            powers[first] = 0
         has_biases = batch.log_q is not None or batch.log_q_queries is not None
         is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
         return cls(
@@ -78,7 +76,7 @@ def _number(term: Term) -> float:
 
 def _power(before: Term, after: Term) -> int:
     """2 or 3 if the exponential of a term is this power of the one before, which is cheaper."""
-    if not _number(after):
+    if before.dim != after.dim or not _number(after):
         return 0
     ratio = _number(before) / _number(after)
     return round(ratio) if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7 else 0

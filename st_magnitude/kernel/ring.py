@@ -44,21 +44,15 @@ def ring_infonce(
     tile_rows: int | None,
     check: Callable[[], tuple[int, int]],
 ) -> Tensor:
-    """The part of this rank in the loss of the joined batch, which is the mean over ranks.
+    """This rank's share of the loss of the joined batch, whose mean over ranks is that loss. The
+    mean of the gradients, which DDP takes, is the gradient of the joined batch.
 
-    The mean of the gradients of all ranks, which DDP takes, is the gradient of the joined batch.
-
-    Args:
-        check: Checks the batch of this rank and returns the numbers B and M, which may differ from
-            rank to rank. Where it raises on one rank, all raise.
+    ``check`` checks the batch of this rank and returns its B and M. If it raises on one, all raise.
     """
     num_queries, num_documents = zip(*agree(batch.queries.device, check, 2), strict=True)
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
     plan = Plan.of(terms, batch, similarity, num_losses, tile_rows)
-    counts: dict[Direction, tuple[int, ...]] = {
-        "query_to_doc": num_documents,
-        "doc_to_query": num_queries,
-    }
+    counts = {"query_to_doc": num_documents, "doc_to_query": num_queries}
     return tiled_infonce(batch, similarity, softmaxes, plan, partial(one_round, batch, counts))
 
 
@@ -66,12 +60,10 @@ def refuse_in_ring(
     option: str, softmaxes: Sequence[tuple[Direction, ...]], **given: object
 ) -> None:
     """Refuses what a ring ignores; ``option`` is the argument that asks for the ring."""
+    ignored = [name for name, value in given.items() if value is not None]
     if any(len(directions) > 1 for directions in softmaxes):
-        raise ValueError(
-            f"{option}='ring' has one direction in a softmax. Use partition_mode='per_direction'"
-            " for 'query_to_doc' and 'doc_to_query', or gather the documents of all ranks."
-        )
-    if ignored := [name for name, value in given.items() if value is not None]:
+        ignored.append("joint softmax; partition_mode='per_direction' has one for each direction")
+    if ignored:
         raise ValueError(
             f"{option}='ring' takes no {ignored[0]}. Gather the documents of all ranks instead."
         )
@@ -79,7 +71,7 @@ def refuse_in_ring(
 
 def one_round(
     batch: Batch,
-    counts: dict[Direction, tuple[int, ...]],
+    counts: dict[str, tuple[int, ...]],
     direction: Direction,
     rows: Side,
     columns: Side,

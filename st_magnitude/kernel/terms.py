@@ -49,13 +49,10 @@ def check_terms(terms: Sequence[Term], width: int) -> None:
 
 def stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
     """The temperatures of all terms on the device of a tensor, (T,)."""
-    temperatures = []
-    for term in terms:
-        if isinstance(term.temperature, Tensor):
-            temperatures.append(term.temperature.to(like))
-        else:  # filled on the device, because a copy from the host would wait for it
-            temperatures.append(like.new_full((), term.temperature))
-    return torch.stack(temperatures)
+    given = [term.temperature for term in terms]
+    return torch.stack(  # filled on the device, because a copy from the host would wait for it
+        [x.to(like) if isinstance(x, Tensor) else like.new_full((), x) for x in given]
+    )
 
 
 def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:

@@ -79,14 +79,11 @@ def tiled_infonce(
                     panels = [panel_of(batch, *arguments) for arguments in compared]
                     visit(softmax, panels, finds_sums=True, adds_gradients=learns)
                 else:
-                    direction, rows, columns, _ = compared[0]
-                    _visit_blocks(softmax, partial(ring, direction, rows, columns), learns)
+                    _visit_blocks(softmax, partial(ring, *compared[0][:3]), learns)
                 found.append(softmax)
             loss = torch.stack([softmax.loss() for softmax in found]).sum()
-            gradients: list[Tensor | None] = [None]
-            if temperatures.requires_grad:
-                gradients = [torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)]
-            gradients += [x for side in sides for x in (side.grad, side.grad_scale)]
+            of_terms = torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)  # (T,)
+            gradients = [of_terms, *(x for side in sides for x in (side.grad, side.grad_scale))]
         return _Known.apply(loss, gradients, *tensors)
 
 
@@ -99,11 +96,8 @@ def _compared(
 ) -> tuple[Direction, Side, Side, int]:
     """A direction with its rows and columns, and the column that belongs to row 0."""
     rows = queries if direction.startswith("query") else documents.part(batch.own)
-    if direction.endswith("doc"):
-        return direction, rows, documents, batch.offset
-    if all_queries is not None:
-        return direction, rows, all_queries, batch.offset
-    return direction, rows, queries, 0
+    columns = documents if direction.endswith("doc") else all_queries or queries
+    return direction, rows, columns, 0 if columns is queries else batch.offset
 
 
 def _visit_blocks(
@@ -117,12 +111,8 @@ def _visit_blocks(
 
 
 class Softmax:
-    """What is known of the softmax of each row from the columns so far: the log-sum-exp, and the
-    attraction of its positives.
-
-    All logits are less that of the own positive, because in float32 the difference of two large
-    logits that were rounded before is not exact.
-    """
+    """What the columns so far say of the softmax of each row. All logits are less that of the own
+    positive, because in float32 the difference of two large, rounded logits is not exact."""
 
     def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
         row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
@@ -181,7 +171,8 @@ def visit(
     """
     plan = softmax.plan
     num_rows = len(panels[0].rows.x)
-    num_columns = sum(len(panel.columns.x) for panel in panels)
+    edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
+    parts, num_columns = [slice(a, b) for a, b in pairwise(edges)], edges[-1]
     most = plan.tile_rows
     if most is None:  # enough for products at full speed, but on a CPU few enough for the cache
         most = 1024 if softmax.inverse.is_cuda else max(256, 2**20 // num_columns)
@@ -192,7 +183,7 @@ def visit(
     for start in range(0, num_rows, height):
         tile = slice(start, min(start + height, num_rows))
         buffers = [x[: tile.stop - tile.start] for x in memory]
-        _visit_tile(softmax, panels, tile, buffers, finds_sums, adds_gradients)
+        _visit_tile(softmax, panels, parts, tile, buffers, finds_sums, adds_gradients)
 
 
 # Rows of a tile, columns, and where their scores lie in the buffer
@@ -202,6 +193,7 @@ Block = tuple[Side, Side, slice]
 def _visit_tile(
     softmax: Softmax,
     panels: Sequence[Panel],
+    parts: Sequence[slice],  # where the columns of a panel are
     tile: slice,
     buffers: list[Tensor],  # (n, M) each, with the columns of all panels
     finds_sums: bool,
@@ -209,8 +201,7 @@ def _visit_tile(
 ) -> None:
     plan, first, longest = softmax.plan, panels[0], len(softmax.plan.dims) - 1
     scores, slopes = buffers[: longest + 1], buffers[longest + 1]  # (K) x (n, M), (n, M)
-    blocks = _blocks(panels, tile)
-    parts = [part for _, _, part in blocks]
+    blocks = [(x.rows.part(tile), x.columns, part) for x, part in zip(panels, parts, strict=True)]
 
     # The scores of all prefixes. Those of columns that rules leave out become very low.
     for block in blocks:
@@ -267,13 +258,6 @@ def _visit_tile(
                 _finish_prefix(blocks, k, scores[k], slope)
     if adds_gradients:
         _add_gradients(plan, blocks, scores, slopes)
-
-
-def _blocks(panels: Sequence[Panel], tile: slice) -> list[Block]:
-    edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
-    parts = [slice(a, b) for a, b in pairwise(edges)]
-    of_panels = zip(panels, parts, strict=True)
-    return [(panel.rows.part(tile), panel.columns, part) for panel, part in of_panels]
 
 
 def _multiply(plan: Plan, block: Block, scores: Sequence[Tensor]) -> None:
@@ -358,8 +342,8 @@ def _start(
     total = targets.sum(dim=1)  # (n,)
     softmax.targets[tile] += total
     if bias is not None:
-        of_positives = targets @ bias[: targets.shape[1]]  # (n,)
-        softmax.biases[tile] += of_positives - total * softmax.own_biases[tile]
+        softmax.biases[tile] += targets @ bias[: targets.shape[1]]
+        softmax.biases[tile] -= total * softmax.own_biases[tile]
 
 
 def _biases(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -195,9 +195,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         """What the labels of a teacher say of queries and positives, (B, 2, T)."""
         if labels.ndim != 3:
             raise ValueError(
-                f"{self.name} ranks queries with directions=('doc_to_query',), and labels of shape"
-                f" {tuple(labels.shape)} score documents. Give the teacher's embeddings of all"
-                " columns, (B, 1 + n, T), or add 'query_to_doc' to the directions."
+                f"directions=('doc_to_query',) rank queries, and labels {tuple(labels.shape)} score"
+                " documents. Give the teacher's embeddings of all columns, (B, 1 + n, T)."
             )
         return labels[:, :2]
 

@@ -105,14 +105,12 @@ MUTANTS = {
     ("tiled.py", "test_infonce.py::test_log_q_is_the_definition"): [
         ("return bias, middle, (bias - middle).exp()", "return bias, 0 * middle, bias.exp()"),
     ],
-    ("tiled.py", "test_infonce.py::test_a_sure_row_has_no_loss_in_float32"): [
+    ("tiled.py", "test_infonce.py::test_float32_holds_where_probabilities_underflow"): [
         ("share = 1 / total if finds_sums else", "share ="),
-    ],
-    ("plan.py", "test_infonce.py::test_float32_at_a_low_temperature"): [
-        ("MAX_EXPONENT = 100.0", "MAX_EXPONENT = 1e9"),
     ],
     ("plan.py", "test_infonce.py::test_powers_of_an_exponential"): [
         ("return round(ratio) if", "return 2 if"),
+        ("MAX_EXPONENT = 100.0", "MAX_EXPONENT = 1e9"),
     ],
     ("norms.py", "test_infonce.py::test_equals_the_definition"): [
         ("whole = torch.linalg.vecdot(x, grad)", "whole = torch.linalg.vecdot(x, grad) * 1.01"),
