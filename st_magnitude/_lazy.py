@@ -8,9 +8,11 @@ from collections.abc import Callable
 from importlib import import_module
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package that import the names under its ``if
-    TYPE_CHECKING:`` on first use.
+def lazy_names(
+    package: str,
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, for the names under its ``if
+    TYPE_CHECKING:``, which are imported on first use.
 
     Type checkers read the same lines, so every name is declared once.
     """
@@ -32,4 +34,4 @@ def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list
         setattr(module, name, value)
         return value
 
-    return get, lambda: sorted({*vars(module), *homes})
+    return get, lambda: sorted({*vars(module), *homes}), sorted(homes)

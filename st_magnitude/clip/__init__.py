@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from st_magnitude.clip.evaluation import evaluate_retrieval
-    from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
-    from st_magnitude.clip.model import rescale_output, unnormalize
+    from st_magnitude.clip.evaluation import evaluate_retrieval as evaluate_retrieval
+    from st_magnitude.clip.loss import PRESETS as PRESETS
+    from st_magnitude.clip.loss import AsymmetricClipLoss as AsymmetricClipLoss
+    from st_magnitude.clip.model import rescale_output as rescale_output
+    from st_magnitude.clip.model import unnormalize as unnormalize
 
-__all__ = ["PRESETS", "AsymmetricClipLoss", "evaluate_retrieval", "rescale_output", "unnormalize"]
-
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -11,26 +11,16 @@ from typing import TYPE_CHECKING
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from st_magnitude.revela.config import RevelaConfig
-    from st_magnitude.revela.documents import chunk, read_documents
-    from st_magnitude.revela.groups import build_groups
-    from st_magnitude.revela.loss import RevelaLoss, group_similarity
-    from st_magnitude.revela.run import load_lm, load_retriever
-    from st_magnitude.revela.trainer import RevelaTrainer, lora_config
-    from st_magnitude.surgery.adapters import merge_lora
+    from st_magnitude.revela.config import RevelaConfig as RevelaConfig
+    from st_magnitude.revela.documents import chunk as chunk
+    from st_magnitude.revela.documents import read_documents as read_documents
+    from st_magnitude.revela.groups import build_groups as build_groups
+    from st_magnitude.revela.loss import RevelaLoss as RevelaLoss
+    from st_magnitude.revela.loss import group_similarity as group_similarity
+    from st_magnitude.revela.run import load_lm as load_lm
+    from st_magnitude.revela.run import load_retriever as load_retriever
+    from st_magnitude.revela.trainer import RevelaTrainer as RevelaTrainer
+    from st_magnitude.revela.trainer import lora_config as lora_config
+    from st_magnitude.surgery.adapters import merge_lora as merge_lora
 
-__all__ = [
-    "RevelaConfig",
-    "RevelaLoss",
-    "RevelaTrainer",
-    "build_groups",
-    "chunk",
-    "group_similarity",
-    "load_lm",
-    "load_retriever",
-    "lora_config",
-    "merge_lora",
-    "read_documents",
-]
-
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
