@@ -146,8 +146,7 @@ def infonce(
         return len(queries), len(documents)
 
     if backend == "ring":
-        names = "all_queries", "targets", "targets_queries"
-        others = {name: getattr(batch, name) for name in names}
+        others = {x: getattr(batch, x) for x in ("all_queries", "targets", "targets_queries")}
         refuse_in_ring("backend", softmaxes, offset=offset or None, **others)
         if num_ranks() > 1:
             return ring_infonce(batch, terms, similarity, softmaxes, tile_rows, check)

@@ -56,16 +56,14 @@ def ring_infonce(
     return tiled_infonce(batch, similarity, softmaxes, plan, partial(one_round, batch, counts))
 
 
-def refuse_in_ring(
-    option: str, softmaxes: Sequence[tuple[Direction, ...]], **given: object
-) -> None:
-    """Refuses what a ring ignores; ``option`` is the argument that asks for the ring."""
-    ignored = [name for name, value in given.items() if value is not None]
+def refuse_in_ring(name: str, softmaxes: Sequence[Sequence[Direction]], **given: object) -> None:
+    """Refuses what a ring ignores; ``name`` is the argument that asks for the ring."""
+    ignored = [other for other, value in given.items() if value is not None]
     if any(len(directions) > 1 for directions in softmaxes):
         ignored.append("joint softmax; partition_mode='per_direction' has one for each direction")
     if ignored:
         raise ValueError(
-            f"{option}='ring' takes no {ignored[0]}. Gather the documents of all ranks instead."
+            f"{name}='ring' takes no {ignored[0]}. Gather the documents of all ranks instead."
         )
 
 

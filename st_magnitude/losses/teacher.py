@@ -14,6 +14,7 @@ from st_magnitude._checks import positive
 from st_magnitude.losses.negatives import Guide
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, Labels, Texts
+from st_magnitude.similarity import at_least_float32
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ class Teacher:
     def _of_own_documents(self, scores: Tensor, batch: Gathered) -> tuple[Rows, Rows]:
         """Targets from scores (B, n) of the documents of each row."""
         size = scores.shape[1]
-        shares = self.weight * (scores.float() / (self.temperature or 1.0)).softmax(dim=1)  # (B, n)
+        logits = at_least_float32(scores) / (self.temperature or 1.0)
+        shares = self.weight * logits.softmax(dim=1)  # (B, n)
         shares[:, 0] += 1 - self.weight
         rows = torch.arange(len(scores), device=scores.device)
         starts = batch.num_queries * torch.arange(size, device=scores.device)  # of columns

@@ -80,6 +80,11 @@ def test_labels_as_scores_of_a_teacher(model, weight):
     targets = torch.cat([torch.diag(soft[:, 0]), torch.diag(soft[:, 1])], dim=1)
     expected = cross_entropy(logits(model), targets)
     torch.testing.assert_close(loss(batch(model), SCORES), expected)
+    exact = [x.double() for x in raw_embeddings(model, batch(model))]
+    first, second = (
+        loss.compute_loss_from_embeddings(exact, SCORES.double() + shift) for shift in (0, 1 / 3)
+    )
+    torch.testing.assert_close(first, second, rtol=1e-12, atol=0)  # in float64
 
 
 @pytest.mark.parametrize(
