@@ -18,6 +18,7 @@ from st_magnitude._files import is_moving
 
 __all__ = ["loading"]
 
+_EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
 MOST_FILES = 1000  # to look at; the folder may be no model
 
 
@@ -34,34 +35,28 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
     except Exception as error:
         is_folder = os.path.isdir(path)
         where = f"The {what} at {path!r}"
-        if is_folder and is_moving(Path(path), "modules.json"):
-            raise OSError(
-                f"{where} is incomplete: a process was killed while it moved files there. Save it"
-                " again, or move the files of its folder .st-magnitude.moving into it."
-            ) from error
         if is_folder and (damage := _damage(Path(path), str(error))):
             raise OSError(f"{where} cannot be loaded because of {damage}") from error
-        if isinstance(error, OSError):
-            if not is_folder:
-                where = f"There is no {what} at {path!r}, neither a folder nor on the hub"
-                raise OSError(f"{where}: {error}") from error
-            why = "is incomplete, or is an adapter whose base has moved"
-            raise OSError(f"{where} {why}: {error}") from error
         if "trust_remote_code" in str(error):  # upstream shows names that the model has chosen
             raise ValueError(
                 f"{where} needs classes that are not part of sentence-transformers or transformers,"
                 " and no code of a model is run (docs/security.md, trust_remote_code)."
             ) from error
-        if has_options or type(error) in (ValueError, ImportError):
+        if not isinstance(error, OSError) and (has_options or type(error) in _EXPLAINED):
             raise
-        raise OSError(
-            f"{where} cannot be loaded ({type(error).__name__}: {error}). Its files do not fit each"
-            " other, or this version of transformers."
-        ) from error
+        if isinstance(error, OSError) and not is_folder:
+            where = f"There is no {what} at {path!r}, neither a folder nor on the hub"
+            raise OSError(f"{where}: {error}") from error
+        why = (
+            f"{where} is incomplete, or is an adapter whose base has moved, or is of other versions"
+        )
+        raise OSError(f"{why}: {type(error).__name__}: {error}") from error
 
 
 def _damage(folder: Path, message: str) -> str:
     """The first damaged file of a model, and what is wrong with it; empty if none is."""
+    if is_moving(folder, "modules.json"):
+        return f"a killed process: move the files of {folder}/.st-magnitude.moving into {folder}."
     for file in sorted(islice(folder.rglob("*"), MOST_FILES)):
         if file.is_file() and "checkpoints" not in file.parts:
             try:
@@ -90,11 +85,8 @@ def _check(file: Path, message: str) -> None:
 def _has_form(file: Path, content: Any) -> bool:
     if file.name == "modules.json":
         modules = content if isinstance(content, list) else []
-        are_modules = [isinstance(x, dict) and {"path", "type"} <= x.keys() for x in modules]
-        return bool(modules) and all(are_modules)
+        return bool(modules) and all(isinstance(module, dict) for module in modules)
     if not isinstance(content, dict):
         return False
-    prompts, names = content.get("prompts") or {}, content.get("architectures") or []
-    if not isinstance(prompts, dict) or not isinstance(names, list):
-        return False
-    return all(isinstance(x, str | None) for x in (*prompts.values(), *names))
+    prompts = content.get("prompts") or {}
+    return isinstance(prompts, dict) and all(isinstance(x, str | None) for x in prompts.values())

@@ -81,7 +81,9 @@ def test_bm25_and_its_fusion_stand_in_the_verdict(planted):
     assert bm25.name == "BM25"
     assert fused.name == "trained + BM25"
     assert bm25.gain[0] == pytest.approx(found.saved.ndcg - bm25.ndcg)
-    assert ("BM25, which needs no training, is better" in found.headline("dev")) == (bm25.gain[2] < 0)
+    assert ("BM25, which needs no training, is better" in found.headline("dev")) == (
+        bm25.gain[2] < 0
+    )
 
 
 def test_the_largest_gain_the_median_change_and_the_largest_loss_are_shown():
