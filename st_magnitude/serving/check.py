@@ -76,10 +76,8 @@ class ServingCheck(Result):
         low, high = self.local_norms
         least, most = self.served_norms
         why = ""
-        if not np.allclose(self.local_norms, self.served_norms, rtol=2e-3, atol=0):
-            why = " They differ, as said above."
-            if self.same:
-                why = " The norms that differ, of queries or under cosine, change no ranking."
+        if self.same and not np.allclose(self.local_norms, self.served_norms, rtol=2e-3, atol=0):
+            why = " The norms that differ, of queries or under cosine, change no ranking."
         figures = (
             f"Norms: of the model {low:.3f} to {high:.3f}, of the target {least:.3f} to "
             f"{most:.3f}.{why}\nRankings: {self.changed_rankings} of {self.num_queries} queries "
