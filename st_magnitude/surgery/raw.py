@@ -42,16 +42,10 @@ def refuse_other_models(model: Model, who: str) -> Model:
         TypeError: If it is a CrossEncoder, MultiVectorEncoder or SparseEncoder, which ``who`` got.
     """
     model = unwrapped(model)
-    has_tokens = isinstance(model, MultiVectorEncoder)
-    if has_tokens or isinstance(model, SparseEncoder | CrossEncoder):
-        advice = (
-            " Train it with sentence-transformers' MultiVectorMultipleNegativesRankingLoss."
-            if has_tokens
-            else ""
-        )
+    if isinstance(model, MultiVectorEncoder | SparseEncoder | CrossEncoder):
         raise TypeError(
             f"{who} needs a model with one dense embedding per text, such as a "
-            f"SentenceTransformer; got a {type(model).__name__}.{advice}"
+            f"SentenceTransformer; got a {type(model).__name__}."
         )
     return model
 

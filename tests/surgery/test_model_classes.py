@@ -42,10 +42,8 @@ def other(request, folder, tmp_path_factory):
 
 @pytest.mark.parametrize("use", EVERYWHERE)
 def test_the_class_is_named(other, use):
-    with pytest.raises(TypeError, match=f"got a {type(other).__name__}") as error:
+    with pytest.raises(TypeError, match=f"got a {type(other).__name__}"):
         use(other)
-    is_advised = "MultiVectorMultipleNegativesRankingLoss" in str(error.value)
-    assert is_advised == isinstance(other, MultiVectorEncoder)
 
 
 def test_load_does_not_convert(folder, tmp_path):
