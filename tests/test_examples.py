@@ -122,7 +122,7 @@ def test_raw_text(tmp_path):
 
 
 def test_sentence_transformers_own_clip(tmp_path):
-    """It has no picture; its parts are tested in tests/clip."""
+    """It has no picture."""
     execute("clip_sentence_transformers", tmp_path, "--steps", 2, "--output", tmp_path / "model")
     assert encodes(SentenceTransformer(str(tmp_path / "model")))
 

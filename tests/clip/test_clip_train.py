@@ -1,9 +1,8 @@
-"""open_clip's training program with our loss, and sentence-transformers' own CLIP."""
+"""open_clip's training program with our loss."""
 
 import copy
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 import torch
 from _open_clip_tiny import VISION, batch, clip, open_clip
 from PIL import Image
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import CLIPModel
 
 import st_magnitude as stm
 from st_magnitude.clip import AsymmetricClipLoss
@@ -24,8 +21,6 @@ open_clip_main = pytest.importorskip("open_clip_train.main", exc_type=(ImportErr
 from open_clip_train.train import train_one_epoch  # noqa: E402
 
 from st_magnitude.clip.__main__ import main, training_program  # noqa: E402
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "clip_sentence_transformers.py"
 
 
 class Loader(list):
@@ -198,27 +193,3 @@ def test_the_whole_training_program(local_dir, tmp_path):
     stock.load_state_dict(checkpoint["state_dict"])
     norms = stock.encode_image(torch.randn(5, 3, 16, 16)).norm(dim=1)
     assert 0.5 < norms.mean() < 2  # rescaled, then trained
-
-
-# ------------------------------------------------------------- sentence-transformers' own CLIP
-
-
-@pytest.fixture(scope="module")
-def example():
-    return SimpleNamespace(**runpy.run_path(EXAMPLE))
-
-
-@pytest.mark.parametrize("module", [Transformer, CLIPModel])
-def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module, tmp_path):
-    model = example.tiny_clip(tmp_path / "clip", module)
-    images = example.pictures(copies=1, seed=1)["positive"]
-    before = parameters(model)
-    assert model.encode(images, convert_to_tensor=True).norm(dim=1).std() > 0
-    example.train(model, 3, tmp_path / "trainer")
-    for name, parameter in model.named_parameters():
-        assert name.endswith("logit_scale") or (parameter - before[name]).abs().max() > 0, name
-    model.save_pretrained(str(tmp_path / "saved"))
-    loaded = type(model)(str(tmp_path / "saved"), device="cpu")
-    assert loaded.similarity_fn_name == "dot"
-    torch.testing.assert_close(loaded.encode(images), model.encode(images))
-    torch.testing.assert_close(loaded.encode(example.CAPTIONS), model.encode(example.CAPTIONS))
