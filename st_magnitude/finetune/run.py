@@ -160,6 +160,10 @@ def train(
             refuse_shared(test.asked, others, "test", "train or dev")
         checkpoint = check_output(output, config.resume)
         name = model if isinstance(model, str) else None
+        settings = {"model": name}
+        settings |= {key: value for key, value in vars(config).items() if key not in FREE}
+        if checkpoint is not None:
+            check_same_run(output, settings)
         model = load(model) if isinstance(model, str) else model
         with reading(model, config.max_length):
             pass  # a model without such a limit is refused before anything is encoded
@@ -167,8 +171,7 @@ def train(
         folds = folds_of(model, data, None if dev_is_drawn else dev, config)
         if folds and dev is not None:
             data, dev = data.joined(dev), None
-        settings = {"model": name, "data": data.digest}
-        settings |= {key: value for key, value in vars(config).items() if key not in FREE}
+        settings["data"] = data.digest
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)

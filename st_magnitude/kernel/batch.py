@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from st_magnitude._checks import at_least
+
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
 
@@ -66,6 +68,7 @@ class Batch:
     weights: Tensor | None = None  # (B,)
     log_q: Tensor | None = None  # (M,)
     log_q_queries: Tensor | None = None  # (Q,) or (B,)
+    hardness_strength: float = 0.0
 
     @property
     def own(self) -> slice:
@@ -99,6 +102,13 @@ class Batch:
 
     def check(self, directions: Sequence[Direction]) -> None:
         self._check_embeddings()
+        at_least("hardness_strength", self.hardness_strength, 0)
+        has_several = self.positives is not None or self.targets is not None
+        if self.hardness_strength and (tuple(directions) != ("query_to_doc",) or has_several):
+            raise ValueError(
+                "hardness_strength weights the negatives of a query with one positive: leave out"
+                " other directions than 'query_to_doc', positives and targets."
+            )
         self._check_exclude(directions)
         size = len(self.documents)
         if self.positives is not None:

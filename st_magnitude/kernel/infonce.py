@@ -43,6 +43,7 @@ def infonce(
     weights: Tensor | None = None,
     log_q: Tensor | None = None,
     log_q_queries: Tensor | None = None,
+    hardness_strength: float = 0.0,
     tile_rows: int | None = None,
 ) -> Tensor:
     """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
@@ -94,6 +95,9 @@ def infonce(
             :class:`~st_magnitude.DocumentPrior`). They are constants. In float32 the tiled engine
             takes a larger difference from the smallest number as 140.
         log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
+        hardness_strength: The alpha of alpha · s_t, which is added to the logits of negatives as a
+            constant: negatives weigh more the more similar they are, exp(alpha · s_t) (Lan et al.
+            2025, arXiv 2503.04812, Eq. 5, with 9; sentence-transformers' ``"all_negatives"``).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
             ``"auto"``: plain while the scores of all terms are at most 2^15 numbers and autocast,
@@ -137,6 +141,7 @@ def infonce(
         weights=weights,
         log_q=log_q,
         log_q_queries=log_q_queries,
+        hardness_strength=hardness_strength,
     )
 
     def check() -> tuple[int, int]:

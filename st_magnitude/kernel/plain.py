@@ -5,8 +5,9 @@
 
 ``s_t`` is the similarity of the first ``dim_t`` coordinates. The targets ``T_ij`` of a row sum to
 1: a single positive has all of it, several positives share it equally, a teacher spreads it.
-Training takes this path while a batch is small, and the tests compare the tiled engine with it, so
-it shares no mask with the engine.
+``hardness_strength`` adds a constant multiple of s_t to the logits of negatives. Training takes
+this path while a batch is small, and the tests compare the tiled engine with it, so it shares no
+mask with the engine.
 """
 
 from __future__ import annotations
@@ -80,7 +81,11 @@ class Comparison:
 
     def logits(self, term: Term) -> Tensor:
         """The logits of the softmax, (B, M)."""
-        logits = self.scores[term.dim or self.rows.shape[1]] / term.temperature
+        scores = self.scores[term.dim or self.rows.shape[1]]
+        logits = scores / term.temperature
+        if self.batch.hardness_strength:
+            hardness = self.batch.hardness_strength * scores.detach()
+            logits = logits + hardness.masked_fill(self.own, 0)
         if self.log_q is not None:
             logits = logits - self.log_q.detach().to(logits.dtype)
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0

@@ -29,6 +29,7 @@ class Plan:
     powers: tuple[int, ...]  # of a term, the power of the exponential before it that it is, or 0
     num_losses: float  # losses of rows whose mean is the loss of the batch
     tile_rows: int | None  # of a tile; None: as the device likes it
+    hardness_strength: float
     bounded: bool  # whether no logit is too large or too small for the exponential of a float32
 
     @classmethod
@@ -46,8 +47,12 @@ class Plan:
         dims = tuple(sorted(set(lengths)))
         edges = [*map(lengths.index, dims), len(terms)]
         powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
+        if batch.hardness_strength:  # the rates of exponentials are no multiples of each other
+            powers = [0] * len(terms)
         has_biases = batch.log_q is not None or batch.log_q_queries is not None
-        is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
+        hardness = batch.hardness_strength
+        temperatures = [_number(term) for term in terms]
+        is_small = all(MAX_EXPONENT * x > LOG2_E * (1 + hardness * x) for x in temperatures)
         return cls(
             dims=dims,
             terms=tuple(ordered),
@@ -55,6 +60,7 @@ class Plan:
             powers=tuple(powers),
             num_losses=num_losses,
             tile_rows=tile_rows,
+            hardness_strength=hardness,
             bounded=similarity == COSINE and is_small and not has_biases,
         )
 

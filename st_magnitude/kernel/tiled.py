@@ -230,8 +230,15 @@ def _visit_tile(
             else:
                 if t > plan.members[k][0]:
                     relative = _relative(plan, scores[k], best, powers)
-                torch.mul(relative, softmax.inverse[t] * LOG2_E, out=powers).exp2_()
+                rate = (softmax.inverse[t] + plan.hardness_strength) * LOG2_E
+                torch.mul(relative, rate, out=powers).exp2_()
             anchor = softmax.logits(k, t, tile, best, middle)  # (n,)
+            if plan.hardness_strength:  # a constant of the negatives
+                hardness = LOG2_E * plan.hardness_strength * best  # (n,)
+                anchor += hardness
+                if first.own is not None:
+                    of_own = (own - best) * softmax.inverse[t] * LOG2_E - hardness
+                    powers[:, parts[0]].diagonal(first.own + tile.start).copy_(of_own.exp2())
             total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)

@@ -69,13 +69,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         temperature: Temperature of a loss of one term. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
-            of the batch (of all devices, if they are gathered) and at the longest prefix. A
-            temperature then means what it means for cosine. A number is the paper's factor of the
-            scores at temperature 0.05.
+            of the batch (of all devices, if gathered) and at the longest prefix: a temperature
+            means what it means for cosine. A number is the paper's factor of scores at tau 0.05.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or
-            pairs of one and its weight. With any of them the loss is a dict of named terms, which
-            the Trainer sums and logs. A method ``of_columns``, if there is one, gets the list of
-            columns, (B, D) each, instead.
+            pairs of one and its weight. The loss is then a dict of named terms, which the Trainer
+            sums and logs. A method ``of_columns`` gets the list of columns, (B, D) each, instead.
         mini_batch_size: Number of texts for which the model holds activations at a time, by
             gradient caching (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
         gather_across_devices: Whether the documents of all ranks are negatives. True gathers them
@@ -105,8 +103,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
             of the documents of the row, (B, n), as for DistillKLDivLoss, or its embeddings of all
             columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
-        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
-            all documents.
+        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from all logits.
+        hardness_strength: Weight exp(hardness_strength · s) of negatives, a constant.
 
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
@@ -153,6 +151,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         teacher_weight: float = 1.0,
         labels: Labels | None = None,
         prior: DocumentPrior | None = None,
+        hardness_strength: float = 0.0,
     ) -> None:
         own = self.own_similarity
         if own is not None and similarity is not None and Similarity.named(similarity) != own:
@@ -174,6 +173,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self.teacher = Teacher(teacher, teacher_temperature, teacher_weight, labels)
         self.labels = labels
         self.prior = prior
+        self.hardness_strength = hardness_strength
         self._check_arguments()
         self.prepare_model()
 
@@ -292,6 +292,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             weights=texts.weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
+            hardness_strength=self.hardness_strength,
         )
         losses = {"infonce": loss, **self.regularizers(embeddings)}
         self.watch(embeddings, texts.numbers, losses)
@@ -442,6 +443,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "directions": self.directions,
             "partition_mode": self.partition_mode,
             "labels": self.labels,
+            "hardness_strength": self.hardness_strength,
             "teacher": None if self.teacher is None else self.teacher.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),

@@ -48,6 +48,7 @@ def loop_infonce(
     margin=-math.inf,
     positives=None,
     query_ids=None,
+    hardness=0.0,
 ):
     """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
@@ -87,7 +88,7 @@ def loop_infonce(
                 elif (
                     column_ids[j] != row_ids[i] and longest[i, j] <= longest[i, own_column] - margin
                 ):
-                    logits.append(score / term.temperature)
+                    logits.append(score / term.temperature + hardness * score.detach())
             total += term.weight * (
                 torch.stack(logits).logsumexp(0) - torch.stack(attractions).mean()
             )
@@ -333,6 +334,36 @@ def test_equals_sentence_transformers(num_negatives, name, softmax):
         torch.testing.assert_close(torch.autograd.grad(ours, columns), wanted, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (0.3, 0.8)])
+@pytest.mark.parametrize("terms", [(Term(5, 0.5),), MANY], ids=["one", "many"])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["all", "ids"])
+def test_hardness_weighs_negatives(gammas, terms, ids):
+    queries, documents = embeddings(4, 9, scale=0.7)
+    leaves = queries, documents
+    expected = loop_infonce(*leaves, terms, gammas, FORWARD, 2, ids, hardness=3.0)
+    wanted = torch.autograd.grad(expected, leaves)
+    options = {"exclude": ids, "hardness_strength": 3.0}
+    for backend in ({"backend": "plain"}, {"backend": "tiled", "tile_rows": 3}):
+        loss = infonce(*leaves, terms, Similarity(*gammas), FORWARD, 2, **options, **backend)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(torch.autograd.grad(loss, leaves), wanted)
+
+
+@pytest.mark.parametrize("num_negatives", [0, 2])
+def test_hardness_is_that_of_sentence_transformers(num_negatives):
+    columns = [torch.randn(9, 16, requires_grad=True) for _ in range(2 + num_negatives)]
+    options = {"hardness_mode": "all_negatives", "hardness_strength": 9.0}
+    theirs = MultipleNegativesRankingLoss(nn.Identity(), **options)
+    expected = theirs.compute_loss_from_embeddings(columns, None)
+    wanted = torch.autograd.grad(expected, columns)
+    for backend in ("plain", "tiled"):
+        documents, terms = torch.cat(columns[1:]), [Term(temperature=0.05)]
+        ours = infonce(columns[0], documents, terms, hardness_strength=9.0, backend=backend)
+        torch.testing.assert_close(ours, expected)
+        gradients = torch.autograd.grad(ours, columns)
+        torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-6)
+
+
 JOINT = [
     softmax["directions"]
     for name, softmax in SOFTMAXES.items()
@@ -503,6 +534,8 @@ WRONG = {
     "guide": ({"exclude": guided(4, 8)}, r"\(4, Dg\) and \(9, Dg\); got \(4, 3\) and \(8, 3\)"),
     "guide of queries": ({"exclude": guided(3, 9)}, r"got \(3, 3\)"),
     "nan": ({"exclude": guided(4, 9, torch.nan)}, "not finite"),
+    "hardness": ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
+    "positives and hardness": ({"hardness_strength": 1, "positives": IDS}, "one positive"),
     "tile_rows": ({"tile_rows": 0}, "tile_rows must be at least 1"),
     "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
     "ids of queries": ({"exclude": Ids(IDS[:3], IDS)}, r"ids \(4,\) of the queries; .* \(3,\)"),

@@ -35,6 +35,7 @@ CASES = {
     "many dnorm": (MANY, (0, 1), BACKWARD, 1),
     "one": (ONE, (0.3, 0.8), BOTH, 2),
     "weights": (MANY, (0.3, 0.8), BOTH, 3),
+    "hardness": (MANY, (0.3, 0.8), FORWARD, 2),
 }
 FREQUENCIES = ("log_q", "log_q_queries")
 LOG_Q = {"cosine", "many", "many dot", "one"}  # cases with frequencies of documents and of queries
@@ -127,6 +128,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             positives=known["labels"] if case in POSITIVES else None,
             **({name: known[name] for name in FREQUENCIES} if case in LOG_Q else {}),
             weights=None if weights is None else weights[start : start + len(pair[0])],
+            hardness_strength=0.7 * (case == "hardness"),
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
@@ -163,6 +165,7 @@ def test_equals_the_joined_batch(num_ranks):
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
         options["positives"] = joined(known["labels"]) if case in POSITIVES else None
         options["weights"] = weights_of(case, sum(sizes))
+        options["hardness_strength"] = 0.7 * (case == "hardness")
         arguments = (
             *(joined(side) for side in zip(*pairs, strict=True)),
             terms,
