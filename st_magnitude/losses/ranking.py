@@ -62,8 +62,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
 
     Args:
-        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
-            stock function that ranks as the similarity does.
+        model: The model to train, whose ``similarity_fn_name`` becomes the one that ranks alike.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. None: the terms as they are.
