@@ -13,7 +13,7 @@ import st_magnitude as stm
 from st_magnitude.commands.app import app
 
 ROOT = Path(__file__).parents[1]
-SLOW = ("compression.md", "norms.md", "revela.md", "serving.md")
+SLOW = ("compression.md", "how_to.md", "norms.md", "revela.md", "serving.md")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LM_ID = "HuggingFaceTB/SmolLM2-135M"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"

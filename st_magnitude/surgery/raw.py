@@ -164,8 +164,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
     if empty := [name for name, _, end in ends if end == 0]:
         raise ValueError(
             f"The {empty[0]} consists of Normalize only, so there is no embedding before it. If it "
-            "is a route of a last Router, as export(calibrated_scores=True) adds, remove that "
-            "with `del model[-1]`."
+            "is a route of a last Router, remove that with `del model[-1]`."
         )
     last = [modules[end - 1] for _, modules, end in ends]
     return [module for module in last if not isinstance(module, Router)]
