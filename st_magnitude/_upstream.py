@@ -39,12 +39,6 @@ def batch_size_of(features: Mapping[str, Tensor]) -> int:
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
 
 
-def stored_similarity_name(model: SentenceTransformer) -> str | None:
-    """The similarity function that somebody has set, or None; the public property turns None into
-    "cosine"."""
-    return model._similarity_fn_name
-
-
 @contextmanager
 def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
     """Within the block, ``model.encode`` computes in this process only.

@@ -27,12 +27,6 @@ def test_features_of_a_text_column(model):
     assert torch.equal(part["input_ids"], features["input_ids"][1:])
 
 
-def test_stored_similarity_name(model):
-    assert _upstream.stored_similarity_name(model) is None
-    model.similarity_fn_name = "dot"
-    assert _upstream.stored_similarity_name(model) == "dot"
-
-
 def test_encodes_alone(model):
     """In an evaluation the Trainer sets an attribute, and encode hands the texts to it."""
     calls = []

@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from torch import nn
 
-from st_magnitude._upstream import stored_similarity_name
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import (
@@ -106,7 +105,7 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
     model = unwrapped(model)
     is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
     name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
-    if (before := stored_similarity_name(model)) != name:
+    if (before := model.similarity_fn_name) != name:
         logger.info(
             "similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name
         )
