@@ -250,8 +250,8 @@ def report(error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
         return 141  # 128 and the number of SIGPIPE, which Windows lacks
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        why = f"{error.strerror}, where stdout or a file of another package is written"
+    if isinstance(error, OSError) and error.args[:1] == (errno.ENOSPC,) and error.filename is None:
+        why = f"{os.strerror(errno.ENOSPC)}, where stdout or a file of another package is written"
         error = OSError(f"{why}.")  # files of ours are named
     is_for_user = _is_for_user(error)
     with contextlib.suppress(OSError):  # nobody reads stderr

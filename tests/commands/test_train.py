@@ -15,6 +15,7 @@ from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
@@ -197,6 +198,13 @@ def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny_path
     place |= {"model": tiny_path, "split": "headed", "dev_split": "none", "max_steps": 1}
     assert "100% of the rows have no negative" in refusal("train", **place, max_length=4)
     fit(place, max_length=30)
+
+
+def test_a_model_without_weights_is_refused(place, tmp_path):
+    words = SentenceTransformer(modules=[BoW(["tea", "list"])], device="cpu")
+    words.save_pretrained(str(tmp_path / "words"))
+    said = refusal("train", **place | {"model": tmp_path / "words"}, max_steps=1)
+    assert "no weights that training could change" in said
 
 
 def remove_model(output):
