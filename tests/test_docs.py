@@ -14,7 +14,8 @@ from st_magnitude.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 SLOW = ("compression.md", "how_to.md", "norms.md", "revela.md", "serving.md")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SKILL = ROOT / "skills" / "st-magnitude" / "SKILL.md"
+PAGES = [ROOT / "README.md", SKILL, *sorted((ROOT / "docs").glob("*.md"))]
 LM_ID = "HuggingFaceTB/SmolLM2-135M"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -22,6 +23,12 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 def python_blocks(page):
     text = page.read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_skill_is_short_and_has_a_name():
+    text = SKILL.read_text(encoding="utf-8")
+    assert text.startswith("---\nname: st-magnitude\ndescription: ")
+    assert text.count("\n") <= 120
 
 
 def test_there_are_examples():
