@@ -36,11 +36,7 @@ def unwrapped(model: Model) -> Model:
 
 
 def refuse_other_models(model: Model, who: str) -> Model:
-    """The model inside DistributedDataParallel and torch.compile, if it has one embedding per text.
-
-    Raises:
-        TypeError: If it is a CrossEncoder, MultiVectorEncoder or SparseEncoder, which ``who`` got.
-    """
+    """The `unwrapped` model, which must have one embedding per text (TypeError)."""
     model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder | SparseEncoder | CrossEncoder):
         raise TypeError(
@@ -152,11 +148,7 @@ def _ends(
 
 
 def raw_producers(model: nn.Module) -> list[nn.Module]:
-    """The modules that compute raw embeddings: one, or one a route. Of any other module: itself.
-
-    Raises:
-        ValueError: If the model or a route consists of Normalize only.
-    """
+    """The modules that compute raw embeddings: one, or one a route. Of any other module: itself."""
     model = refuse_other_models(model, "Finding raw embeddings")
     if not isinstance(model, SentenceTransformer):
         return [model]
@@ -183,6 +175,14 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
 
     With ``keep_normalize`` only ExponentNorm is left out, for evaluators that score a model as it
     is served: a model that ends in Normalize serves unit embeddings.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
+        >>> with raw_embeddings(model):
+        ...     raw = model.encode("red red red")
+        >>> raw, model.encode("red red red")
+        (array([3.], dtype=float32), array([1.], dtype=float32))
     """
     model = refuse_other_models(model, "Encoding")
     modes = [(module, module.training) for module in model.modules()]
@@ -212,6 +212,12 @@ def encode_raw(
 
     ``role`` is ``"query"`` or ``"document"``, and ``encode`` has options of sentence-transformers'
     ``encode``, such as ``batch_size``.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["wax"]), ExponentNorm(1, 0.5)], device="cpu")
+        >>> encode_raw(model, ["wax wax wax wax"], "document")
+        tensor([[4.]])
     """
     model = unwrapped(model)
     with raw_embeddings(model, keep_normalize):
