@@ -3,8 +3,9 @@
     python benchmarks/studies/tables.py [--check]
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and
-the exit status is 1 if a page differs from what the cells give, or if the page "Evidence" quotes a
-figure that the page it links does not have.
+the exit status is 1 if a page differs from what the cells give, if the page "Evidence" quotes a
+figure that the page it links does not have, or if a section of README, "How to" or "Losses" that
+links a study has a decimal that no page it links has.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 from benchmarks.studies.boilerplate import forgetting, pages
 from benchmarks.studies.cells import ROOT
@@ -34,6 +36,7 @@ PAGES = [
     for page in sorted((ROOT / "docs").glob("research/*.md"))
     if "<!-- end -->" in page.read_text(encoding="utf-8")
 ]
+QUOTING = [ROOT / "README.md", ROOT / "docs" / "how_to.md", ROOT / "docs" / "losses.md"]
 
 
 def by_name(
@@ -82,6 +85,21 @@ def unquoted() -> list[str]:
     return found
 
 
+FIGURE = re.compile(r"(?<![\w.,/])0?(\.\d+|[1-9]\d*\.\d+)(?![\w.])")
+
+
+def unknown(page: Path, text: str) -> list[str]:
+    """Decimals of a page, without code, that no page has which their section links."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for section in re.split(r"^## ", text, flags=re.MULTILINE):
+        links = [page.parent / link for link in re.findall(r"\]\(([^)#:\s]+\.md)", section)]
+        if any("research" in link.parts for link in links):
+            known = {x for link in links for x in FIGURE.findall(link.read_text(encoding="utf-8"))}
+            found += [x for x in FIGURE.findall(section) if x not in known]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -93,6 +111,9 @@ def main() -> None:
     if arguments.check:
         lines = [f"{page} is not what the cells give.\n" for page in changed]
         lines += [f"Evidence quotes what the page does not have: {x}\n" for x in unquoted()]
+        for page in QUOTING:
+            text = page.read_text(encoding="utf-8")
+            lines += [f"{page} has a figure that it links nowhere: {x}\n" for x in unknown(page, text)]
         parser.exit(bool(lines), "".join(lines))
     for page, text in changed.items():
         page.write_text(text, encoding="utf-8")

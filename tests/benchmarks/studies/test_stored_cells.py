@@ -114,3 +114,12 @@ def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
         cells.store(cells.POOL.path(cell), {"curve": points})
     assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
     assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
+
+
+def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
+    pages = {page: page.read_text(encoding="utf-8") for page in tables.QUOTING}
+    assert {page.name: tables.unknown(page, text) for page, text in pages.items()} == {
+        page.name: [] for page in pages
+    }
+    readme = tables.QUOTING[0]
+    assert tables.unknown(readme, pages[readme].replace(".952", ".992")) == [".992"]
