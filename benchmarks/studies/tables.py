@@ -113,7 +113,7 @@ def main() -> None:
         lines += [f"Evidence quotes what the page does not have: {x}\n" for x in unquoted()]
         for page in QUOTING:
             text = page.read_text(encoding="utf-8")
-            lines += [f"{page} has a figure that it links nowhere: {x}\n" for x in unknown(page, text)]
+            lines += [f"{page}: no linked page has {x}\n" for x in unknown(page, text)]
         parser.exit(bool(lines), "".join(lines))
     for page, text in changed.items():
         page.write_text(text, encoding="utf-8")
