@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parents[1] / "contrib" / "sentence-transformers"
+MTEB = FOLDER.with_name("mteb") / "0001-run-folders.patch"
 PATCHES = sorted(FOLDER.glob("*.patch"))
 LOSS = "sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py"
 FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -95,3 +96,21 @@ def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chun
     loss = patched.MultipleNegativesRankingLoss(model, mask_duplicates=True, chunk_size=chunk_size)
     expected = results(MultipleNegativesRankingLoss(model), *removed)
     torch.testing.assert_close(results(loss, repeated), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mteb_takes_a_folder(tmp_path: Path, minilm_path: str) -> None:
+    found = pytest.importorskip("mteb.models.get_model_meta")
+    copy = tmp_path / "mteb" / "models" / "get_model_meta.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(Path(found.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    result = git(tmp_path, "apply", MTEB)
+    if result.returncode:
+        pytest.skip(f"{MTEB.name} does not fit this mteb: {result.stderr}")
+    spec = importlib.util.spec_from_file_location("patched_get_model_meta", copy)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.get_model(minilm_path, device="cpu")
+    assert model.mteb_model_meta.name == "local/model"
+    assert model.mteb_model_meta.revision == module.get_model(minilm_path).mteb_model_meta.revision
+    with pytest.raises(NotImplementedError, match="No model implementation"):
+        found.get_model(minilm_path)
