@@ -85,7 +85,8 @@ class Recommendation:
             lines.append(
                 f"{self.gain_of}: {gain} on {self.num_queries:,} queries. Scoring: {self.scoring}."
             )
-        return "\n     ".join([*lines, self.reason, f"-> {self.choice}"])
+        choice = f"until then {self.choice}" if self.verdict == NOT_ENOUGH else self.choice
+        return "\n     ".join([*lines, self.reason, f"-> {choice}"])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -45,8 +46,11 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         if not isinstance(error, OSError) and (has_options or type(error) in _EXPLAINED):
             raise
         if isinstance(error, OSError) and not is_folder:
-            where = f"There is no {what} at {path!r}, neither a folder nor on the hub"
-            raise OSError(f"{where}: {error}") from error
+            said = re.split(r"\.\s", str(error))[0]
+            raise OSError(
+                f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
+                f" model ({said}). Check the name and the network, or give a folder."
+            ) from error
         why = (
             f"{where} is incomplete, or is an adapter whose base has moved, or is of other versions"
         )
