@@ -27,8 +27,7 @@ class ExponentNorm(Module):
     take it from.
 
     With ``truncate_dim`` a prefix of the embedding is divided by a power of its own norm, as if the
-    embedding had been cut first. Losses train prefixes like this, and evaluators score them like
-    this.
+    embedding had been cut first, as losses train prefixes and evaluators score them.
 
     Args:
         gamma_query: Exponent of the query norm in [0, 1].

@@ -77,9 +77,8 @@ class RevelaLoss(nn.Module):
 
     One row of the dataset is one group of related documents, from
     :func:`~st_magnitude.revela.build_groups`. Train with
-    :class:`~st_magnitude.revela.RevelaTrainer`. sentence-transformers' own Trainer needs
-    ``data_collator=loss.collator``, and ``fit`` an ``InputExample`` with the documents of each
-    group; both neither save nor synchronise the language model.
+    :class:`~st_magnitude.revela.RevelaTrainer`; docs/revela.md says how other ways differ. In
+    ``fit``, an ``InputExample`` has the documents of a group.
 
     Args:
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and

@@ -29,11 +29,10 @@ class NormMonitor(TrainerCallback):
     """Norms, effective learning rate and geometry of the embeddings of a training run.
 
     Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call
-    :meth:`update` in a loop of your own. It measures the raw embeddings, before any Normalize at
-    the end, and changes neither the loss nor the model. At the first step and every ``every`` steps
-    it makes a row, which goes into ``trainer.state.log_history`` and, after
-    :func:`st_magnitude.attach`, to Weights & Biases, TensorBoard and other callbacks. Each role has
-    these keys:
+    :meth:`update` in a loop of your own (docs/norms.md). It measures raw embeddings, before any
+    Normalize at the end, at the first step and every ``every`` steps. The row goes into
+    ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, to other callbacks. Each
+    role has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``,
       ``_norm_p50``, ``_norm_p95``;
@@ -58,8 +57,7 @@ class NormMonitor(TrainerCallback):
         every: Number of steps between rows.
 
     Attributes:
-        rows: The rows of this process, each with its ``step``. A run that resumes begins anew; of
-            earlier rows ``trainer.state.log_history`` has those that went into the log.
+        rows: The rows of this process since it began, each with its ``step``.
 
     Example:
         >>> import torch
