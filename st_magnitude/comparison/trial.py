@@ -190,7 +190,7 @@ class Setup:
             prepare(model, Similarity(query=1.0, document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}
-        save_trained(trainer, folder, figures, {}, remedy="Make room, and run the same again.")
+        save_trained(trainer, folder, figures, {})
 
 
 class _AtRungs(TrainerCallback):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ from typing import cast
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
-from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
+from st_magnitude._files import locked_folder
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.baseline import Baseline
@@ -26,9 +25,9 @@ from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading
 from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.geometry import norm_warning
 from st_magnitude.losses import MagnitudeRankingLoss
-from st_magnitude.result import Table, to_plain
+from st_magnitude.result import Table
 from st_magnitude.saving.card import add_section
-from st_magnitude.saving.export import load, write_model
+from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width, prompt_of
@@ -37,6 +36,7 @@ from st_magnitude.training.run_folder import (
     check_same_run,
     record_run,
     remove_checkpoints,
+    saved,
     train_or_stop,
 )
 
@@ -284,7 +284,6 @@ def save_trained(
     output: Path,
     figures: Mapping[str, object],
     sections: Mapping[str, str | None],
-    remedy: str = "Make room, and run again with resume=True (--resume).",
 ) -> None:
     """Writes the model, its card with further sections, and ``training.json``."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
@@ -294,11 +293,7 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
-        write_model(trainer.model, folder)
-        (folder / "training.json").write_text(
-            json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8"
-        )
+    with saved(trainer.model, output, "training.json", record) as folder:
         for title, text in {**sections, "Prompts": _about_prompts(trainer)}.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")

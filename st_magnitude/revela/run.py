@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude._config import digest
-from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
+from st_magnitude._files import locked_folder
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.metrics import judge
@@ -168,14 +167,8 @@ def run(
             if evaluator is not None:
                 record["after"] = _measure(evaluator, model, "after")
                 record["differences"] = _differences(evaluator.per_query, before)
-            remedy = "Make room, and run again with resume=True (--resume)."
-            with (
-                one_line_about_the_disk(output, remedy),
-                moved_in(output, "modules.json") as folder,
-            ):
-                model.save_pretrained(str(folder))
-                text = json.dumps(record, indent=2) + "\n"
-                (folder / "revela.json").write_text(text, encoding="utf-8")
+            with run_folder.saved(model, output, "revela.json", record):
+                pass  # nothing is added to it
             run_folder.remove_checkpoints(output)
         return record
 

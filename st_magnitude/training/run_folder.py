@@ -10,18 +10,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._config import list_differences
-from st_magnitude._files import OWN, is_moving, one_line_about_the_disk, written
+from st_magnitude._files import OWN, is_moving, moved_in, one_line_about_the_disk, written
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
+from st_magnitude.saving.export import write_model
 from st_magnitude.training.attach import attach
 from st_magnitude.training.engines import engine_of_trainer
 
@@ -240,6 +241,20 @@ def record_run(output: Path, settings: Mapping[str, object]) -> None:
     """Writes the settings of a run next to its checkpoints, before the first of them."""
     with written(output / RECORD) as file:
         file.write(json.dumps(to_plain(settings), indent=2) + "\n")
+
+
+@contextmanager
+def saved(
+    model: SentenceTransformer, output: Path, name: str, record: Mapping[str, object]
+) -> Iterator[Path]:
+    """Moves a model and its record, a JSON file, into the folder of a run, after the block, which
+    gets the new folder."""
+    remedy = "Make room, and run it again (train and revela: with resume=True, --resume)."
+    with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
+        write_model(model, folder)
+        text = json.dumps(to_plain(record), indent=2) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+        yield folder
 
 
 def _json_of(file: Path) -> dict[str, object]:

@@ -335,14 +335,15 @@ def test_a_file_that_somebody_writes_during_a_run_stays(place, monkeypatch, name
     assert (output / "modules.json").exists()
 
 
-@pytest.mark.parametrize("fails", ["write_model", "add_section"])  # before and after modules.json
+# before and after modules.json
+@pytest.mark.parametrize("fails", ["training.run_folder.write_model", "finetune.run.add_section"])
 def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as broken:
         # trained to its end, and not saved
-        broken.setattr(f"st_magnitude.finetune.run.{fails}", full)
+        broken.setattr(f"st_magnitude.{fails}", full)
         said = refusal("train", **place, max_steps=2, save_steps=1)
     assert "No space left on device" in said
     assert "--resume" in said

@@ -258,7 +258,8 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with monkeypatch.context() as patch:
-        patch.setattr("st_magnitude.finetune.run.write_model", full)  # for the first candidate
+        # for the first candidate
+        patch.setattr("st_magnitude.training.run_folder.write_model", full)
         with pytest.raises(OSError, match=r"Make room"):
             run()
     monkeypatch.setattr(Setup, "train", stop_at_third)
