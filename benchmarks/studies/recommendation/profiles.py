@@ -23,7 +23,7 @@ import st_magnitude as stm
 CELLS = Path(__file__).parent / "profiles.jsonl"
 SIZE, BATCH, STEPS, EVERY = 8, 256, 200, 20
 KINDS = ("cosine", "dnorm", "row")
-TAUS = (0.05, 0.1, 0.2, 0.4)
+TAUS = (0.02, 0.05, 0.1, 0.2, 0.4)
 RATES = (0.01,)
 
 
