@@ -79,7 +79,7 @@ def tiled_infonce(
                     panels = [panel_of(batch, *arguments) for arguments in compared]
                     visit(softmax, panels, finds_sums=True, adds_gradients=learns)
                 else:
-                    _visit_blocks(softmax, partial(ring, *compared[0][:3]), learns)
+                    _visit_ring(softmax, partial(ring, *compared[0][:3]), learns)
                 found.append(softmax)
             loss = torch.stack([softmax.loss() for softmax in found]).sum()
             of_terms = torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)  # (T,)
@@ -100,11 +100,9 @@ def _compared(
     return direction, rows, columns, 0 if columns is queries else batch.offset
 
 
-def _visit_blocks(
-    softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], adds_gradients: bool
-) -> None:
+def _visit_ring(softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], learns: bool) -> None:
     """Takes in the columns of a ring, which pass twice: for the sums and for the gradients."""
-    for is_second in (False, True) if adds_gradients else (False,):
+    for is_second in (False, True) if learns else (False,):
         for panel in blocks(is_second):
             visit(softmax, [panel], finds_sums=not is_second, adds_gradients=is_second)
             del panel  # frees the block before the next one is asked for
@@ -218,7 +216,8 @@ def _visit_tile(
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
         best, own = _best(plan, scores[k]), softmax.own_scores[k][tile]  # (n,)
-        relative = _relative(plan, scores[k], best, powers)
+        # A gradient of factors, which the longest prefix lacks, needs the scores as they are.
+        relative = _relative(plan, scores[k], best, scores[k] if k == longest else powers)
         if finds_sums and targets is not None:
             of_positives = torch.linalg.vecdot(targets, relative[:, parts[0]])  # (n,)
             softmax.scores[k][tile] += of_positives + targets.sum(dim=1) * (best - own)
@@ -228,7 +227,7 @@ def _visit_tile(
             if plan.powers[t]:  # of the exponentials of the term before
                 powers.pow_(plan.powers[t])
             else:
-                if t > plan.members[k][0]:
+                if k < longest and t > plan.members[k][0]:
                     relative = _relative(plan, scores[k], best, powers)
                 rate = (softmax.inverse[t] + plan.hardness_strength) * LOG2_E
                 torch.mul(relative, rate, out=powers).exp2_()
@@ -248,7 +247,8 @@ def _visit_tile(
             share = 1 / total if finds_sums else (anchor - softmax.log_sums[t, tile]).exp2_()
             if softmax.learns_temperatures:
                 weighted = powers if factor is None else powers * factor
-                expected = torch.linalg.vecdot(weighted, scores[k]) - own * total
+                shift = own - best if k == longest else own
+                expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total
                 softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
             share = (share * softmax.pulls[t, tile])[:, None]
             if t == plan.members[k][0]:
@@ -373,7 +373,7 @@ def _best(plan: Plan, scores: Tensor) -> Tensor:
 
 
 def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tensor:
-    """Scores less the best one of the row, (n, M), which a factor's gradient needs as they are."""
+    """Scores less the best one of their row, (n, M)."""
     return scores if plan.bounded else torch.sub(scores, best[:, None], out=buffer)
 
 

@@ -94,7 +94,7 @@ MUTANTS = {
             "slope.diagonal(own + tile.start).sub_(push / 2)",
         ),
         (
-            "expected = torch.linalg.vecdot(weighted, scores[k]) - own * total",
+            "expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total",
             "expected = torch.linalg.vecdot(weighted, scores[k])",
         ),
     ],
