@@ -118,6 +118,7 @@ class Softmax:
             row_weights = batch.weights.detach().to(row_weights)
         self.plan = plan
         self.inverse = 1 / temperatures[:, None]  # (T, 1)
+        self.rates = (self.inverse + plan.hardness_strength) * LOG2_E  # (T, 1), of exponents of 2
         of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
         # (T, B), of a row's loss in the loss of the batch
         self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
@@ -141,6 +142,11 @@ class Softmax:
         """Adds the log-sum-exp (n,) of more columns to those of some rows."""
         known = self.log_sums[t, tile]  # a view
         torch.logaddexp2(known, log_sums, out=known)
+
+    def attract(self, k: int, tile: slice, targets: Tensor, scores: Tensor, shift: Tensor) -> None:
+        """Adds the scores of positives of prefix k, from all scores (n, M) less a shift (n,)."""
+        of_positives = torch.linalg.vecdot(targets, scores)  # (n,)
+        self.scores[k][tile] += of_positives + targets.sum(dim=1) * shift
 
     def pushes(self, k: int, tile: slice) -> Tensor:
         """The gradient of a score with a target of 1 in all terms of a prefix, (n,)."""
@@ -216,11 +222,9 @@ def _visit_tile(
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
         best, own = _best(plan, scores[k]), softmax.own_scores[k][tile]  # (n,)
-        # A gradient of factors, which the longest prefix lacks, needs the scores as they are.
         relative = _relative(plan, scores[k], best, scores[k] if k == longest else powers)
         if finds_sums and targets is not None:
-            of_positives = torch.linalg.vecdot(targets, relative[:, parts[0]])  # (n,)
-            softmax.scores[k][tile] += of_positives + targets.sum(dim=1) * (best - own)
+            softmax.attract(k, tile, targets, relative[:, parts[0]], best - own)
 
         # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
         for t in plan.members[k]:
@@ -229,15 +233,10 @@ def _visit_tile(
             else:
                 if k < longest and t > plan.members[k][0]:
                     relative = _relative(plan, scores[k], best, powers)
-                rate = (softmax.inverse[t] + plan.hardness_strength) * LOG2_E
-                torch.mul(relative, rate, out=powers).exp2_()
+                torch.mul(relative, softmax.rates[t], out=powers).exp2_()
             anchor = softmax.logits(k, t, tile, best, middle)  # (n,)
-            if plan.hardness_strength:  # a constant of the negatives
-                hardness = LOG2_E * plan.hardness_strength * best  # (n,)
-                anchor += hardness
-                if first.own is not None:
-                    of_own = (own - best) * softmax.inverse[t] * LOG2_E - hardness
-                    powers[:, parts[0]].diagonal(first.own + tile.start).copy_(of_own.exp2())
+            if plan.hardness_strength:
+                anchor += _except_own(softmax, t, tile, first.own, own - best, best, powers)
             total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)
@@ -373,8 +372,30 @@ def _best(plan: Plan, scores: Tensor) -> Tensor:
 
 
 def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tensor:
-    """Scores less the best one of their row, (n, M)."""
+    """Scores less the best one of their row, (n, M), in a buffer; those of a shorter prefix, whose
+    factors have gradients, are needed as they are."""
     return scores if plan.bounded else torch.sub(scores, best[:, None], out=buffer)
+
+
+def _except_own(
+    softmax: Softmax,
+    t: int,
+    tile: slice,
+    own: int | None,
+    of_own: Tensor,  # (n,), scores less the best one of their row
+    best: Tensor,  # (n,)
+    powers: Tensor,  # (n, M)
+) -> Tensor:
+    """Takes the hardness, a constant of the negatives, out of the exponential of the own column,
+    and the rest down where that would be large; returns what the anchors gain, (n,)."""
+    gain = LOG2_E * softmax.plan.hardness_strength * best
+    if own is None:
+        return gain
+    exponent = of_own * softmax.inverse[t] * LOG2_E - gain
+    excess = exponent.clamp(min=0)
+    powers.mul_((-excess).exp2_()[:, None])
+    powers.diagonal(own + tile.start).copy_((exponent - excess).exp2_())
+    return gain + excess
 
 
 def _subtract_targets(

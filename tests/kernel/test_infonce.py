@@ -456,6 +456,16 @@ def test_float32_holds_where_probabilities_underflow():
     assert gradients[0][:, 0].abs().max() < 1e-5
 
 
+def test_hardness_of_negative_scores_in_float32():
+    """The exponential of the own score would be infinite."""
+    queries, documents = (x.detach().abs() for x in embeddings())
+    found, expected = (
+        of_type(x, 5 * queries, -5 * documents, similarity=DOT, hardness_strength=9.0)
+        for x in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
+
+
 def test_a_sure_row_has_no_loss_in_float32():
     """Logits of 18,000, whose last digit is .002: probabilities sum to 1 all the same."""
     queries = 30 * nn.functional.normalize(embeddings(64, dim=32)[0].detach())
