@@ -5,6 +5,7 @@ import re
 from operator import attrgetter
 from pathlib import Path
 
+import httpx
 import pytest
 from _tiny import language_model
 from typer.main import get_command
@@ -51,6 +52,26 @@ def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
     for block in python_blocks(page):
         code = block.replace(HUB_ID, str(minilm_path)).replace(LM_ID, str(tmp_path / "lm"))
         exec(compile(code, page.name, "exec"), namespace)
+
+
+def test_the_block_for_tei_and_elasticsearch_keeps_norms(monkeypatch, capsys):
+    text = (ROOT / "docs" / "how_to.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```py\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    sent = {}
+
+    def answer(method, url, json):
+        sent[method, url.rpartition(":")[2].partition("?")[0]] = json
+        rows = [[3.0, 4.0] for _ in json.get("inputs", ())] or {"hits": {"hits": ["d0"]}}
+        return httpx.Response(200, json=rows, request=httpx.Request(method, url))
+
+    monkeypatch.setattr(httpx, "post", lambda url, json: answer("POST", url, json))
+    monkeypatch.setattr(httpx, "request", answer)
+    exec(compile(block, "how_to.md", "exec"), {})
+    assert sent["POST", "8080/embed"]["normalize"] is False
+    (field,) = sent["PUT", "9200/docs"]["mappings"]["properties"].values()
+    assert field == {"type": "dense_vector", "dims": 2, "similarity": "max_inner_product"}
+    assert sent["PUT", "9200/docs/_doc/1"] == {"embedding": [3.0, 4.0]}
+    assert capsys.readouterr().out == "['d0']\n"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / "docs").glob("*/*.md")], ids=lambda p: p.name)
