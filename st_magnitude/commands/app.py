@@ -1,7 +1,9 @@
 """The command line with all its commands."""
 
+import logging
 import os
 import sys
+import warnings
 from importlib import import_module
 
 from st_magnitude.commands.core import app, report, show_progress
@@ -22,6 +24,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed; the next file that is opened would get its number
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    warnings.simplefilter("ignore", FutureWarning)  # of other packages, for their developers
+    # of batches without repeats, about which training has a sentence of its own
+    logging.getLogger("sentence_transformers.base.sampler").setLevel(logging.ERROR)
     if not show_progress():
         os.environ.setdefault("TQDM_DISABLE", "1")
     try:
