@@ -7,43 +7,30 @@ Source: Harper and Konstan, The MovieLens Datasets, ACM TiiS 2015.
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ratings", "read"]
+FILE = Path("dataset_example", "ml-100k", "ml-100k.inter")
 
 
-@dataclass(frozen=True)
-class Ratings:
-    """Every user's films in the order of time, whatever the rating: a user's last one is test, the
-    one before is dev, all others are train.
+class Ratings(NamedTuple):
+    """Whatever was rated, in the order of time: a user's last film is test, the one before dev."""
 
-    Attributes:
-        train: Users and films, (n, 2).
-        dev, test: The film of every user, (U,).
-        num_films: M. Users and films are numbers from 0.
-    """
-
-    train: NDArray[np.int64]
-    dev: NDArray[np.int64]
-    test: NDArray[np.int64]
+    train: NDArray[np.int64]  # users and films, numbers from 0, (n, 2)
+    dev: NDArray[np.int64]  # the film of every user, (U,)
+    test: NDArray[np.int64]  # (U,)
     num_films: int
 
 
 def read(file: str | Path | None = None) -> Ratings:
-    """The ratings, each kept as a pair of user and film.
-
-    Args:
-        file: ml-100k.inter of recbole, lines of user, film, rating and time under a header.
-            None: the one of the installed package, which is not imported.
+    """The ratings of recbole's ml-100k.inter: user, film, rating and time under a header.
 
     Raises:
-        FileNotFoundError: If there is no file and the package is not installed.
+        FileNotFoundError: If no file is given and the package is not installed.
     """
     if file is None:
         spec = find_spec("recbole")
@@ -52,11 +39,10 @@ def read(file: str | Path | None = None) -> Ratings:
                 "The ratings come with a package: pip install --no-deps recbole==1.2.1. Or give"
                 " the path of its ml-100k.inter."
             )
-        file = Path(spec.origin).parent / "dataset_example" / "ml-100k" / "ml-100k.inter"
-    with Path(file).open(encoding="utf-8", newline="") as lines:
-        rows = [[int(float(x)) for x in row] for row in list(csv.reader(lines, delimiter="\t"))[1:]]
-    pairs = np.array([(user, film) for user, film, _, _ in sorted(rows, key=lambda row: row[3])])
-    users, films = (np.unique(side, return_inverse=True)[1] for side in pairs.T)
+        file = Path(spec.origin).parent / FILE
+    rows = np.loadtxt(file, delimiter="\t", skiprows=1)
+    rows = rows[np.argsort(rows[:, 3], kind="stable")]
+    users, films = (np.unique(side, return_inverse=True)[1] for side in rows[:, :2].T)
     last = [np.flatnonzero(users == user)[-2:] for user in range(users.max() + 1)]
     dev, test = np.array(last).T
     train = np.delete(np.stack([users, films], axis=1), np.concatenate([dev, test]), axis=0)
