@@ -44,7 +44,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda p: p.name)
-def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
+def test_examples_run(page, minilm_path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for part in language_model():
         part.save_pretrained(tmp_path / "lm")
@@ -52,6 +52,7 @@ def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
     for block in python_blocks(page):
         code = block.replace(HUB_ID, str(minilm_path)).replace(LM_ID, str(tmp_path / "lm"))
         exec(compile(code, page.name, "exec"), namespace)
+    assert "nan" not in capsys.readouterr().out.split()
 
 
 def test_the_block_for_tei_and_elasticsearch_keeps_norms(monkeypatch, capsys):
