@@ -139,6 +139,7 @@ def scoring_of(
 
 def own_scoring(model: SentenceTransformer) -> Similarity:
     """The similarity that a model says it is for, and cosine in place of a distance."""
+    model = refuse_other_models(model, "A measurement")
     return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
 
 

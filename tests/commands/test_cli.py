@@ -209,6 +209,8 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
 def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
     """On one model, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)
+    rows = [f"question {i} of many,class {i % 5}" for i in range(60)]
+    (tmp_path / "banking77.csv").write_text("\n".join(["text,category", *rows]))
     data_folder.rename("my-data")
     tiny_path.rename("my-model")
     lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
@@ -217,8 +219,7 @@ def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypa
         if name == "compare":
             continue
         if name == "train":
-            words[words.index("--model") + 1] = "my-model"
-            words += ["--max-steps", "1"]
+            words += ["--model", "my-model", "--max-steps", "1"]
         with contextlib.ExitStack() as stack:
             if name == "check-serving":
                 model = stm.load(words[words.index("--model") + 1])
