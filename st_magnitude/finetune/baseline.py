@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,6 @@ class Baseline:
     Args:
         held_out: The queries; None measures norms of a sample of the data alone.
         answers: Ids of documents that answer a query of any split.
-        say: Function that receives the progress line by line.
     """
 
     def __init__(
@@ -45,15 +44,14 @@ class Baseline:
         held_out: RetrievalData | None,
         answers: Collection[str],
         config: TrainConfig,
-        say: Callable[[str], None],
     ) -> None:
-        self.model, self.config, self.say = model, config, say
+        self.model, self.config = model, config
         self.is_judged = held_out is not None
         self.data = data = held_out or data
         self.sample = Sample(data, answers, config.seed)
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
-            encoded, similarity = encode(model, data, say)
+            encoded, similarity = encode(model, data)
             self.found = found_by(dense_run(encoded, similarity), data)
             self.lexical = bm25_if_installed(data)
         else:
@@ -83,7 +81,7 @@ class Baseline:
             exponent = raw_scoring_of(self.model).exponents[1]
             verdict = replace(self._verdict(float(exponent), found, fused), folds=folds)
         if self.is_judged and verdict is None:
-            encoded, similarity = encode(self.model, self.data, self.say)
+            encoded, similarity = encode(self.model, self.data)
             verdict = self._choose_scoring(encoded, similarity)
         else:
             encoded = self.sample.encode(self.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -51,8 +51,7 @@ def cross_validate(
     folds: int,
     output: Path,
     lexical: Run | None,
-    loss_options: Mapping[str, object] | None = None,
-    say: Callable[[str], None] = print,
+    loss_options: Mapping[str, object] | None,
 ) -> tuple[Found, Found | None]:
     """What models find for queries that they were not trained on, alone and fused with BM25.
 
@@ -71,7 +70,7 @@ def cross_validate(
         with reading(model, config.max_length):
             trainer.train()
         trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-        encoded, similarity = encode(model, test, say)
+        encoded, similarity = encode(model, test)
         run = dense_run(encoded, similarity)
         found = found.joined(found_by(run, test))
         if fused is not None and lexical is not None:

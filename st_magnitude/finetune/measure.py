@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
 from torch import Tensor
 
 from st_magnitude import geometry
@@ -27,7 +27,6 @@ __all__ = ["Found", "RetrievalEvaluator", "Sample", "bm25_if_installed", "encode
 logger = logging.getLogger(__name__)
 
 NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # of the sample whose norms are measured
-SHORT = 5.0  # seconds that need no announcement
 
 
 @dataclass(frozen=True)
@@ -75,25 +74,17 @@ def bm25_if_installed(data: RetrievalData) -> Run | None:
         return None
 
 
-def encode(
-    model: SentenceTransformer, data: RetrievalData, say: Callable[[str], None]
-) -> tuple[EncodedTask, Similarity]:
+def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
     """The raw embeddings of queries and corpus, and the similarity under which the model ranks.
 
-    A distance counts as cosine. If it will take long, ``say`` hears how long.
+    A distance counts as cosine. Where it may take long, there is a progress bar.
     """
-    texts = [*data.corpus.values()][:32]
-    began = time.perf_counter()
-    model.encode_document(texts, show_progress_bar=False)
-    number = len(data.corpus) + len(data.query_ids)
-    seconds = (time.perf_counter() - began) * number / len(texts)
-    if seconds > SHORT:
-        say(f"Encoding {number:,} texts, about {seconds:,.0f} s.")
+    shows = not has_static_embedding_input(model)
     if normalizes_output(model) and is_cut(model):  # by the dot product of parts of unit vectors
-        return data.encode(model), own_scoring(model)
+        return data.encode(model, show_progress_bar=shows), own_scoring(model)
     is_distance = model.similarity_fn_name not in ("cosine", "dot")
     similarity = raw_scoring_of(model, COSINE if is_distance else None)
-    return data.encode(model, before_normalize=True), similarity
+    return data.encode(model, before_normalize=True, show_progress_bar=shows), similarity
 
 
 class Sample:

@@ -178,12 +178,12 @@ def train(
         _warn_without_negatives(config.loss, data, rows, answers)
         baseline = None
         if is_first:
-            baseline = Baseline(model, data, data if folds else dev, answers, config, say)
+            baseline = Baseline(model, data, data if folds else dev, answers, config)
             if folds:
                 baseline.cross_validate(folds, output, loss_options)
             if test is not None:
                 kept = replace(config, keep_scoring=True)
-                on_test = Baseline(model, test, test, answers, kept, say)
+                on_test = Baseline(model, test, test, answers, kept)
         trainer = make_trainer(model, data, rows, config, output, loss_options)
         if is_first and checkpoint is None:
             record_run(output, settings)

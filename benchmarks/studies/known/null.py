@@ -39,7 +39,7 @@ def draw(pairs: list[tuple[str, str]], seed: int) -> dict[str, object]:
     splits = stm.load_splits(rows, seed=seed)
     data = splits["train"].joined(splits["dev"])
     model = stm.load("wordllama", device="cpu")
-    baseline = Baseline(model, data, data, (), TrainConfig(seed=seed), print)
+    baseline = Baseline(model, data, data, (), TrainConfig(seed=seed))
     with tempfile.TemporaryDirectory() as work:
         baseline.cross_validate(5, Path(work), None)
     verdict, _, _ = baseline.compare()
