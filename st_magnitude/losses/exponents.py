@@ -15,7 +15,7 @@ from st_magnitude.losses.base import exponent_norm, with_options_of
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.raw import normalizes_output, unwrapped
+from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.training.engines import refuse_engine
 
 EXPONENT_RATE = 1e-2  # of the biases of exponents, where the model has its usual rate
@@ -130,12 +130,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 f" gamma_query={gamma_query} and gamma_document={gamma_document}. For fixed ones"
                 " use MagnitudeRankingLoss(model, Similarity(...))."
             )
-        if normalizes_output(model):
-            raise ValueError(
-                "LearnableNormLoss learns from the norm of embeddings, but this model ends in"
-                " Normalize, so every embedding has norm 1. Call stm.strip_normalize(model) before"
-                " you build the loss."
-            )
+        self.check_model()
         if not isinstance(model[-1], ExponentNorm):
             if isinstance(self.model, DistributedDataParallel):
                 raise ValueError(
