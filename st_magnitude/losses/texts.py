@@ -45,8 +45,17 @@ def check_labels(
 ) -> None:
     """Checks that the labels of a batch, with columns of these sizes, are what a loss takes."""
     if kind is None:
-        refuse_labels(name, labels)
-        return
+        if labels is None:
+            return
+        raise ValueError(
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a"
+            f" column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with"
+            " SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a"
+            " further column of negatives, and remove the labels:"
+            ' dataset.remove_columns("label"). A ranking loss can also read labels as weights of'
+            " rows, as classes, or as scores of a teacher: labels='weights', 'classes' or"
+            " 'teacher'."
+        )
     if labels is None:
         raise ValueError(
             f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'."
@@ -80,20 +89,6 @@ def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: boo
             " text a column of its own: negative_1, negative_2, and so on."
         )
     return [size for number, size in zip(noted, sizes, strict=True) if number is None]
-
-
-def refuse_labels(name: str, labels: Tensor | None) -> None:
-    """Refuses labels for a loss that takes every pair as relevant."""
-    if labels is not None:
-        raise ValueError(
-            f"{name} would train every pair as relevant, whatever its label, but the dataset has a"
-            f" column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with"
-            " SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a"
-            " further column of negatives, and remove the labels:"
-            ' dataset.remove_columns("label"). A ranking loss can also read labels as weights of'
-            " rows, as classes, or as scores of a teacher: labels='weights', 'classes' or"
-            " 'teacher'."
-        )
 
 
 def read_labels(texts: Texts, kind: Labels | None, labels: Tensor | None) -> Texts:
