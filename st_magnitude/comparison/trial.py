@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
-from st_magnitude.data.beir import folded, refuse_shared
+from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
@@ -28,6 +29,7 @@ from st_magnitude.evaluation.calibration import (
     warn_if_few,
 )
 from st_magnitude.evaluation.metrics import scoring_of
+from st_magnitude.finetune.folds import FOLDS, parts_of
 from st_magnitude.finetune.run import save_trained
 from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.losses.texts import tokens_of
@@ -37,7 +39,7 @@ from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Parts", "Setup", "make_splits"]
 
-HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
+MOST_HELD_OUT = 500  # queries, and at most one of FOLDS
 
 GoesOn = Callable[[int, float], bool]
 
@@ -72,7 +74,8 @@ def make_splits(
     notes: list[str] = []
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
-            held_out = _held_out(train, rng)
+            parts_of_train = max(FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
+            held_out = parts_of(train, parts_of_train, config.seed)[0]
             part = train.only(held_out)
             train = train.only(train.queries.keys() - held_out)
             number = len(part.query_ids)
@@ -88,16 +91,6 @@ def make_splits(
     if "cosine-prior" in (config.losses or LOSSES) and not is_uneven(positives):
         notes.append("All documents are equally often positives: a prior would change nothing.")
     return Parts(train, dev, test, tuple(notes))
-
-
-def _held_out(data: RetrievalData, rng: np.random.Generator) -> set[str]:
-    """Ids of the queries of a fifth of the texts that are judged, of 500 texts at most."""
-    asked: dict[str, list[str]] = {}
-    for query in sorted(data.queries):
-        asked.setdefault(folded(data.queries[query]), []).append(query)
-    texts = sorted(text for text, ids in asked.items() if data.relevant.keys() & ids)
-    number = min(MOST_HELD_OUT, len(texts) // HELD_OUT)
-    return {query for i in rng.permutation(len(texts))[:number] for query in asked[texts[i]]}
 
 
 def _sample(

@@ -20,7 +20,7 @@ from st_magnitude.finetune.measure import Found, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import make_trainer, reading, training_rows
 
-__all__ = ["cross_validate", "folds_of"]
+__all__ = ["FOLDS", "cross_validate", "folds_of", "parts_of"]
 
 FOLDS = 5
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
@@ -59,7 +59,7 @@ def cross_validate(
     """
     found = Found({}, {})
     fused = None if lexical is None else Found({}, {})
-    parts = _parts(data, folds, config.seed)
+    parts = parts_of(data, folds, config.seed)
     for held_out in tqdm(parts, desc=f"Training and measuring in {folds} folds"):
         model = copy.deepcopy(base)
         model.model_card_data.widget = [{"text": "a"}]  # else every Trainer computes examples
@@ -79,7 +79,7 @@ def cross_validate(
     return found, fused
 
 
-def _parts(data: RetrievalData, folds: int, seed: int) -> list[set[str]]:
+def parts_of(data: RetrievalData, folds: int, seed: int) -> list[set[str]]:
     """Query ids of each fold; queries that share a text lie in one."""
 
     def place(key: str) -> str:
