@@ -14,7 +14,6 @@ from st_magnitude.losses.temperature import (
     TempSpecMRLLoss,
     temp_agg,
     temp_agg_mrl,
-    temp_spec_mrl,
 )
 
 __all__ = [
@@ -31,5 +30,4 @@ __all__ = [
     "TempSpecMRLLoss",
     "temp_agg",
     "temp_agg_mrl",
-    "temp_spec_mrl",
 ]

@@ -60,19 +60,6 @@ def temp_agg_mrl(
     return tuple(Term(dim, tau) for dim in sorted(prefix_dims(dims)) for tau in temperatures)
 
 
-def temp_spec_mrl(temperatures: Mapping[int, float]) -> tuple[Term, ...]:
-    """The terms of :class:`TempSpecMRLLoss`: every prefix at its own temperature.
-
-    The low temperature goes to the small prefix. The high one acts on the coordinates of all
-    prefixes.
-
-    Example:
-        >>> temp_spec_mrl({128: 0.03, 256: 0.1})
-        (Term(dim=128, temperature=0.03, weight=1.0), Term(dim=256, temperature=0.1, weight=1.0))
-    """
-    return tuple(Term(dim, temperatures[dim]) for dim in sorted(prefix_dims(temperatures)))
-
-
 class TempAggLoss(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` summed over several temperatures.
 
@@ -153,6 +140,9 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
         L = sum_i InfoNCE(x[:d_i], tau_i)
 
+    The low temperature goes to the small prefix. The high one acts on the coordinates of all
+    prefixes.
+
     Args:
         model: The SentenceTransformer to train.
         temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the
@@ -174,7 +164,8 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
         **options: Any,
     ) -> None:
         temperatures = temperatures or dict(zip(quarters(model), TEMPERATURES, strict=True))
-        super().__init__(model, similarity, temp_spec_mrl(temperatures), **options)
+        terms = tuple(Term(dim, temperatures[dim]) for dim in sorted(prefix_dims(temperatures)))
+        super().__init__(model, similarity, terms, **options)
 
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:

@@ -17,7 +17,6 @@ from sentence_transformers import InputExample, SentenceTransformer
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
-from st_magnitude.losses import temp_spec_mrl
 
 WIDTH = 32
 LOSSES = {
@@ -28,7 +27,7 @@ LOSSES = {
     "learnable": stm.LearnableNormLoss,
     "tempagg": partial(stm.TempAggLoss, similarity="qnorm"),
     "mrl": partial(stm.TempAggMRLLoss, dims=[8, WIDTH], similarity="dot"),
-    "specmrl": partial(stm.CosineRankingLoss, terms=temp_spec_mrl({8: 0.05, WIDTH: 0.1})),
+    "specmrl": partial(stm.TempSpecMRLLoss, temperatures={8: 0.05, WIDTH: 0.1}),
     "sigreg": partial(stm.SIGRegInfoNCE, sigreg=stm.SIGReg(num_directions=8)),
     "regularized": partial(stm.QNormRankingLoss, regularizers=[lambda x: x.norm(dim=1).var()]),
 }
