@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.geometry import norm_figures
-from st_magnitude.evaluation.metrics import are_unit, ranking_metrics, scoring_of
-from st_magnitude.geometry import mean_cosine, norms
+from st_magnitude.evaluation.metrics import ranking_metrics, scoring_of
+from st_magnitude.geometry import mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 
 __all__ = ["MagnitudeEvaluator"]
@@ -95,9 +95,4 @@ class MagnitudeEvaluator(SearchEvaluator):
         sides = {"query": encoded.queries, "document": encoded.documents}
         metrics |= norm_figures(sides, (encoded.degrees > 0) | self.answers_others)
         metrics |= {f"{r}_mean_cosine": mean_cosine(x) for r, x in sides.items() if len(x) > 1}
-        if are_unit(norms(encoded.documents)):
-            logger.info(
-                "All document norms are 1: the model normalises, and cosine and dot rank alike. "
-                'stm.prepare(model, "dot") strips the normalisation.'
-            )
         return metrics
