@@ -67,12 +67,6 @@ def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
     assert curve.to_dict()["ndcg@10"] == dict(zip(("0", "0.5", "1"), curve.ndcg, strict=True))
 
 
-def test_of_equal_exponents_the_nearest_to_cosine_counts():
-    values = np.repeat([[0.3], [0.6], [0.6], [0.3]], 80, axis=1)
-    curve = exponent_curve(np.array([0.0, 0.3, 0.6, 1.0]), values, [], present=0.0)
-    assert curve.highest == curve.best == 0.6
-
-
 @pytest.mark.parametrize("module", [Normalize(), _Unit()])
 def test_a_model_that_normalises_is_refused(task, static_model, module):
     """Also under another name than Normalize."""

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from _lookup import judged, lookup
-from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
 
 from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionEvaluator
@@ -156,30 +155,6 @@ def test_rabitq_scores_as_faiss():
     np.testing.assert_allclose(np.take_along_axis(scores, ranking, axis=1), expected, atol=1e-4)
     same = torch.ones(5, 16)  # nothing is left of the mean
     np.testing.assert_allclose(rabitq(same, same).documents[:, :16], same)
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-@pytest.mark.parametrize("top_k", [12, 30])
-def test_rescored_binary_is_semantic_search_faiss(similarity, top_k):
-    pytest.importorskip("faiss")
-    rng = np.random.default_rng(3)
-    q, d = (rng.normal(size=(n, 203)).astype(np.float32) for n in (40, 30))
-    relevant = [rng.choice(30, size=3, replace=False).tolist() for _ in q]
-    equal = np.sort([[(own == row).sum() for row in d > 0] for own in q > 0], axis=1)[:, ::-1]
-    clear = equal[:, top_k - 1] > np.append(equal, np.zeros((40, 1)), axis=1)[:, top_k]
-    assert clear.sum() >= 15  # queries without a tie at the cut
-    evaluator = CompressionEvaluator(**judged(40, 30, relevant), similarity=similarity, top_k=top_k)
-    evaluator(lookup(q, d))
-    bits = quantize_embeddings(d, precision="ubinary")
-    stored = {"corpus_embeddings": bits, "corpus_precision": "ubinary"}
-    found, _ = semantic_search_faiss(q, **stored, top_k=top_k, rescore_multiplier=1)
-    ours = evaluator.per_query[203, "binary", "query"]
-    ideal = sum(1 / math.log2(r + 2) for r in range(3))
-    for i in np.flatnonzero(clear):
-        hits = [hit["corpus_id"] in relevant[i] for hit in found[i][:10]]
-        gain = sum(h / math.log2(r + 2) for r, h in enumerate(hits))
-        assert ours[i] == pytest.approx(gain / ideal)
-    assert (ours > 0).sum() > 5
 
 
 @pytest.mark.parametrize(

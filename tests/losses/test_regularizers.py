@@ -44,12 +44,6 @@ def test_value_and_gradient_equal_the_definition(options, size):
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-@both
-def test_gradcheck(options):
-    x, directions = data(n=5, dim=4, num_directions=3)
-    assert torch.autograd.gradcheck(lambda x: SIGReg(**options)(x, directions), x)
-
-
 def test_holds_a_few_chunks_only():
     """Not N x K x knots."""
     x = torch.randn(2048, 16, requires_grad=True)
