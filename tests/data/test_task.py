@@ -177,7 +177,7 @@ def test_the_text_whose_embedding_is_not_finite_is_named(task):
     module = BoW(words, word_weights={"overflow": float("inf")})
     model = SentenceTransformer(modules=[module], similarity_fn_name="dot", device="cpu")
     task["corpus"]["d05"] += " overflow"
-    with pytest.raises(ValueError, match="not finite, .*'d05'"):
+    with pytest.raises(ValueError, match=r"not finite, .*'d05'"):
         MagnitudeEvaluator(*task.values())(model)
     with pytest.raises(ValueError, match=r"1 of 3 .* row 1"):
         GeometryEvaluator(["tea", "tea overflow", "tea tea"])(model)
