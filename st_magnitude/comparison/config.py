@@ -35,12 +35,7 @@ RATES, STATIC_RATES = (2e-5, 5e-5), (3e-2, 1e-2)
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds of a time such as "90s", "30m" or "2h".
-
-    Example:
-        >>> seconds_of("2h")
-        7200.0
-    """
+    """The seconds of a time such as "90s", "30m" or "2h"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
     if found is None or not float(found[1]):
         raise ValueError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
@@ -53,10 +48,6 @@ class CompareConfig:
 
     Raises:
         ValueError: If a loss is unknown, the budget unreadable, or a number out of range.
-
-    Example:
-        >>> CompareConfig(losses=["qnorm"], budget="2h").max_steps
-        300
     """
 
     budget: Annotated[str, Option(help="Time after which no candidate begins, as 2h.")] = "30m"
@@ -134,17 +125,6 @@ def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> 
 
     Plain cosine at the defaults of `TrainConfig` comes first, then at the other learning rates,
     which matter most, then at the other temperatures, and then the other losses.
-
-    Example:
-        >>> [len(grid_of(CompareConfig(), False, has_prior)) for has_prior in (False, True)]
-        [32, 40]
-        >>> config = CompareConfig(losses=["dot"], temperatures=[0.05], learning_rates=[0.1, 0.2])
-        >>> for candidate in grid_of(config, is_static=True):
-        ...     print(candidate.name)
-        cosine tau=0.05 lr=0.1
-        cosine tau=0.05 lr=0.2
-        dot tau=0.05 lr=0.1
-        dot tau=0.05 lr=0.2
     """
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     if "cosine-prior" in names and not has_prior:

@@ -68,12 +68,6 @@ def compare(
         FileExistsError: If output holds other files, a finished comparison, or other settings.
         OSError: If a model cannot be written, or another process writes to output.
         KeyboardInterrupt: At Ctrl-C. The same call continues.
-
-    Example:
-        ::
-
-            result = stm.compare("all-MiniLM-L6-v2", "my-data", "runs/compare")
-            print(result.recommendation)
     """
     config = config or CompareConfig()
     output = Path(output).absolute()

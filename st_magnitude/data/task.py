@@ -166,10 +166,6 @@ def rank(scores: Tensor, k: int) -> Tensor:
     """Columns of the k best scores of each row, best first: (n, m) -> (n, min(k, m)).
 
     Ties go to the lower column.
-
-    Example:
-        >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
-        tensor([[1, 3, 2]])
     """
     k = min(k, scores.shape[1])
     values, indices = scores.topk(k, dim=1)
@@ -228,13 +224,6 @@ def encode_texts(
     They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing
     Normalize too. All other options (``batch_size``, ``show_progress_bar``, ``device``) are those
     of ``encode``. Documents are in the order of their ids.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["dog", "cat"])], device="cpu")
-        >>> encode_texts(model, {"q": "a dog"}, {"d2": "a dog and a dog", "d1": "a cat"}).documents
-        tensor([[0., 1.],
-                [2., 0.]])
     """
     document_ids = sorted(corpus)
     texts = list(queries.values())

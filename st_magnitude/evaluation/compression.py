@@ -204,17 +204,7 @@ def compression_cells(
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
-    """A row for each cell, with a star where no other is smaller and as good, or better.
-
-    Example:
-        >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
-        >>> print(table([*cells, CompressionCell(384, "binary", "query", 48, 0.45, 0.9)]))
-           dim  precision  rescoring  bytes  ratio  nDCG@10  retention  100M docs
-        *  384  float32    none       1,536  1.0x    0.5000     1.0000  153.6 GB
-        *  384  binary     query         48  32.0x   0.4500     0.9000  4.8 GB
-        Within one point of all dimensions: 384 dimensions in float32, 1,536 bytes a
-        document.
-    """
+    """A row for each cell, with a star where no other is smaller and as good, or better."""
     full = max(cells, key=lambda cell: cell.bytes_per_document)  # all dimensions in float32
     columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]
     rows = []

@@ -35,10 +35,6 @@ class TrainConfig:
 
     Raises:
         ValueError: If the loss is unknown or a number is outside of its range.
-
-    Example:
-        >>> TrainConfig(loss="qnorm", batch_size=64).max_steps
-        -1
     """
 
     loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSS_NAMES)}.")] = "cosine"

@@ -42,13 +42,6 @@ class SimilarityMSELoss(EmbeddingLoss):
     Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B,
         0 to 5, by 5. The loss warns about scores beyond 1 in the first batch.
 
-    Example:
-        ::
-
-            model = SentenceTransformer("all-MiniLM-L6-v2")
-            loss = stm.SimilarityMSELoss(model)
-            SentenceTransformerTrainer(model=model, train_dataset=stsb, loss=loss).train()
-
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Table 5, App. F.1 and S (lambda = 0.01).
     """
 

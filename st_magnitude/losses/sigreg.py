@@ -34,12 +34,6 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     Raises:
         ValueError: As MagnitudeRankingLoss does, or if weight is negative.
 
-    Example:
-        ::
-
-            loss = stm.SIGRegInfoNCE(model, weight=0.05, sigreg=stm.SIGReg(dims=(96, 192, 384)))
-            SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
-
     Source: LeJEPA, arXiv 2511.08544.
     """
 

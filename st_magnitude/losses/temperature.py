@@ -38,12 +38,7 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
-    """The terms of :class:`TempAggLoss`: one for each temperature.
-
-    Example:
-        >>> temp_agg([0.03, 0.1])
-        (Term(dim=None, temperature=0.03, weight=1.0), Term(dim=None, temperature=0.1, weight=1.0))
-    """
+    """The terms of :class:`TempAggLoss`: one for each temperature."""
     return tuple(Term(None, temperature) for temperature in temperatures)
 
 
@@ -109,12 +104,6 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
 
     Raises:
         ValueError: If dims are not distinct whole numbers from 1 up.
-
-    Example:
-        ::
-
-            stm.prepare(model, "qnorm")
-            loss = stm.TempAggMRLLoss(model, dims=[96, 192, 384], similarity="qnorm")
 
     Source: Dinu et al., ICLR 2025, Eq. 7; Kusupati et al., Matryoshka Representation Learning,
         NeurIPS 2022.
