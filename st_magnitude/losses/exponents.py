@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,18 +29,6 @@ def usual_rate(model: SentenceTransformer) -> float:
     return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
 
 
-INFONCE_CITATION = """
-@misc{oord2018representation,
-    title={Representation Learning with Contrastive Predictive Coding},
-    author={Aaron van den Oord and Yazhe Li and Oriol Vinyals},
-    year={2018},
-    eprint={1807.03748},
-    archivePrefix={arXiv},
-    primaryClass={cs.LG}
-}
-"""
-
-
 class CosineRankingLoss(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers'
     MultipleNegativesRankingLoss.
@@ -48,7 +37,7 @@ class CosineRankingLoss(MagnitudeRankingLoss):
     """
 
     own_similarity = COSINE
-    citation = INFONCE_CITATION
+    citation = MultipleNegativesRankingLoss.citation  # by the directions
 
 
 class DotRankingLoss(MagnitudeRankingLoss):
