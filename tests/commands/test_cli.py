@@ -1,6 +1,7 @@
 """The command line on a small folder: what it writes, and what it refuses before any work."""
 
 import contextlib
+import csv
 import errno
 import json
 import os
@@ -209,8 +210,9 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
 def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
     """On one model, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)
-    rows = [f"question {i} of many,class {i % 5}" for i in range(60)]
-    (tmp_path / "banking77.csv").write_text("\n".join(["text,category", *rows]))
+    with (tmp_path / "banking77.csv").open("w", newline="") as file:
+        rows = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+        csv.writer(file).writerows([("text", "category"), *rows])
     data_folder.rename("my-data")
     tiny_path.rename("my-model")
     lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
