@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from st_magnitude.commands.core import Base, Figures, Source, command, folder, say
-from st_magnitude.finetune.settings import KEEPS_NORMS, TrainConfig
+from st_magnitude.finetune.settings import TrainConfig
 
 
 @command
@@ -81,8 +81,6 @@ def train(
     if confirm is not None and trained.confirmed is not None:
         say(trained.confirmed.headline(confirm))
         figures[confirm] = trained.confirmed.to_dict()
-    if settings.loss in KEEPS_NORMS:
-        typer.echo(f"\n{trained.norms}")
     for text in filter(None, (trained.prior, trained.norm_warning)):
         say(text)
     return figures if trained.output is not None else {**figures, "exit_code": 3}

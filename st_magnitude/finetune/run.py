@@ -25,7 +25,6 @@ from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading
 from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.geometry import norm_warning
 from st_magnitude.losses import MagnitudeRankingLoss
-from st_magnitude.result import Table
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
@@ -47,15 +46,6 @@ logger = logging.getLogger(__name__)
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
 FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
-LABELS = {
-    "document_norm_mean": "norm of documents: mean",
-    "document_norm_cv": "norm of documents: standard deviation over mean",
-    "query_norm_mean": "norm of queries: mean",
-    "query_norm_cv": "norm of queries: standard deviation over mean",
-    "document_mean_cosine": "mean cosine of two documents",
-    "document_isoscore": "IsoScore of documents (1: all directions alike)",
-    "cohens_d": "Cohen's d of norms, relevant minus never-relevant",
-}
 LITTLE = 0.01  # of the norm: embeddings that moved by less are hardly trained
 
 
@@ -85,14 +75,6 @@ class TrainedModel:
             f" norm at the learning rate {self.trainer.args.learning_rate:g}. Raise it"
             " (--learning-rate), or train longer."
         )
-
-    @property
-    def norms(self) -> Table:
-        """Norms and directions of the sample before and after the training."""
-        before, after = self.geometry["before"], self.geometry["after"]
-        rows = [[label, before.get(key), after.get(key)] for key, label in LABELS.items()]
-        title = "Norms and directions of a sample of the texts"
-        return Table(["", "before", "after"], rows, title)
 
     @property
     def norm_warning(self) -> str:
