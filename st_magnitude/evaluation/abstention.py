@@ -155,11 +155,10 @@ def calibrate_abstention(
 
 def calibrated(rule: Abstention, scores: Array, is_wrong: NDArray[np.bool_]) -> Abstention:
     """A rule with the signal and the threshold that the result of `first_documents` gives."""
-    names = [*SIGNALS] if rule.signal == "auto" else [rule.signal]
-    level = rule.delta / (len(names) * len(STARTS))
+    level = rule.delta / (len(SIGNALS) * len(STARTS))
     found = []
-    for name in names:
-        values = SIGNALS[name](scores)
+    for name, signal_of in SIGNALS.items():
+        values = signal_of(scores)
         for start in STARTS:
             threshold = controlled_threshold(values, is_wrong, start, rule.max_risk, level)
             one = replace(rule, signal=name, threshold=threshold)
