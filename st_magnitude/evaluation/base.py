@@ -48,7 +48,6 @@ class CsvEvaluator(SentenceEvaluator):
         super().__init__()
         self.name = name
         self.write_csv = write_csv
-        self.warns = True  # whether calls warn of norms
         self.first_d = math.nan
         self.encoding: dict[str, Any] = {"batch_size": batch_size}
         self.encoding["show_progress_bar"] = show_progress_bar
@@ -79,7 +78,7 @@ class CsvEvaluator(SentenceEvaluator):
             place = {"epoch": epoch, "steps": steps}
             _append(Path(output_path) / self.csv_file, place | metrics)
         d, error = (metrics.get(key, math.nan) for key in ("cohens_d", "cohens_d_error"))
-        if self.warns and (warning := norm_warning(d, error, self.first_d)):
+        if warning := norm_warning(d, error, self.first_d):
             logger.warning(warning)
         self.first_d = d if math.isnan(self.first_d) else self.first_d
         metrics = self.prefix_name_to_metrics(metrics, self.name)

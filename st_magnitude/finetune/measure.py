@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from torch import Tensor
 
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
-from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.evaluation.hybrid import Run, bm25_run
 from st_magnitude.evaluation.metrics import own_scoring, raw_scoring_of
@@ -126,17 +126,14 @@ class Sample:
         return found
 
 
-class RetrievalEvaluator(CsvEvaluator):
+class RetrievalEvaluator(SentenceEvaluator):
     """Puts figures that are known into the model card; the first of them is the bold one."""
 
-    kind = "Retrieval"
-    primary = "ndcg@10"
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
 
-    def __init__(self, name: str, figures: Mapping[str, float]) -> None:
-        super().__init__(name, write_csv=False)
-        self.primary_metric = f"{name}_{next(iter(figures))}"
-        self.warns = False  # `train` warns once, with its verdict
-        self.figures = dict(figures)
-
-    def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        return self.figures
+    def note(self, model: SentenceTransformer, figures: dict[str, float], steps: int) -> None:
+        metrics = self.prefix_name_to_metrics(figures, self.name)
+        self.primary_metric = next(iter(metrics))
+        self.store_metrics_in_model_card_data(model, metrics, -1, steps)

@@ -247,7 +247,7 @@ def _save_unless_worse(
     steps = {"before": 0, "after": trained.trainer.state.global_step}
     for when, shown in trained.geometry.items():
         shown = {"ndcg@10": ndcg[when], **shown} if ndcg else shown
-        RetrievalEvaluator(when, shown)(trained.trainer.model, steps=steps[when])
+        RetrievalEvaluator(when).note(trained.trainer.model, shown, steps[when])
     sections = {
         f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
         "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
