@@ -6,11 +6,7 @@
     queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
     qrels/<split>.tsv    query-id <tab> corpus-id <tab> score      score > 0: relevant
 
-An empty corpus-id with score 0 says that no document answers the query. A header may have the
-columns in any order (query-id or qid, corpus-id or docid, score or relevance). Ids are quoted as in
-csv files. TREC's four columns (query, iteration, document, score) and compressed texts
-(``corpus.jsonl.gz``) are read as well. A query is its ``text``, followed by its ``instruction`` if
-it has one, as in mteb.
+TREC's four columns (query, iteration, document, score) are read as well. docs/cli.md has the rest.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """
@@ -111,10 +107,6 @@ def folded(text: str) -> str:
 
     Case, width and composition of letters (NFKC), spaces, invisible characters and punctuation do
     not count. Symbols do, such as + and #. A text without anything else is kept.
-
-    Example:
-        >>> folded("Hello,  World?"), folded("C++"), folded("C#"), folded("?!")
-        ('hello world', 'c++', 'c#', '?!')
     """
     plain = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(plain.translate(_FOLD).split()) or plain.strip()

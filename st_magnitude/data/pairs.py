@@ -99,17 +99,12 @@ def load_splits(
     the hub (``"name"`` or ``"name:split"``), of a Dataset or DatasetDict, or mappings. The columns
     have their usual names: query, question, anchor or sentence1; document, passage, answer,
     positive, context or sentence2; text and category. Optional are negative, negative_1, ... or
-    lists of negatives, and score or label. The corpus is all documents of the source.
+    lists of negatives, score or label, and split. The corpus is all documents of the source.
 
-    Where all documents are names of classes, such as ``lost_or_stolen_card``, underscores are read
-    as spaces. A score of 0 is an explicit negative. Whole scores up to 3 are grades. Of other
-    scores, those from ``threshold`` on are relevant, by default from 80 % of the highest, and
-    nothing is judged in between.
-
-    Files or splits that are called train, dev or validation, and test, or a column ``split``, say
-    where a row belongs. Without dev or test, one query of ten is held out for it, at most 2,000 for
-    dev. Queries that differ in case, spaces or punctuation never lie in two splits, and neither
-    does a query that is a document of a training pair; rows that would are left out of train.
+    A score of 0 is an explicit negative. Whole scores up to 3 are grades; of others, those from
+    ``threshold`` on are relevant, by default from 80 % of the highest. Without dev or test, one
+    query of ten is held out for it. No query is in two splits, and none of dev or test is a
+    document of a training pair. docs/cli.md says more.
 
     Args:
         columns: Other names, ``{"query": "title", "document": "body"}`` or

@@ -128,7 +128,7 @@ class RetrievalData:
 
     @classmethod
     def from_beir(cls, folder: str | Path, split: str, skip_empty: bool = False) -> RetrievalData:
-        """Reads and checks a split of a folder in BEIR's layout (see `st_magnitude.data.beir`).
+        """Reads and checks a split of a folder in BEIR's layout (docs/cli.md).
 
         Only the queries that are judged in the split are kept, those without a relevant document
         too, which `calibrate_abstention` takes for unanswerable. Empty texts and judgments of
@@ -256,12 +256,6 @@ class RetrievalData:
 
         n(d) is the number of queries to which d is relevant, whatever the grade, and N the number
         of documents.
-
-        Example:
-            >>> judged = {"q": {"a"}, "r": {"a"}}
-            >>> data = RetrievalData({"q": "?", "r": "?"}, {"a": "x", "b": "y"}, judged)
-            >>> {id: round(math.exp(log_p), 2) for id, log_p in data.log_prior().items()}
-            {'a': 0.75, 'b': 0.25}
         """
         positive("smoothing", smoothing)
         counts = Counter(document for grades in self.relevant.values() for document in grades)

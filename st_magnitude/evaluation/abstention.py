@@ -63,13 +63,7 @@ class Abstention(Result):
         return Similarity(1.0, self.document_exponent)
 
     def answers(self, scores: ArrayLike) -> NDArray[np.bool_]:
-        """Whether to answer each query, (n,), by the scores of its best documents, (n, >= 2).
-
-        Example:
-            >>> rule = Abstention("gap", 0.3, 1.0, max_risk=0.1, delta=0.05, unanswerable=0.25)
-            >>> rule.answers([[0.9, 0.5], [0.9, 0.8]])
-            array([ True, False])
-        """
+        """Whether to answer each query, (n,), by the scores of its best documents, (n, >= 2)."""
         return SIGNALS[self.signal](np.asarray(scores, dtype=np.float64)) >= self.threshold
 
     def tested(self, scores: Array, is_wrong: NDArray[np.bool_]) -> Abstention:

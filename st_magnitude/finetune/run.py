@@ -100,12 +100,10 @@ def train(
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
 
-    With dev data, the model is compared with the pretrained one as it was given and with BM25, and
-    saved as it was trained unless another document exponent is clearly better. Without, a static
-    table of at most 5,000 queries is judged by cross-validation: models of five folds are measured
-    on the queries that they were not trained on, and the one that is saved trains on all
-    (``config.folds``). A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints
-    are in ``output/checkpoints`` and are removed when the model is saved.
+    With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
+    it was given and with BM25. It is saved as it was trained, unless another document exponent is
+    clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
+    in ``output/checkpoints`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
