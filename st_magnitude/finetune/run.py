@@ -29,7 +29,7 @@ from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import output_width, prompt_of
+from st_magnitude.surgery.raw import output_width
 from st_magnitude.training.run_folder import (
     check_output,
     check_same_run,
@@ -274,18 +274,6 @@ def save_trained(
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
     with saved(trainer.model, output, "training.json", record) as folder:
-        for title, text in {**sections, "Prompts": _about_prompts(trainer)}.items():
+        for title, text in sections.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
-
-
-def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
-    own = {role: prompt_of(trainer.model, role) for role in ("query", "document")}
-    if not any(own.values()):
-        return None
-    named = ", ".join(f"{role} {prompt!r}" for role, prompt in own.items())
-    how = "with" if trainer.args.prompts else "without"
-    return (
-        f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text:"
-        f" {named}."
-    )
