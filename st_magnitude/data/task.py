@@ -153,11 +153,7 @@ class EncodedTask:
 
 
 def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
-    """Gives -inf to the document that is the query itself, in place.
-
-    Args:
-        scores: Scores of the documents from column ``start`` on, (n, m).
-    """
+    """Gives -inf to the query itself in place, among scores from column ``start`` on, (n, m)."""
     rows = ((own >= start) & (own < start + scores.shape[1])).nonzero()[:, 0]
     scores[rows.to(scores.device), (own[rows] - start).to(scores.device)] = -torch.inf
 

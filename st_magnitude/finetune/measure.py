@@ -31,15 +31,10 @@ NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # of the sample whose norms are measured
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for some queries.
+    """What a search found for some queries, by their ids."""
 
-    Attributes:
-        ndcg: Query id -> nDCG@10.
-        first: Query id -> id of the first document; empty if nothing was found.
-    """
-
-    ndcg: dict[str, float]
-    first: dict[str, str]
+    ndcg: dict[str, float]  # nDCG@10
+    first: dict[str, str]  # id of the first document; empty if nothing was found
 
     @property
     def mean(self) -> float:

@@ -24,12 +24,7 @@ MOST_FILES = 1000  # to look at; the folder may be no model
 
 @contextmanager
 def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
-    """Turns the errors of loading into one that names the model and its damaged file.
-
-    Raises:
-        OSError: If there is no such model, or it is damaged.
-        ValueError: If it needs code of its own.
-    """
+    """Turns the errors of loading into one that names the model and its damaged file."""
     try:
         yield
     except Exception as error:

@@ -18,11 +18,7 @@ TABLE = "wordllama"
 
 
 def load_table(device: str | None = None) -> SentenceTransformer:
-    """A StaticEmbedding of 32,000 tokens x 256 dimensions, whose text vector is a mean of tokens.
-
-    Raises:
-        ImportError: If the package wordllama is not installed.
-    """
+    """A StaticEmbedding of 32,000 tokens x 256 dimensions; a text vector is a mean of tokens."""
     spec = find_spec(TABLE)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(

@@ -264,14 +264,6 @@ def test_triplets_do_not_depend_on_the_order_of_judgments() -> None:
     assert rows.to_dict() == DATA.triplets(3).to_dict()
 
 
-def test_grades_are_kept_and_zeros_are_negatives() -> None:
-    relevant = {"q1": {"d0": 3, "d1": 1, "d2": 0, "d3": -1}, "q2": {"d4"}}
-    data = RetrievalData({"q1": "first?", "q2": "second?"}, CORPUS, relevant, {"q2": {"d5"}})
-    assert data.relevant == {"q1": {"d0": 3, "d1": 1}, "q2": {"d4": 1}}
-    assert data.negatives == {"q1": {"d2", "d3"}, "q2": {"d5"}}
-    assert data.columns == [{0: 3, 1: 1}, {4: 1}]
-
-
 def test_compressed_texts(tmp_path: Path) -> None:
     plain = RetrievalData.from_beir(write(tmp_path / "plain"), "test")
     write(tmp_path / "packed")

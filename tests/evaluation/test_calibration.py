@@ -1,7 +1,5 @@
 """calibrate_exponent against the evaluator, and where the best exponent is known."""
 
-import logging
-
 import numpy as np
 import pytest
 from sentence_transformers.base.modules import Normalize
@@ -79,9 +77,3 @@ def test_a_model_that_normalises_is_refused(task, static_model, module):
 def test_exponents_are_checked(task, static_model, exponent):
     with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
         calibrate_exponent(static_model, data_of(task), exponents=[exponent])
-
-
-def test_few_queries_warn(task, static_model, caplog):
-    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        calibrate_exponent(static_model, data_of(task))
-    assert "8 queries are few" in caplog.text

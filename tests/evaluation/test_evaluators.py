@@ -9,7 +9,6 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
 
 KINDS = {
@@ -119,14 +118,3 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     assert best == pytest.approx(trainer.state.best_metric)
     names = {path.name for path in (tmp_path / "eval").iterdir()}
     assert names >= {f"{kind}_evaluation_dev_results.csv" for kind in KINDS}
-
-
-@every_kind
-def test_model_evaluate_and_its_card(kind, task, static_model, tmp_path):
-    evaluator = kind(**task, similarity=stm.DOT, name="dev")
-    metrics = static_model.evaluate(evaluator, output_path=str(tmp_path / "new"))
-    assert 0.5 < metrics[evaluator.primary_metric] < 1.0
-    static_model.save(str(tmp_path / "model"))
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert type(evaluator).__name__ in card
-    assert "Similarity(query=0.0, document=0.0)" in card
