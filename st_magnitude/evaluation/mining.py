@@ -53,15 +53,6 @@ def mine_negatives(
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
             is not finite, or there is no candidate.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> words = BoW(["bees", "wax", "see"])
-        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
-        >>> corpus = {"d1": "bees", "d2": "wax", "d3": "see bees bees, see wax wax"}
-        >>> data = RetrievalData({"q": "bees", "r": "wax"}, corpus, {"q": {"d1"}, "r": {"d2"}})
-        >>> mine_negatives(model, data, num_negatives=1)[0]
-        {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
     rows = [(query, key) for query in data.query_ids for key in sorted(data.relevant[query])]

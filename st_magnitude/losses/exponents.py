@@ -53,12 +53,6 @@ class QNormRankingLoss(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` with a normalised query: the document's norm counts (Eq. 5).
 
     s(q, d) = q / |q| · d = |d| cos(q, d)
-
-    Example:
-        ::
-
-            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "qnorm")
-            model.fit(train_objectives=[(loader, stm.QNormRankingLoss(model))])
     """
 
     own_similarity = QNORM
