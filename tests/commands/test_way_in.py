@@ -39,7 +39,7 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     assert "type: ndcg@10" in card
     assert "Trained from `wordllama`. An embedding takes 1,024 bytes, and 256 as int8." in card
     assert "on the pairs dataset" in card
-    assert "oord2018" in card
+    assert "1807.03748" in card
     assert "feng2026" not in card
 
     found = figures("search", output, "red door", data=pairs, against="wordllama", top_k=3)
