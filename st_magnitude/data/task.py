@@ -32,15 +32,6 @@ class EncodedTask:
     ``columns`` may also hold sequences of columns, whose grades are 1. It is empty for a search
     without judgments. The document that is the query itself, if ``own`` names one, scores -inf: it
     ranks last, and is returned only where all documents are.
-
-    Example:
-        >>> queries, documents = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 3.0]])
-        >>> task = EncodedTask(queries, documents, columns=[[0]])
-        >>> for similarity in ("cosine", "dot"):
-        ...     top = task.top(Similarity.named(similarity))
-        ...     print(similarity, top.tolist(), task.ndcg(top).round(3))
-        cosine [[0, 1]] [1.]
-        dot [[1, 0]] [0.631]
     """
 
     queries: Tensor  # (n, D)

@@ -1,4 +1,4 @@
-"""Temperature losses: the naive sum of InfoNCE terms, and sentence-transformers."""
+"""Temperature losses against the naive sum of InfoNCE terms."""
 
 import logging
 
@@ -6,13 +6,9 @@ import pytest
 import torch
 from _helpers import BATCHING, assert_same_gradients, features, value_and_gradients
 from _tiny import auto_scale, formula, raw_embeddings
-from sentence_transformers.sentence_transformer.losses import (
-    MatryoshkaLoss,
-    MultipleNegativesRankingLoss,
-)
 
 import st_magnitude as stm
-from st_magnitude import Similarity, Term
+from st_magnitude import Similarity
 from st_magnitude.losses import temp_agg_mrl
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -60,24 +56,6 @@ def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini
     assert_equal(
         model, features(model, num_negatives=num_negatives), loss, exponents, SUMS[loss_class], 3.0
     )
-
-
-@pytest.mark.parametrize("num_negatives", [0, 2])
-def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
-    columns = features(model, num_negatives=num_negatives)
-    weights = {32: 1.0, 16: 0.5, 8: 0.25}
-    theirs = MatryoshkaLoss(
-        model,
-        MultipleNegativesRankingLoss(model, scale=20.0),
-        list(weights),
-        list(weights.values()),
-    )
-    expected, wanted = value_and_gradients(model, theirs(columns, None))
-    terms = [Term(dim, weight=weight) for dim, weight in weights.items()]
-    loss = stm.CosineRankingLoss(model, terms=terms)
-    value, found = value_and_gradients(model, loss(columns))
-    torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
-    assert_same_gradients(found, wanted, atol=1e-13)
 
 
 def test_scale_is_that_of_the_longest_prefix(model):
