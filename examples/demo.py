@@ -1,171 +1,188 @@
-"""Teach a retriever the API docs of your own Python environment, once with cosine and once with
-QNorm.
+"""Train a retriever on the API docs of your own Python environment, and ask what the training was
+good for.
 
     make demo                                  # or:
     pip install -e ".[dev]"
     python examples/demo.py --output runs/demo
 
 The docstrings of the installed packages are the data. Descriptions answer queries. Parameter lists,
-references and examples never do: they are explicit negatives in training and distractors in the
-index. Both models are measured on packages that neither of them was trained on, next to a
-classifier that sees only the surface of a text.
+references and examples never do: they are negatives in training and distractors in the index. A
+static table is trained with the defaults of ``st-magnitude train`` and measured on packages that it
+was not trained on, next to BM25, all-MiniLM as published and a classifier that sees only length and
+punctuation. Then one training step is timed against the same loss made of sentence-transformers'
+parts, and the trained model is stored in fewer bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from _data import DocstringTask, build_docstring_task, bundled_minilm, surface_features
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from _data import DocstringTask, SurfacePrior, build_docstring_task, bundled_minilm
+from benchmarks.speed.memory import MIB, peak_bytes
+from benchmarks.speed.training import DIMS, TEMPERATURES, Sum
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
 
 import st_magnitude as stm
-from st_magnitude import geometry
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.metrics import judge
-from st_magnitude.result import Table
+from st_magnitude.finetune.run import TrainConfig, TrainedModel, train
+from st_magnitude.result import Table, points, to_plain, wrap
 
-ENCODE = {"batch_size": 64, "before_normalize": True}
-LOSSES = {"cosine": stm.CosineRankingLoss, "qnorm": stm.QNormRankingLoss}
-ROWS = {
-    "nDCG@10, scored as trained": "matched",
-    "nDCG@10, scored by cosine": "cosine",
-    "document exponent, chosen on dev": "exponent",
-    "nDCG@10 at that exponent": "chosen",
-    "boilerplate among the top 10": "boilerplate",
-    "Cohen's d of norms, answers - boilerplate": "d",
-    "AUC of the norm for 'answers a query'": "auc",
-    "index halved by norm: answers kept": "kept",
-    "nDCG@10 of that half": "half",
-}
+ROWS = 1024  # of the batch whose step is timed
+PUBLISHED, TRAINED = "the table as published", "the table, trained"
+SURFACE = "the table as published + surface"
+NO_BOILERPLATE = "the table, trained without boilerplate"
+MINILM = "all-MiniLM as published"
+LENGTH = 64  # tokens that MiniLM reads, to save time
 
 
-def measure(encoded: EncodedTask, matched: stm.Similarity, exponent: float) -> dict[str, Any]:
-    """The figures of one model; those of nDCG@10 are arrays with a number for each query."""
-    answers, norms = encoded.degrees > 0, geometry.norms(encoded.documents)  # (m,), (m,)
-    larger_half = norms >= np.sort(norms)[len(norms) // 2]
-    calibrated = stm.Similarity(1.0, exponent)
-    top = encoded.top(calibrated)
-    return {
-        "matched": encoded.ndcg(encoded.top(matched)),
-        "cosine": encoded.ndcg(encoded.top(stm.COSINE)),
-        "exponent": exponent,
-        "chosen": encoded.ndcg(top),
-        "boilerplate": float((~answers)[top.numpy()].mean()),
-        "d": geometry.cohens_d(norms[answers], norms[~answers]),
-        "auc": roc_auc_score(answers, norms),
-        "kept": float(larger_half[answers].mean()),
-        "half": encoded.ndcg(encoded.top(calibrated, among=larger_half)),
-        "norms": norms,
-    }
+def searches(
+    task: DocstringTask, model: SentenceTransformer, prior: SurfacePrior
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The model by cosine alone, and with the classifier's log-probability, whose weight dev
+    chooses."""
+    dev, test = task.dev.encode(model), task.test.encode(model)
+    added = prior.added(test, task.test, prior.chosen((dev, task.dev)))
+    return test.ndcg(test.top(stm.COSINE)), added.ndcg(added.top(stm.DOT))
 
 
-def surface_control(task: DocstringTask, encoded: dict[str, EncodedTask]) -> dict[str, Any]:
-    """The figures of pretrained cosine + weight · log P(answer), by a classifier on length and
-    punctuation; dev chooses the weight."""
-    answers = set().union(*task.train.relevant.values())
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    classifier.fit(
-        surface_features(list(task.train.corpus.values())),
-        [d in answers for d in task.train.corpus],
-    )
-
-    def with_prior(split: str, weight: float) -> EncodedTask:
-        """Cosine + weight · prior is the inner product of vectors with one more dimension."""
-        data = getattr(task, split)
-        features = surface_features([data.corpus[d] for d in data.document_ids])
-        log_prior = torch.from_numpy(classifier.predict_log_proba(features)[:, 1:])  # (m, 1)
-        queries = stm.COSINE.query(encoded[split].queries)
-        queries = torch.nn.functional.pad(queries, (0, 1), value=1.0)
-        documents = stm.COSINE.document(encoded[split].documents)
-        documents = torch.cat([documents, weight * log_prior.to(documents)], dim=1)
-        return EncodedTask(queries, documents, encoded[split].columns)
-
-    def dev_score(weight: float) -> float:
-        augmented = with_prior("dev", weight)
-        return augmented.ndcg(augmented.top(stm.DOT)).mean()
-
-    weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=dev_score)
-    augmented = with_prior("test", weight)
-    top = augmented.top(stm.DOT)
-    is_answer = augmented.degrees > 0
-    prior = augmented.documents[:, -1].numpy()  # (m,)
-    return {
-        "matched": augmented.ndcg(top),
-        "boilerplate": float((~is_answer)[top.numpy()].mean()),
-        "auc": roc_auc_score(is_answer, prior),
-        "kept": float((prior >= np.sort(prior)[len(prior) // 2])[is_answer].mean()),
-    }
+def compare(
+    found: dict[str, NDArray[np.float64]], trained: TrainedModel
+) -> tuple[Table, dict[str, tuple[float, float, float]]]:
+    """All searches, and what the trained table has over each of them."""
+    gains = {name: judge(found[TRAINED] - other).gain for name, other in found.items()}
+    del gains[TRAINED]
+    means = {name: float(ndcg.mean()) for name, ndcg in found.items()}
+    for control in trained.confirmed.controls if trained.confirmed else ():
+        name = control.name.replace("trained +", "the table, trained +")
+        means[name], gains[name] = control.ndcg, control.gain
+    rows = [
+        [name, f"{means[name]:.4f}", points(gains[name]) if name in gains else ""]
+        for name in sorted(means, key=lambda name: means[name])
+    ]
+    return Table(["search", "nDCG@10", "the trained table over it"], rows), gains
 
 
-def train(
-    model: SentenceTransformer, name: str, task: DocstringTask, folder: Path, steps: int, seed: int
-) -> None:
-    """Trains a model on triplets of a query, its answer and a piece of its own boilerplate, and
-    saves it."""
-    stm.prepare(model, name)
-    arguments = SentenceTransformerTrainingArguments(
-        str(folder / "checkpoints"),
-        max_steps=steps,
-        per_device_train_batch_size=32,
-        learning_rate=1e-4,
-        warmup_steps=max(1, steps // 10),
-        seed=seed,
-        batch_sampler="no_duplicates",  # a text twice in a batch would be its own negative
-        dataloader_drop_last=True,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**6,
-        dataloader_pin_memory=torch.cuda.is_available(),
-    )
-    rows = task.train.triplets(1, seed=seed)
-    SentenceTransformerTrainer(
-        model, arguments, train_dataset=rows, loss=LOSSES[name](model)
-    ).train()
-    stm.export(model, folder, overwrite=True)
+def conclusion(gains: dict[str, tuple[float, float, float]]) -> str:
+    """What the figures allow to say, and which control wins."""
 
+    def is_better(name: str) -> bool:
+        return gains[name][1] > 0.0
 
-def plot(measured: dict[str, dict[str, Any]], answers: Any, path: Path) -> None:
-    """Histograms of document norms, answers against boilerplate, one panel for each model."""
-    from matplotlib import pyplot as plt
-
-    measured = {name: m for name, m in measured.items() if "norms" in m}
-    figure, axes = plt.subplots(
-        1, len(measured), figsize=(12, 3.4), sharey=True, layout="constrained"
-    )
-    for axis, (name, m) in zip(axes, measured.items(), strict=True):
-        bins = np.linspace(m["norms"].min(), m["norms"].max(), 41).tolist()
-        axis.hist(
-            m["norms"][~answers],
-            bins=bins,
-            alpha=0.65,
-            color="#9a9a9a",
-            label="boilerplate, never relevant",
+    said = ["The training makes the table better on packages that it has not seen."]
+    if not is_better(PUBLISHED):
+        said = ["The training does not make the table clearly better."]
+    if not is_better(NO_BOILERPLATE):
+        said.append("Training without the boilerplate does as well.")
+    elif is_better(PUBLISHED):
+        said.append("Boilerplate as negatives is needed for it.")
+    if is_better(SURFACE):
+        said.append("It finds more than a classifier on length and punctuation does.")
+    else:
+        wins = "does better" if gains[SURFACE][2] < 0.0 else "does as well"
+        said.append(
+            f"But a classifier on length and punctuation, next to the untrained table, {wins}."
+            " So this shows that training learns what an answer looks like, and not that it learns"
+            " what it means."
         )
-        axis.hist(
-            m["norms"][answers], bins=bins, alpha=0.65, color="#1f6fb4", label="answers a query"
-        )
-        axis.set_title(f"{name}: d = {m['d']:+.2f}, AUC = {m['auc']:.2f}", fontsize=10)
-        axis.set_xlabel("norm of the document embedding")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("documents")
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    ahead = [name for name, (_, _, high) in gains.items() if high < 0.0]
+    if ahead:
+        said.append(f"Clearly ahead of the trained table: {', '.join(ahead)}.")
+    return " ".join(said)
+
+
+class ByHand(nn.Module):
+    """The control: three prefixes at three temperatures in PyTorch, which encodes only once."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: list[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
+        queries, *documents = (self.model(column)["sentence_embedding"] for column in features)
+        total, targets = queries.new_zeros(()), torch.arange(len(queries))
+        for dim in DIMS:
+            parts = queries[:, :dim], torch.cat(documents)[:, :dim]
+            q, d = (nn.functional.normalize(part, dim=1) for part in parts)
+            for tau in TEMPERATURES:
+                total = total + nn.functional.cross_entropy(q @ d.T / tau, targets)
+        return total
+
+
+def distinct_rows(rows: Dataset) -> Dataset:
+    """Rows that share no text: the losses treat repeated texts in their own ways."""
+    seen: set[str] = set()
+    chosen = []
+    for index, row in enumerate(rows):
+        texts = set(row.values())
+        if len(texts) == len(row) and not texts & seen:
+            chosen.append(index)
+            seen |= texts
+    return rows.select(chosen[:ROWS])
+
+
+def cost(rows: Dataset) -> tuple[Table, dict[str, dict[str, float]]]:
+    """Seconds, memory, value and gradient of a step of the same loss, made in three ways."""
+    model = stm.prepare(stm.load("wordllama", device="cpu"), "cosine")
+    weights = next(model.parameters())
+    batch = [model.preprocess(list(rows[column])) for column in rows.column_names]
+    terms = [stm.Term(dim, tau) for dim in DIMS for tau in TEMPERATURES]
+    losses = {
+        "sentence-transformers' parts": Sum(model),
+        "by hand, encoding once": ByHand(model),
+        "CosineRankingLoss(terms=...)": stm.CosineRankingLoss(model, terms=terms),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    figures, gradients = {}, []
+    for name, loss in losses.items():
+
+        def step(loss: nn.Module = loss) -> float:
+            weights.grad = None
+            value = loss([dict(column) for column in batch], None)
+            value.backward()
+            return float(value)
+
+        value, seconds = step(), []
+        gradients.append(weights.grad)
+        for _ in range(3):
+            began = time.process_time()
+            step()
+            seconds.append(time.process_time() - began)
+        weights.grad = None
+        figures[name] = {"seconds": min(seconds), "MiB": peak_bytes(step) / MIB, "value": value}
+        apart = (gradients[-1] - gradients[0]).norm() / gradients[0].norm()
+        figures[name]["gradient"] = float(apart)
+    torch.set_num_threads(threads)
+    table = [
+        [name, f"{f['seconds']:.2f}", f"{f['MiB']:.0f}", f"{f['value']:.4f}"]
+        for name, f in figures.items()
+    ]
+    return Table(["one step", "seconds", "MiB", "loss"], table), figures
+
+
+def sizes(task: DocstringTask, models: dict[str, SentenceTransformer]) -> Table:
+    """nDCG@10 by bytes a document."""
+    data = task.test
+    formats = {"dims": DIMS, "precisions": ("float32", "int8"), "write_csv": False}
+    evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, **formats)
+    rows: dict[str, list[object]] = {}
+    for model in models.values():
+        evaluator(model)
+        for cell in evaluator.cells:
+            row = rows.setdefault(str(cell), [str(cell), cell.bytes_per_document])
+            row.append(cell.ndcg)
+    return Table(["stored", "bytes", *models], list(rows.values()))
 
 
 def main() -> None:
@@ -175,13 +192,9 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/demo"), help="new folder for models and figures"
     )
-    parser.add_argument(
-        "--model", help="SentenceTransformer to start from; default: all-MiniLM-L6-v2 from PyPI"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=20, help="training steps of each of the two models"
-    )
-    parser.add_argument("--train-queries", type=int, default=1000)
+    parser.add_argument("--train-queries", type=int, default=1500)
+    parser.add_argument("--test-queries", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=-1, help="of each training; default: 3 epochs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     output, began = options.output, time.perf_counter()
@@ -191,98 +204,72 @@ def main() -> None:
     def say(text: str) -> None:
         print(f"\n[{time.perf_counter() - began:4.0f} s] {text}", flush=True)
 
-    def fresh() -> SentenceTransformer:
-        model = SentenceTransformer(options.model or bundled_minilm())
-        model.max_seq_length = 32
-        return model
-
     say("Reading the docstrings of this environment (parsed, never imported)")
-    sizes = {"train_queries": options.train_queries, "test_queries": 300, "max_train_files": 40}
-    task = build_docstring_task(**sizes, seed=options.seed)
-    for name, data in (("train", task.train), ("dev", task.dev), ("test", task.test)):
-        print(f"{name:5} {data}")
+    task = build_docstring_task(
+        train_queries=options.train_queries,
+        dev_queries=100,
+        test_queries=options.test_queries,
+        max_train_files=40,
+        seed=options.seed,
+    )
     task.test.save(output / "data", "test")
-    task.dev.save(output / "dev-data", "dev")
+    prior = SurfacePrior(task.train)
 
-    say("Encoding with the pretrained model")
-    untrained = fresh()
-    encoded = {
-        name: data.encode(untrained, **ENCODE)
-        for name, data in (("dev", task.dev), ("test", task.test))
-    }
-    measured = {"pretrained": measure(encoded["test"], stm.COSINE, 1.0)}
-    measured["surface"] = surface_control(task, encoded)
-    for name in LOSSES:
-        say(f"Training with {name}: {options.steps} steps of 32 queries")
-        model, exponent = fresh(), 1.0
-        train(model, name, task, output / name, options.steps, options.seed)
-        if name == "qnorm":
-            exponent = stm.calibrate_exponent(
-                model, task.dev, exponents=np.linspace(0, 1, 5)
-            ).highest
-        measured[name] = measure(
-            task.test.encode(model, **ENCODE), stm.Similarity.named(name), exponent
-        )
+    found: dict[str, NDArray[np.float64]] = {}
+    config = TrainConfig(max_steps=options.steps, seed=options.seed, keep_anyway=True)
+    splits = {"dev": task.dev, "test": task.test}
+    say("Training wordllama's table with the defaults of st-magnitude train")
+    trained = train("wordllama", task.train, output / "model", config, **splits)
+    seconds = trained.trainer.state.log_history[-1]["train_runtime"]
+    say("Control: the same without boilerplate")
+    without = replace(config, negatives=0)
+    train("wordllama", task.train, output / "without-boilerplate", without, **splits)
+    say("Searching")
+    base = stm.load("wordllama", device="cpu")
+    model = stm.load(str(output / "model"), device="cpu")
+    control = stm.load(str(output / "without-boilerplate"), device="cpu")
+    found[PUBLISHED], found[SURFACE] = searches(task, base, prior)
+    found[TRAINED], found[f"{TRAINED} + surface"] = searches(task, model, prior)
+    found[NO_BOILERPLATE], _ = searches(task, control, prior)
+    say("Encoding with all-MiniLM as published")
+    minilm = SentenceTransformer(bundled_minilm(), device="cpu")
+    minilm.max_seq_length = LENGTH
+    found[MINILM], found[f"{MINILM} + surface"] = searches(task, minilm, prior)
+    say("Timing one training step")
+    table, gains = compare(found, trained)
+    steps, costs = cost(distinct_rows(task.train.triplets(1, seed=options.seed)))
+    stored = sizes(task, {"trained": model, "as published": base})
 
-    say("Results on packages that were never trained on")
-    means = {
-        name: {key: float(np.mean(value)) for key, value in m.items()}
-        for name, m in measured.items()
-    }
-    rows = [
-        [row, *(f"{m[key]:.3f}" if key in m else "" for m in means.values())]
-        for row, key in ROWS.items()
+    whole = time.perf_counter() - began
+    test, packages = task.test, ", ".join(task.packages["test"])
+    boilerplate = 1 - len(set().union(*test.relevant.values())) / len(test.corpus)
+    changes = trained.confirmed.changes if trained.confirmed else ()
+    screen = [
+        f"\n{len(test.queries):,} queries about {packages}, {len(test.corpus):,} documents"
+        f" ({boilerplate:.0%} boilerplate);\n{len(task.train.queries):,} training queries of"
+        f" {len(task.packages['train'])} other packages, trained in {seconds:.0f} s of"
+        f" {whole:.0f} s.\n",
+        table.to_text(),
+        f"surface: a classifier on length and punctuation; MiniLM reads {LENGTH} tokens\n",
+        wrap(conclusion(gains), 80) + "\n",
+        steps.to_text(),
+        stored.to_text(),
+        "Before and after: the largest gain, the median change and the largest loss",
+        *map(str, changes),
+        f"Saved: {output / 'model'}, {output / 'results.json'}",
     ]
-    print(Table(["", *means], rows).to_text())
-    print(
-        "surface: pretrained, plus a classifier on length and punctuation, whose\n"
-        "probability takes the place of the norm. It trains no encoder."
-    )
-    cosine, qnorm = measured["cosine"], measured["qnorm"]
-    compared = {
-        "cosine - pretrained": (cosine["chosen"], measured["pretrained"]["chosen"]),
-        "half of the index: qnorm - cosine": (qnorm["half"], cosine["half"]),
-        "qnorm as trained - cosine": (qnorm["matched"], cosine["matched"]),
-        f"qnorm at exponent {qnorm['exponent']:g} - cosine": (qnorm["chosen"], cosine["matched"]),
-        "surface - cosine": (measured["surface"]["matched"], cosine["matched"]),
-    }
-    differences = {name: judge(a - b).gain for name, (a, b) in compared.items()}
-    print(
-        Table(
-            ["nDCG@10, paired over queries", "difference"],
-            [list(item) for item in differences.items()],
-        ).to_text()
-    )
-    is_answer = encoded["test"].degrees > 0
-    error = geometry.cohens_d_error(qnorm["d"], is_answer.sum(), (~is_answer).sum())
-    if warning := geometry.norm_warning(qnorm["d"], error, measured["pretrained"]["d"]):
-        print(warning)
-    plot(measured, is_answer, output / "norms.png")
-
-    say("Scoring the saved model with mteb in a fresh process")
-    command = ["mteb", str(output / "qnorm"), str(output / "data"), "--json"]
-    scored = subprocess.run(
-        [sys.executable, "-m", "st_magnitude", *command], capture_output=True, text=True, check=True
-    )
-    (there,) = json.loads(scored.stdout)["scores"].values()
-    print(f"  nDCG@10 here {means['qnorm']['matched']:.4f}, mteb {there:.4f}")
-    if abs(there - means["qnorm"]["matched"]) > 1e-3:
-        raise SystemExit("The saved model scores differently in a fresh process.")
+    print("\n".join(screen))
     figures = {
-        "models": means,
-        "differences": differences,
-    }
-    figures |= {
-        "mteb": there,
-        "seed": options.seed,
-        "steps": options.steps,
+        "ndcg@10": {name: ndcg.mean() for name, ndcg in found.items()},
+        "test": trained.confirmed,
+        "gains": gains,
+        "step": costs,
+        "sizes": stored.rows,
+        "seconds": {"training": seconds, "all": whole},
+        "processors": os.cpu_count(),
         "packages": task.packages,
     }
-    (output / "results.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    say(
-        f"Done: models in {output / 'cosine'} and {output / 'qnorm'}, {output / 'norms.png'},"
-        f" {output / 'results.json'}"
-    )
+    (output / "results.json").write_text(json.dumps(to_plain(figures), indent=2) + "\n")
 
 
 if __name__ == "__main__":

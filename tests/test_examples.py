@@ -51,25 +51,46 @@ def data(tmp_path_factory):
     return folder
 
 
+def ndcg_of(folder, data):
+    """nDCG@10 of a saved model of stock modules, by sentence-transformers."""
+    model = SentenceTransformer(str(folder))
+    scores = InformationRetrievalEvaluator(data.queries, data.corpus, data.relevant)(model)
+    return scores[f"{model.similarity_fn_name}_ndcg@10"]
+
+
 def test_demo(tmp_path):
-    """Its models are the models that it measured."""
+    """Its screen shows what it saved: the model, the control that wins and equal losses."""
     output = tmp_path / "demo"
-    options = ("--output", output, "--steps", 3, "--train-queries", 80)
+    options = ("--output", output, "--steps", 3, "--train-queries", 80, "--test-queries", 200)
     said = execute("demo", tmp_path, *options)
-    assert "answers kept" in said
-    theirs = (str(output), "{'train_")
-    own = [line for line in said.splitlines() if not any(x in line for x in theirs)]
+    screen = said[said.index("200 queries about") :].splitlines()
+    own = [line for line in screen if str(output) not in line]
     assert max(map(len, own)) <= 80, max(own, key=len)
+    assert len(screen) <= 45
     results = json.loads((output / "results.json").read_text())
-    assert (output / "norms.png").read_bytes().startswith(b"\x89PNG")
+    assert all(f"{ndcg:.4f}" in said for ndcg in results["ndcg@10"].values())
+    ahead = [name for name, (_, _, high) in results["gains"].items() if high < 0]
+    assert ahead  # after three steps
+    assert f"Clearly ahead of the trained table: {ahead[0]}" in " ".join(said.split())
     data = RetrievalData.from_beir(output / "data", "test")
-    for name in ("cosine", "qnorm"):
-        model = SentenceTransformer(str(output / name))  # plain: stock modules
-        scores = InformationRetrievalEvaluator(data.queries, data.corpus, data.relevant)(model)
-        ndcg = scores[f"{model.similarity_fn_name}_ndcg@10"]
-        assert ndcg == pytest.approx(results["models"][name]["matched"], abs=2e-3)
-    assert results["mteb"] == pytest.approx(results["models"]["qnorm"]["matched"], abs=1e-3)
+    trained = results["ndcg@10"]["the table, trained"]
+    assert ndcg_of(output / "model", data) == pytest.approx(trained, abs=2e-3)
+    theirs, by_hand, ours = results["step"].values()
+    for other in (by_hand, ours):
+        assert other["value"] == pytest.approx(theirs["value"], rel=1e-5)
+        assert other["gradient"] < 1e-4
     assert "is not empty" in execute("demo", tmp_path, *options, code=2)
+
+
+def test_norms(tmp_path):
+    """Its models are the models that it measured."""
+    said = run("norms", tmp_path, "--steps", 3, "--train-queries", 80)
+    assert "answers kept" in said
+    results = json.loads((tmp_path / "results.json").read_text())
+    data = RetrievalData.from_beir(tmp_path / "data", "test")
+    for name in ("cosine", "qnorm"):
+        ndcg = results["models"][name]["matched"]
+        assert ndcg_of(tmp_path / name, data) == pytest.approx(ndcg, abs=2e-3)
 
 
 @pytest.mark.parametrize(

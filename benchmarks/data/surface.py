@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
+
+WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 MARKS = ".,:;()[]`'\"=_/-"
 
 
@@ -39,3 +48,36 @@ def auroc(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float
     """
     is_positive = np.repeat([True, False], [len(positive), len(negative)])
     return float(roc_auc_score(is_positive, np.concatenate([positive, negative])))
+
+
+class SurfacePrior:
+    """log P(a document answers a query), by a logistic regression on the surface of its text.
+
+    It is fitted on the corpus of the data, whose judgments say which documents are answers.
+    """
+
+    def __init__(self, data: RetrievalData) -> None:
+        answers = set().union(*data.relevant.values())
+        self.classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        features = surface_features(list(data.corpus.values()))
+        self.classifier.fit(features, [document in answers for document in data.corpus])
+
+    def added(self, encoded: EncodedTask, data: RetrievalData, weight: float) -> EncodedTask:
+        """Cosine + weight · prior as an inner product: vectors with the prior as one more
+        dimension."""
+        features = surface_features([data.corpus[key] for key in data.document_ids])
+        prior = torch.from_numpy(self.classifier.predict_log_proba(features)[:, 1:])  # (m, 1)
+        queries = stm.COSINE.query(encoded.queries)
+        documents = stm.COSINE.document(encoded.documents)
+        queries = torch.nn.functional.pad(queries, (0, 1), value=1.0)
+        documents = torch.cat([documents, weight * prior.to(documents)], dim=1)
+        return EncodedTask(queries, documents, encoded.columns)
+
+    def chosen(self, dev: tuple[EncodedTask, RetrievalData]) -> float:
+        """The weight with the highest nDCG@10 on dev queries."""
+
+        def score(weight: float) -> float:
+            added = self.added(*dev, weight)
+            return float(added.ndcg(added.top(stm.DOT)).mean())
+
+        return max(WEIGHTS, key=score)

@@ -1,6 +1,6 @@
 """Does a graph index find the largest inner products, and does one more dimension help?
 
-    python benchmarks/studies/graphs/graphs.py [--demo runs/demo]
+    python benchmarks/studies/graphs/graphs.py [--norms runs/norms]
 
 Recall@10 of the exact inner product by HNSW in FAISS and usearch (16 links, 128 candidates while
 building, float32, one thread), for documents as they are (metric: inner product) and after
@@ -8,8 +8,8 @@ building, float32, one thread), for documents as they are (metric: inner product
 for a query.
 
 Data: 6000 definitions of WordNet's nouns under wordllama's static table, 300 other nouns are the
-queries; the same directions with synthetic norms, lognormal with sigma .5 and 1; with --demo, the
-data of a run of examples/demo.py with its model ``qnorm``. What was expected is on the page,
+queries; the same directions with synthetic norms, lognormal with sigma .5 and 1; with --norms, the
+data of a run of examples/norms.py with its model ``qnorm``. What was expected is on the page,
 docs/research/graphs.md.
 """
 
@@ -46,7 +46,7 @@ def static() -> tuple[Array, Array]:
     return queries, model.encode([entry.text for entry in entries[:6000]])
 
 
-def demo(folder: Path) -> tuple[Array, Array]:
+def trained(folder: Path) -> tuple[Array, Array]:
     data = RetrievalData.from_beir(folder / "data", "test")
     model = stm.strip_normalize(SentenceTransformer(str(folder / "qnorm"), device="cpu"))
     model.max_seq_length = 128
@@ -122,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--demo", type=Path, help="the output of examples/demo.py")
+    parser.add_argument("--norms", type=Path, help="the output of examples/norms.py")
     arguments = parser.parse_args()
     faiss.omp_set_num_threads(1)
     queries, documents = static()
@@ -132,8 +132,8 @@ def main() -> None:
         norms = np.random.default_rng(1).lognormal(sigma=sigma, size=(len(documents), 1))
         made = unit(documents) * norms
         measure(f"lognormal norms, sigma {sigma}", queries, made)
-    if arguments.demo:
-        measure("trained with QNorm", *demo(arguments.demo))
+    if arguments.norms:
+        measure("trained with QNorm", *trained(arguments.norms))
 
 
 if __name__ == "__main__":
