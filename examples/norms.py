@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/norms"))
     parser.add_argument("--steps", type=int, default=20, help="of each of the two models")
     parser.add_argument("--train-queries", type=int, default=1000)
+    parser.add_argument("--test-queries", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     output = options.output
@@ -141,8 +142,12 @@ def main() -> None:
         model.max_seq_length = 32
         return model
 
-    sizes = {"train_queries": options.train_queries, "test_queries": 300, "max_train_files": 40}
-    task = build_docstring_task(**sizes, seed=options.seed)
+    task = build_docstring_task(
+        train_queries=options.train_queries,
+        test_queries=options.test_queries,
+        max_train_files=40,
+        seed=options.seed,
+    )
     task.test.save(output / "data", "test")
     pretrained = fresh()
     encoded = task.test.encode(pretrained, **ENCODE)
