@@ -45,12 +45,7 @@ def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
 def temp_agg_mrl(
     dims: Iterable[int], temperatures: Iterable[float] = TEMPERATURES
 ) -> tuple[Term, ...]:
-    """The terms of :class:`TempAggMRLLoss`: every prefix at every temperature.
-
-    Example:
-        >>> temp_agg_mrl([256, 128], [0.05])
-        (Term(dim=128, temperature=0.05, weight=1.0), Term(dim=256, temperature=0.05, weight=1.0))
-    """
+    """The terms of :class:`TempAggMRLLoss`: every prefix at every temperature."""
     temperatures = tuple(temperatures)
     return tuple(Term(dim, tau) for dim in sorted(prefix_dims(dims)) for tau in temperatures)
 
