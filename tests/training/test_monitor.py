@@ -106,7 +106,7 @@ def test_rows_come_every_so_many_steps():
     [
         ("weight decay", 1e-5 * torch.eye(20), torch.eye(20)),
         ("weight decay", torch.eye(20) * float("nan"), torch.eye(20)),
-        ("cut_init", torch.eye(20) + 100, torch.eye(20)),
+        ("learning rate", torch.eye(20) + 100, torch.eye(20)),
     ],
 )
 def test_collapse_is_told_once(caplog, kind, queries, documents):
