@@ -75,6 +75,7 @@ class FalseNegatives(Logging):
         """Takes the model whose tokens the guide reads."""
         self._has_warned = False
         self._first: Tensor | None = None  # of the first batch: rows without negatives, shares
+        self._unchecked = 10  # batches in which classes may repeat
         self._sees_all = True  # whether a text is in every column of the batch at hand
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
@@ -170,6 +171,23 @@ class FalseNegatives(Logging):
                 self._first.shape[1],
                 100 * share,
                 self.margin,
+            )
+
+    def warn_of_anchors(self, texts: Texts) -> None:
+        """Warns if the classes of one of the first batches are those of equal queries."""
+        if not self._unchecked or texts.classes is None or not texts.keys:
+            return
+        self._unchecked -= 1
+        both = texts.classes * 0x1E3779B97F4A7C15 + texts.keys[0]  # equal where both are
+        number, number_of_both = len(texts.classes.unique()), len(both.unique())
+        if number == len(both):
+            return
+        self._unchecked = 0
+        if number == number_of_both:
+            logger.warning(
+                "labels='classes' adds nothing here: all rows of a class have the same query, whose"
+                " answers train alike without labels, and same_text leaves them out of each other's"
+                " negatives only then. Leave out labels=."
             )
 
     def share_without_negatives(self, columns: Sequence[Features]) -> float:

@@ -213,6 +213,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             warn_without_prompts(columns, self.model, self.name)
         texts = self.false_negatives.texts(self.model, columns, self.mini_batch_size)
         texts = read_labels(texts, self.labels, labels)
+        self.false_negatives.warn_of_anchors(texts)
         if self.teacher is not None:
             guide = self.false_negatives.guide
             texts = self.teacher.read(texts, self.model, columns, self.mini_batch_size, guide)
