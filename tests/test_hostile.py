@@ -108,13 +108,24 @@ def torn(text: str) -> str:
     return text[:-9]
 
 
+def changed(**changes: object) -> Callable[[str], str]:
+    return lambda text: json.dumps(json.loads(text) | changes)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("model.safetensors", torn),
         ("tokenizer.json", torn),
+        ("tokenizer_config.json", lambda _: "[]"),
+        ("1_Pooling/config.json", lambda _: "[]"),
+        ("config.json", lambda _: "[]"),
         ("config.json", torn),
         ("config.json", lambda _: "\xff"),
+        ("modules.json", lambda _: "[5]"),
+        ("config_sentence_transformers.json", lambda _: "[]"),
+        ("config_sentence_transformers.json", changed(prompts=["query: "])),
+        ("config_sentence_transformers.json", changed(prompts={"query": 5})),
     ],
 )
 def test_the_damaged_file_of_a_model_is_named(tiny_path, name, damage) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 from safetensors import safe_open
@@ -75,4 +76,16 @@ def _check(file: Path, message: str) -> None:
     if file.name == "tokenizer.json":
         Tokenizer.from_file(str(file))
     elif file.suffix == ".json":
-        json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if ("config" in file.name or file.name == "modules.json") and not _has_form(file, content):
+            raise ValueError("this JSON has not the form of such a file")
+
+
+def _has_form(file: Path, content: Any) -> bool:
+    if file.name == "modules.json":
+        modules = content if isinstance(content, list) else []
+        return bool(modules) and all(isinstance(module, dict) for module in modules)
+    if not isinstance(content, dict):
+        return False
+    prompts = content.get("prompts") or {}
+    return isinstance(prompts, dict) and all(isinstance(x, str | None) for x in prompts.values())
