@@ -290,6 +290,18 @@ def calibrate_prior(
         ValueError: If a document has no log p or one that is not finite, or an embedding is not
             finite.
 
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> words = BoW(["bees", "honey"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="cosine", device="cpu")
+        >>> corpus = {"rare": "bees", "popular": "bees honey honey"}
+        >>> ids = [f"q{i}" for i in range(50)]
+        >>> judged = dict.fromkeys(ids, {"popular"})
+        >>> data = RetrievalData(dict.fromkeys(ids, "bees"), corpus, judged)
+        >>> curve = calibrate_prior(model, data, {"rare": -5.0, "popular": -0.1})
+        >>> curve.weight > 0, round(curve.gain[0], 3), curve.gain[1] > 0
+        (True, 0.369, True)
+
     `st_magnitude.serving.with_prior` writes the weight into the vectors of an index for inner
     products.
 

@@ -97,6 +97,18 @@ class CompressionEvaluator(SearchEvaluator):
     Raises:
         ValueError: If a prefix has more dimensions than the embedding.
 
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> words = BoW(["bees", "honey", "wax", "hive"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
+        >>> corpus = {"d1": "honey", "d2": "honey honey honey", "d3": "wax"}
+        >>> evaluator = CompressionEvaluator(
+        ...     {"q": "honey"}, corpus, {"q": {"d2"}}, dims=[4, 2], precisions=["binary"]
+        ... )
+        >>> metrics = evaluator(model)
+        >>> metrics["binary_2_rescored_retention"], metrics["binary_2_norm_rescored_retention"]
+        (0.6309297535714575, 1.0)
+
     Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
     Contrastive Training, section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497);
     for the rescoring Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain

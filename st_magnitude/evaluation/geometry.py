@@ -45,6 +45,14 @@ class GeometryEvaluator(CsvEvaluator):
         ValueError: If there are fewer than two documents; at the call, if an embedding is not
             finite.
 
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], device="cpu")
+        >>> documents = ["bee bee bee", "bee wax", "wax wax wax", "wax"]
+        >>> metrics = GeometryEvaluator(documents, is_relevant=[True, False, True, False])(model)
+        >>> round(metrics["document_norm_mean"], 3), round(metrics["cohens_d"], 1)
+        (2.104, 8.7)
+
     Formulas and their sources: `st_magnitude.geometry`.
     """
 

@@ -140,7 +140,16 @@ def bm25_run(
 
 
 def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) -> Run:
-    """The best documents of each query by an exhaustive search over embeddings."""
+    """The best documents of each query by an exhaustive search over embeddings.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
+        >>> corpus = {"d1": "honey", "d2": "honey of bees, honey", "d3": "bees"}
+        >>> data = RetrievalData({"q": "honey"}, corpus, {"q": {"d2"}})
+        >>> dense_run(data.encode(model), Similarity.named("dot"), top_k=2)
+        {'q': {'d2': 2.0, 'd1': 1.0}}
+    """
     top = encoded.top(similarity, top_k)
     scores = encoded.scores(similarity, top)
     ids = encoded.document_ids or []
@@ -172,6 +181,17 @@ class HybridEvaluator(SearchEvaluator):
         ImportError: If bm25s is not installed and no run is given.
         ValueError: If ``top_k`` is below 10, or ``bm25`` is a run of other queries, names a
             document that is not in the corpus, or has a score that is not a number.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> words = BoW(["bees", "honey"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
+        >>> corpus = {"d1": "Honey, honey, honey!", "d2": "Bees make honey."}
+        >>> corpus["d3"] = "Bees like honey from flowers."
+        >>> evaluator = HybridEvaluator({"q": "bees honey"}, corpus, {"q": {"d2"}}, name="dev")
+        >>> metrics = evaluator(model)
+        >>> metrics["dev_dense_mrr@10"], metrics["dev_bm25_mrr@10"], metrics["dev_hybrid_mrr@10"]
+        (0.5, 1.0, 1.0)
 
     Source: Cai et al., Revela, section 4.2 and App. A.5.
     """

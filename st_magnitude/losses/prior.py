@@ -38,6 +38,21 @@ class DocumentPrior:
     with the ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a
     run that resumes. Several data sets have a loss and a prior each.
 
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> import st_magnitude as stm
+        >>> tokenizer = Tokenizer(models.WordLevel({"?": 0, "tea": 1, "maps": 2}, unk_token="?"))
+        >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> table = StaticEmbedding(tokenizer, embedding_dim=8)
+        >>> model = SentenceTransformer(modules=[table], device="cpu")
+        >>> positives = ["tea", "tea", "tea", "maps"]  # of four training pairs
+        >>> prior = stm.DocumentPrior.from_texts(model, positives, smoothing=0.5)
+        >>> [log_q] = prior.log_q([model.preprocess(["maps", "tea", "maps tea"])])
+        >>> log_q.exp()  # 1.5, 3.5 and, for an unknown text, 0.5 of 5
+        tensor([0.3000, 0.7000, 0.1000])
+        >>> loss = stm.CosineRankingLoss(model, prior=prior)
+
     Source: Yi et al. 2019, Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
         Recommendations, RecSys, Eq. 3 to 5.
     """
