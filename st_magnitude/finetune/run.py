@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -158,7 +159,11 @@ def train(
         _warn_without_negatives(config.loss, data, rows, answers)
         baseline = None
         if is_first:
+            if dev is not None:
+                say(f"Measuring the pretrained model: {len(dev.corpus):,} documents.")
+            began = time.perf_counter()
             baseline = Baseline(model, data, data if folds else dev, answers, config)
+            seconds = time.perf_counter() - began
             if folds:
                 baseline.cross_validate(folds, output, loss_options)
             if test is not None:
@@ -171,6 +176,8 @@ def train(
             train_or_stop(trainer, checkpoint, say)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
+        if dev is not None:
+            say(f"Measuring the trained model, about {seconds:.0f} s.")
         verdict, after, moved = baseline.compare()
         if verdict is not None and verdict.saved != verdict.as_trained:
             prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))

@@ -145,6 +145,19 @@ def test_only_candidates_are_negatives():
         stm.mine_negatives(words(), data, candidates={"d9"})
 
 
+def test_every_text_is_encoded_once(static_model, judged, monkeypatch):
+    encoded = []
+    encode = SentenceTransformer.encode
+
+    def counted(self, inputs, **options):
+        encoded.extend(inputs)
+        return encode(self, inputs, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", counted)
+    stm.mine_negatives(static_model, judged)
+    assert sorted(encoded) == sorted([*judged.queries.values(), *judged.corpus.values()])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
