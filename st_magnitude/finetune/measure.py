@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -72,9 +73,9 @@ def bm25_if_installed(data: RetrievalData) -> Run | None:
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
     """The raw embeddings of queries and corpus, and the similarity under which the model ranks.
 
-    A distance counts as cosine. Where it may take long, there is a progress bar.
+    A distance counts as cosine. On a terminal there is a progress bar where it may take long.
     """
-    shows = not has_static_embedding_input(model)
+    shows = sys.stderr.isatty() and not has_static_embedding_input(model)
     if normalizes_output(model) and is_cut(model):  # by the dot product of parts of unit vectors
         return data.encode(model, show_progress_bar=shows), own_scoring(model)
     is_distance = model.similarity_fn_name not in ("cosine", "dot")
