@@ -108,8 +108,7 @@ def train(
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
-            or added), or the folder or hub id of one, which is loaded after everything else has
-            been checked.
+            or added), or the folder or hub id of one.
         data: Training data. Judged negatives become hard negatives.
         dev: Held-out data to compare on.
         dev_is_drawn: Whether dev was drawn at random from the same source as data. Where folds are

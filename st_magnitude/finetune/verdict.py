@@ -115,7 +115,7 @@ class Verdict(Result):
 
     def advice(self, remedy: str = "") -> str:
         """What follows from the figures, in a few sentences."""
-        found = [self.caveat]
+        found: list[str] = []
         if self.saved.gain[2] < 0.0 and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
         elif not self.is_better:
