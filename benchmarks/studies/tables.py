@@ -21,7 +21,7 @@ from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
-from benchmarks.studies.known import run, scope
+from benchmarks.studies.known import defaults, run, scope
 from benchmarks.studies.late_interaction import late_interaction
 from benchmarks.studies.merging import merging
 from benchmarks.studies.norm_sign import norm_sign
@@ -55,6 +55,7 @@ TABLES: dict[str, Table] = {
     **merging.TABLES,
     **run.TABLES,
     "known scope": scope.table,
+    "known defaults": defaults.table,
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
     **inheritance.TABLES,
