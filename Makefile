@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo test test-slow test-all lint docs site serve-site dist release-check gpu bench clean
 
-demo: $(BIN)/.installed  ## train on your own environment's API docs, with controls (minutes on 2 cores)
+demo: $(BIN)/.installed  ## train on your own environment's API docs, with controls (a minute on 2 cores)
 	$(BIN)/python examples/demo.py --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # One process per core, each with one torch thread.

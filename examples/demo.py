@@ -159,7 +159,7 @@ def cost(rows: Dataset) -> tuple[Table, dict[str, dict[str, float]]]:
             weights.grad = None
             value = loss([dict(column) for column in batch], None)
             value.backward()
-            return float(value)
+            return value.item()
 
         value, seconds = step(), []
         gradients.append(weights.grad)
