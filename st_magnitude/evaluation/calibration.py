@@ -189,8 +189,16 @@ def exponent_curve(
     rows = (kept, -1, 0)
     gains = [judge(per_query[highest] - per_query[row], seed=seed).gain for row in rows]
     tied = [row for row, (_, low, _) in zip(rows, gains, strict=True) if low <= 0]
-    today, best = (float(exponents[row]) for row in (kept, [*tied, highest][0]))
-    return ExponentCurve(exponents, per_query, queries, today, best, *gains[1:])
+    best = tied[0] if tied else highest
+    return ExponentCurve(
+        exponents,
+        per_query,
+        queries,
+        present=float(exponents[kept]),
+        best=float(exponents[best]),
+        versus_cosine=gains[1],
+        versus_dot=gains[2],
+    )
 
 
 def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:

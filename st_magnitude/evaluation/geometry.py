@@ -103,7 +103,8 @@ def norm_figures(
         figures[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
     if is_relevant is not None and min(is_relevant.sum(), (~is_relevant).sum()) > 1:
         documents = geometry.norms(sides["document"])
-        groups = documents[is_relevant], documents[~is_relevant]
-        figures["cohens_d"] = d = geometry.cohens_d(*groups)
-        figures["cohens_d_error"] = geometry.cohens_d_error(d, *map(len, groups))
+        relevant, others = documents[is_relevant], documents[~is_relevant]
+        d = geometry.cohens_d(relevant, others)
+        figures["cohens_d"] = d
+        figures["cohens_d_error"] = geometry.cohens_d_error(d, len(relevant), len(others))
     return figures
