@@ -19,20 +19,6 @@ Targets = Tensor | Callable[[slice], Tensor]
 
 
 @dataclass(frozen=True)
-class Above:
-    """A rule of ``exclude``: columns above a threshold do not count as negatives.
-
-    Args:
-        threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).
-        guide: Embeddings of queries (B, Dg) or (Q, Dg), and of documents (M, Dg), whose inner
-            products are compared. None: the scores of the loss at its longest prefix.
-    """
-
-    threshold: Callable[[Tensor], Tensor]
-    guide: tuple[Tensor, Tensor] | None = None
-
-
-@dataclass(frozen=True)
 class Ids:
     """A rule of ``exclude``: texts of one id are not negatives of each other.
 
@@ -43,6 +29,22 @@ class Ids:
 
     queries: Tensor
     documents: Tensor
+
+
+@dataclass(frozen=True)
+class Above:
+    """A rule of ``exclude``: columns above a threshold do not count as negatives.
+
+    Args:
+        threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).
+        guide: Embeddings of queries (B, Dg) or (Q, Dg), and of documents (M, Dg), whose inner
+            products are compared. None: the scores of the loss at its longest prefix.
+        spares: Exceptions: a query and a document of one id stay negatives, whatever they score.
+    """
+
+    threshold: Callable[[Tensor], Tensor]
+    guide: tuple[Tensor, Tensor] | None = None
+    spares: Ids | None = None
 
 
 # Integer ids (M,) of documents, which queries have from their positives; Ids; an Above; or several
@@ -100,6 +102,11 @@ class Batch:
     def above(self) -> Above | None:
         return next((x for x in self.excluded if isinstance(x, Above)), None)
 
+    @property
+    def spares(self) -> list[Ids]:
+        above = self.above
+        return [] if above is None or above.spares is None else [above.spares]
+
     def check(self, directions: Sequence[Direction]) -> None:
         self._check_embeddings()
         at_least("hardness_strength", self.hardness_strength, 0)
@@ -149,7 +156,7 @@ class Batch:
 
     def _check_exclude(self, directions: Sequence[Direction]) -> None:
         size = len(self.documents)
-        for ids in self.excluded_ids:
+        for ids in [*self.excluded_ids, *self.spares]:
             _check_ids("exclude", ids.documents, size)
             number = max(self.own.stop, self.num_pairs)
             _check_ids("exclude", ids.queries[:number], number, kind="queries")

@@ -28,6 +28,7 @@ class Side:
     label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
     bias: Tensor | None = None  # (n,), added to the logits of columns
     guide: Tensor | None = None  # (n, Dg), the embeddings of a guide
+    spared: Tensor | None = None  # (n,): a pair that shares one is never too close
 
     def part(self, rows: slice) -> Side:
         """A view of some of the texts, whose gradients go into those of the whole."""
@@ -70,6 +71,7 @@ def side_of(
         labels = of_ids([] if batch.positives is None else [Ids(batch.positives, batch.positives)])
         log_q = batch.log_q_queries if is_query else batch.log_q
         guides = batch.above.guide if batch.above is not None else None
+        spared = of_ids(batch.spares)
         return Side(
             x=x,
             scale=scale,
@@ -79,6 +81,7 @@ def side_of(
             label=labels[0] if labels else None,
             bias=None if log_q is None else -of_side(log_q).to(x.dtype),
             guide=None if guides is None else of_side(guides[0 if is_query else 1]),
+            spared=spared[0] if spared else None,
         )
 
 
@@ -169,7 +172,10 @@ def _same_pair(batch: Batch, rows: Side, columns: Side, own: int) -> Rule:
 def _too_close(
     above: Above, rows: Side, columns: Side, own: int | None, of_own: Tensor | None
 ) -> Rule:
-    """The columns that score above the threshold."""
+    """The columns that score above the threshold, but for those that are spared."""
+    spared: Rule | None = None
+    if rows.spared is not None and columns.spared is not None:
+        spared = same_id(rows.spared, columns.spared, rows.x.dtype)
 
     def rule(tile: slice, scores: Tensor) -> Tensor:
         if rows.guide is not None and columns.guide is not None:
@@ -179,7 +185,8 @@ def _too_close(
         else:
             assert of_own is not None
             positives = of_own[tile]
-        return (scores > above.threshold(positives)[:, None]).to(rows.x.dtype)
+        too_close = (scores > above.threshold(positives)[:, None]).to(rows.x.dtype)
+        return too_close if spared is None else too_close.mul_(spared(tile, scores) == 0)
 
     return rule
 

@@ -116,7 +116,10 @@ class Comparison:
                 by_documents = documents[self.rows_are] @ queries.T
                 scores = own_queries @ documents.T if self.from_query else by_documents
             of_own = scores.where(self.own, 0).sum(dim=1)  # (B,)
-            said.append(scores > batch.above.threshold(of_own)[:, None])
+            too_close = scores > batch.above.threshold(of_own)[:, None]
+            for spares in batch.spares:
+                too_close &= ~self._same(spares)
+            said.append(too_close)
         return torch.stack([torch.zeros_like(self.own), *said]).any(dim=0)
 
     def _targets(self, dtype: torch.dtype) -> Tensor:

@@ -33,7 +33,7 @@ from st_magnitude.similarity import Similarity
 # The columns of one rank with all that belongs to them, or gradients, along the first axis
 Block = dict[str, Tensor]
 FLOWS = ("x", "scale")  # what has a gradient
-TRAVELS = ("x", "ids", "label", "bias", "guide")
+TRAVELS = ("x", "ids", "label", "bias", "guide", "spared")
 
 
 def ring_infonce(

@@ -49,11 +49,12 @@ def loop_infonce(
     positives=None,
     query_ids=None,
     hardness=0.0,
+    spares=None,
 ):
     """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
     Documents whose id is that of the positive, or that of the query if queries have some, or that
-    score higher than the positive less a margin, are left out.
+    score higher than the positive less a margin and share none of the spares, are left out.
     """
     backward = directions == BACKWARD
     own = slice(offset, offset + len(queries))
@@ -63,10 +64,15 @@ def loop_infonce(
         return ids[own], ids[own] if backward else ids
 
     (row_ids, column_ids), (row_labels, column_labels) = labels(ids), labels(positives)
+
+    def rows_and_columns(of_queries, of_documents):
+        rows, columns = of_queries[own].tolist(), of_documents.tolist()
+        return (columns[own], rows) if backward else (rows, columns)
+
     if query_ids is not None:
-        row_ids, column_ids = query_ids[own].tolist(), ids.tolist()
-        if backward:
-            row_ids, column_ids = ids[own].tolist(), query_ids[own].tolist()
+        row_ids, column_ids = rows_and_columns(query_ids, ids)
+    if spares is not None:
+        row_spares, column_spares = rows_and_columns(spares.queries, spares.documents)
 
     def scores_of(dim):
         sides = queries, documents
@@ -85,8 +91,9 @@ def loop_infonce(
                 if column_labels[j] == row_labels[i]:
                     logits.append(score / term.temperature)
                     attractions.append(score / term.temperature)
-                elif (
-                    column_ids[j] != row_ids[i] and longest[i, j] <= longest[i, own_column] - margin
+                elif column_ids[j] != row_ids[i] and (
+                    longest[i, j] <= longest[i, own_column] - margin
+                    or (spares is not None and column_spares[j] == row_spares[i])
                 ):
                     logits.append(score / term.temperature + hardness * score.detach())
             total += term.weight * (
@@ -110,8 +117,12 @@ QUERY_IDS = torch.tensor([3, 8, 3, 8, 3, 5, 9])  # of rows 2 to 5: 3, 8, 3, 5
 LABELS = torch.tensor([40, 7, 11, 7, 11, 40, 11, 9, 7])  # of the positives: 11, 7, 11, 40
 
 
-def above_the_positive(margin):
-    return Above(lambda positives: positives - margin)
+# of a query and its explicit negative, and of queries 1 and 3
+SPARES = Ids(torch.tensor([9, 9, 0, 1, 2, 1, 9]), torch.tensor([2, 0, 4, 1, 4, 4, 0, 0, 2]))
+
+
+def above_the_positive(margin, spares=None):
+    return Above(lambda positives: positives - margin, spares=spares)
 
 
 RULES = {
@@ -119,6 +130,7 @@ RULES = {
     "ids": {"ids": IDS},
     "ids of queries": {"ids": IDS, "query_ids": QUERY_IDS},
     "margin": {"margin": 0.5},
+    "spares": {"margin": 0.5, "spares": SPARES},
     "ids and margin": {"ids": IDS, "margin": 0.5},
     "positives": {"positives": LABELS},
     "all": {"ids": IDS, "margin": 0.5, "positives": LABELS},
@@ -141,12 +153,15 @@ def test_equals_the_definition(terms, gammas, directions, rule):
     wanted = torch.autograd.grad(expected, leaves)
     without = loop_infonce(queries, documents, terms, gammas, *arguments)
     assert not rule or abs(expected - without) > 1e-4
+    if "spares" in rule:
+        without = loop_infonce(queries, documents, terms, gammas, *arguments, margin=rule["margin"])
+        assert abs(expected - without) > 1e-4
     options = {"positives": rule.get("positives")}
     options["exclude"] = [rule["ids"]] if "ids" in rule else []
     if "query_ids" in rule:
         options["exclude"] = Ids(rule["query_ids"], rule["ids"])
     if "margin" in rule:
-        options["exclude"].append(above_the_positive(rule["margin"]))
+        options["exclude"].append(above_the_positive(rule["margin"], rule.get("spares")))
     for function in (
         infonce_reference,
         infonce,
@@ -548,6 +563,7 @@ WRONG = {
     "positives and hardness": ({"hardness_strength": 1, "positives": IDS}, "one positive"),
     "tile_rows": ({"tile_rows": 0}, "tile_rows must be at least 1"),
     "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
+    "spares": ({"exclude": above_the_positive(0, Ids(IDS[:3], IDS))}, r"ids \(4,\) of the queries"),
     "ids of queries": ({"exclude": Ids(IDS[:3], IDS)}, r"ids \(4,\) of the queries; .* \(3,\)"),
     "positives": ({"positives": MATRIX.bool()}, r"Give a matrix \(B, M\) as targets"),
     "targets": ({"targets": MATRIX[:, :8]}, r"take the shape \(4, 9\)"),

@@ -75,6 +75,7 @@ MUTANTS = {
     ],
     ("panels.py", "test_ring.py::test_equals_the_joined_batch"): [
         ("positives = of_own[tile]", "positives = of_own[: len(scores)]"),
+        ("too_close.mul_(spared(tile, scores) == 0)", "too_close"),
     ],
     ("panels.py", "test_infonce.py::test_booleans_as_targets"): [
         ("given = batch.targets[:, batch.own].T", "given = batch.targets[:, batch.own]"),

@@ -12,7 +12,7 @@ from _ranks import on_ranks
 
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude._distributed import agree
-from st_magnitude.kernel.batch import Above
+from st_magnitude.kernel.batch import Above, Ids
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"
@@ -40,7 +40,7 @@ CASES = {
 FREQUENCIES = ("log_q", "log_q_queries")
 LOG_Q = {"cosine", "many", "many dot", "one"}  # cases with frequencies of documents and of queries
 POSITIVES = {"dot", "many", "one"}  # cases with several positives
-GUIDED = {"prefix", "many dot"}  # cases whose margin looks at the scores of a guide
+GUIDED = {"prefix", "many dot", "hardness"}  # cases whose margin looks at the scores of a guide
 EXCLUDED = {
     "cosine": "ids",
     "many": "ids",
@@ -48,6 +48,7 @@ EXCLUDED = {
     "prefix": "margin",
     "one": "ids and margin",
     "weights": "ids",
+    "hardness": "margin but for spares",
 }
 
 
@@ -73,6 +74,10 @@ def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
             {
                 "ids": torch.randint(0, 12, (number,), generator=ids),
                 "other ids": 100 * rank + torch.arange(number) // 2,
+                "spares": (
+                    10 * rank + torch.arange(len(queries)),
+                    10 * rank + torch.arange(number) % len(queries),
+                ),
                 "labels": torch.randint(-5, 4, (number,), generator=labels),
                 "log_q": log_q,
                 "log_q_queries": log_q_queries,
@@ -114,7 +119,8 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
         pair, known = pairs[dist.get_rank()], about(pairs)[dist.get_rank()]
         exclude = [known["ids"], known["other ids"]] if "ids" in rule else []
         if "margin" in rule:
-            exclude.append(Above(threshold, known["guide"] if case in GUIDED else None))
+            spares = Ids(*known["spares"]) if "spares" in rule else None
+            exclude.append(Above(threshold, known["guide"] if case in GUIDED else None, spares))
         sizes = [[len(x) for x in pair] for pair in pairs]
         start = sum(n for n, _ in sizes[: dist.get_rank()])
         weights = weights_of(case, sum(n for n, _ in sizes))
@@ -159,7 +165,10 @@ def test_equals_the_joined_batch(num_ranks):
 
         known = {name: [of_rank[name] for of_rank in about(pairs)] for name in about(pairs)[0]}
         guides = tuple(joined(side) for side in zip(*known["guide"], strict=True))
-        above = [Above(threshold, guides if case in GUIDED else None)] if "margin" in rule else []
+        spares = Ids(*(joined(side) for side in zip(*known["spares"], strict=True)))
+        above = Above(
+            threshold, guides if case in GUIDED else None, spares if "spares" in rule else None
+        )
         ids = [joined(known[name]) for name in ("ids", "other ids") if "ids" in rule]
         options = {"partition_mode": "per_direction", "backend": "plain"}
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
@@ -172,7 +181,8 @@ def test_equals_the_joined_batch(num_ranks):
             similarity,
             directions,
         )
-        loss = infonce(*arguments, exclude=[*ids, *above], **options)
+        exclude = [*ids, above] if "margin" in rule else ids
+        loss = infonce(*arguments, exclude=exclude, **options)
         assert not rule or loss < 0.995 * infonce(*arguments, **options)
         inputs = [x for pair in pairs for x in pair]
         gradients = torch.autograd.grad(
