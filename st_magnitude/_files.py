@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -163,20 +161,12 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def one_line_about_the_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Turns errors of a disk, also of torch, safetensors and tokenizers, into an OSError."""
+def with_remedy(path: Path, remedy: str) -> Iterator[None]:
+    """Adds the path and what to do to an error of the disk."""
     try:
         yield
     except (FileExistsError, FileNotFoundError, ConnectionError):
         raise
-    except Exception as error:
-        found = re.search(r"(?:os error|Os \{ code:) (\d+)", str(error))
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-        if re.search("PytorchStreamWriter|inline_container", str(error)):
-            number = errno.EIO
-        if number is None:
-            raise
-        reason = os.strerror(number)
-        failure = OSError(f"The model cannot be written to {path} ({reason}). {remedy}")
-        failure.errno = number
-        raise failure from error
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise OSError(f"The model cannot be written to {path} ({reason}). {remedy}") from error

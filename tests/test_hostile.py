@@ -65,7 +65,7 @@ def test_pickled_weights_are_not_unpickled(
         path.write_bytes(pickle.dumps(Payload(mark)))
     stm.load(saved, device="cpu")  # the weights in safetensors go before
     (saved / module / "model.safetensors").unlink()
-    with pytest.raises(OSError, match=rf"{module}/pytorch_model\.bin") as refused:
+    with pytest.raises(OSError, match="Take safetensors") as refused:
         stm.load(saved, device="cpu")
     assert "weights_only" not in str(refused.value)  # upstream advises to run it
     assert not mark.exists()
@@ -104,34 +104,20 @@ def test_no_code_for_a_tokenizer_or_a_model_is_imported(tiny_path, mark, monkeyp
     assert not mark.exists()
 
 
-def torn(text: str) -> str:
-    return text[:-9]
-
-
-def changed(**changes: object) -> Callable[[str], str]:
-    return lambda text: json.dumps(json.loads(text) | changes)
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("model.safetensors", torn),
-        ("tokenizer.json", torn),
-        ("tokenizer_config.json", lambda _: "[]"),
-        ("1_Pooling/config.json", lambda _: "[]"),
-        ("config.json", lambda _: "[]"),
-        ("config.json", torn),
-        ("config.json", lambda _: "\xff"),
-        ("modules.json", lambda _: "[5]"),
-        ("config_sentence_transformers.json", lambda _: "[]"),
-        ("config_sentence_transformers.json", changed(prompts=["query: "])),
-        ("config_sentence_transformers.json", changed(prompts={"query": 5})),
+        ("model.safetensors", lambda content: content[:-9]),
+        ("config.json", lambda content: content[:-9]),
+        ("1_Pooling/config.json", lambda _: b"[]"),
+        ("modules.json", lambda _: b"[5]"),
+        ("config_sentence_transformers.json", lambda _: b'{"prompts": {"query": 5}}'),
     ],
 )
-def test_the_damaged_file_of_a_model_is_named(tiny_path, name, damage) -> None:
-    content = (tiny_path / name).read_bytes().decode("latin-1")
-    (tiny_path / name).write_bytes(damage(content).encode("latin-1"))
-    with pytest.raises(OSError, match=rf"cannot be loaded because of .*{name} \("):
+def test_a_model_with_a_damaged_file_is_named(tiny_path, name, damage) -> None:
+    content = (tiny_path / name).read_bytes()
+    (tiny_path / name).write_bytes(damage(content))
+    with pytest.raises(OSError, match=str(tiny_path)):
         stm.load(tiny_path)
 
 

@@ -26,7 +26,7 @@ from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
-from st_magnitude.saving.damage import loading
+from st_magnitude.saving.errors import loading
 from st_magnitude.surgery.adapters import merge_lora
 from st_magnitude.training import run_folder
 

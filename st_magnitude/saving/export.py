@@ -12,11 +12,11 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
-from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk, refuse_used_folder
+from st_magnitude._files import locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.saving.damage import loading
+from st_magnitude.saving.errors import loading
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.raw import refuse_other_models, warn_of_unused_prompt
@@ -60,7 +60,7 @@ def export(
     refuse_used_folder(path, overwrite)
     with (
         locked_folder(path, first_rank_only=False),
-        one_line_about_the_disk(path, "The folder is as it was."),
+        with_remedy(path, "The folder is as it was."),
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):
         write_model(model, folder)
@@ -70,7 +70,12 @@ def export(
 def write_model(model: SentenceTransformer, folder: Path) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
     model = merged(model)
-    model.save_pretrained(str(folder))
+    try:
+        model.save_pretrained(str(folder))
+    except OSError:
+        raise
+    except Exception as error:  # torch, safetensors and tokenizers have other ones for a full disk
+        raise OSError(f"{type(error).__name__}: {error}") from error
     if isinstance(model[-1], ExponentNorm):
         _refer_to_package(folder)
     complete_card(folder / "README.md", model)

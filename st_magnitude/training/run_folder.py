@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._config import list_differences
-from st_magnitude._files import OWN, is_moving, moved_in, one_line_about_the_disk, written
+from st_magnitude._files import OWN, is_moving, moved_in, with_remedy, written
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
 from st_magnitude.saving.export import write_model
@@ -125,14 +125,20 @@ def train_or_stop(
     stop = _StopOnSignal()
     trainer.add_callback(stop)
     trainer.add_callback(_TimeLeft(say))
-    remedy = "Free some space, and continue from the last checkpoint with resume=True (--resume)."
     try:
-        with one_line_about_the_disk(Path(str(trainer.args.output_dir)), remedy):
-            if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
-                load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
-                trainer.state = state
-            else:
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
+            load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
+            trainer.state = state
+        else:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception as error:
+        folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
+        if folder.exists() and not _is_complete(folder):
+            raise OSError(
+                f"{folder} cannot be written ({error}). Free some space, and continue from the last"
+                " checkpoint with resume=True (--resume)."
+            ) from error
+        raise
     finally:
         stop.handlers.close()
         trainer.remove_callback(stop)
@@ -192,8 +198,7 @@ def check_output(output: Path, resume: bool) -> Path | None:
     folders = output.glob("checkpoints/*")
     numbered = (path for path in folders if re.fullmatch(r"checkpoint-\d+", path.name))
     checkpoints = sorted(numbered, key=lambda path: int(path.name.split("-")[1]))
-    # the state is written last
-    found = [path for path in checkpoints if "global_step" in _json_of(path / "trainer_state.json")]
+    found = [path for path in checkpoints if _is_complete(path)]
     if torn := [path.name for path in checkpoints if path not in found]:
         logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
     if found and not resume:
@@ -204,6 +209,11 @@ def check_output(output: Path, resume: bool) -> Path | None:
     if resume and not found:
         logger.warning("There is no checkpoint in %s/checkpoints: training starts anew.", output)
     return found[-1] if found else None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint has its state, which is written last."""
+    return "global_step" in _json_of(checkpoint / "trainer_state.json")
 
 
 def _foreign(output: Path) -> Iterator[Path]:
@@ -250,7 +260,7 @@ def saved(
     """Moves a model and its record, a JSON file, into the folder of a run, after the block, which
     gets the new folder."""
     remedy = "Make room, and run it again (train and revela: with resume=True, --resume)."
-    with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
+    with with_remedy(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(model, folder)
         text = json.dumps(to_plain(record), indent=2) + "\n"
         (folder / name).write_text(text, encoding="utf-8")

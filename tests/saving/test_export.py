@@ -1,6 +1,5 @@
 """The files that export writes, as others and stm.load read them."""
 
-import errno
 import itertools
 import json
 import multiprocessing
@@ -227,12 +226,11 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))  # less than the weights
-        with pytest.raises(OSError, match=str(old)) as caught:
+        with pytest.raises(OSError, match=f"{old}.*File too large"):
             stm.export(static_model, old, overwrite=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert caught.value.errno == errno.EFBIG
     assert contents(old) == before
     assert [path.name for path in old.parent.iterdir()] == ["model"]
 
