@@ -33,7 +33,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from st_magnitude import COSINE, CosineRankingLoss
-from st_magnitude.losses.texts import Texts, text_keys
+from st_magnitude.losses.keys import Texts, text_keys
 
 DIM, CACHED_ROWS = 384, 64
 REPEATS = {512: 40, 2048: 10, 8192: 2}

@@ -32,7 +32,7 @@ from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.folds import FOLDS, parts_of
 from st_magnitude.finetune.run import save_trained
 from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
-from st_magnitude.losses.texts import tokens_of
+from st_magnitude.losses.keys import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output

@@ -22,13 +22,12 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
 from st_magnitude._checks import positive
-from st_magnitude._distributed import num_ranks
+from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
-from st_magnitude.training.engines import engine_of
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +171,10 @@ class EmbeddingLoss(nn.Module):
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine, as engine_of names it, that cannot train the loss."""
 
+    def get_log(self) -> dict[str, float]:
+        """Figures for a line of the Trainer's log, which may wait for the device."""
+        return {}
+
     def refuse_adaptive_layers(self, what: str) -> None:
         """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
         first = next(unwrapped(self.model).children(), None)
@@ -204,8 +207,10 @@ class EmbeddingLoss(nn.Module):
         documents: list[Tensor],
         similarity: Similarity,
         terms: Sequence[Term] = (),
+        gathers: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and columns (B, D) of documents over the mean norms of queries, positives.
+        """Queries (B, D) and documents (B, D) of each column over the mean norms of queries and of
+        positives, of all ranks if the loss ``gathers``.
 
         Norms are those of the longest prefix of the terms. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
@@ -213,23 +218,23 @@ class EmbeddingLoss(nn.Module):
         if self.scale != "auto":
             return queries, documents
         dim = max((term.dim or queries.shape[1] for term in terms), default=None)
-        across = bool(getattr(self, "gather_across_devices", False))
-        (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, across)
-        return queries, _by_mean_norm(documents, similarity.gamma_document, dim, across)
+        (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, gathers)
+        return queries, _by_mean_norm(documents, similarity.gamma_document, dim, gathers)
 
 
 def _by_mean_norm(
-    columns: list[Tensor], gamma: float | Tensor, dim: int | None, across: bool
+    embeddings: list[Tensor], gamma: float | Tensor, dim: int | None, gathers: bool
 ) -> list[Tensor]:
+    """Embeddings (B, D) of each column over the mean norm of the first column."""
     if not isinstance(gamma, Tensor) and gamma == 1:
-        return columns  # the similarity removes the norm
-    columns = [at_least_float32(x) for x in columns]
-    norms = torch.linalg.vector_norm(columns[0][:, :dim], dim=1)
+        return embeddings  # the similarity removes the norm
+    embeddings = [at_least_float32(x) for x in embeddings]
+    norms = torch.linalg.vector_norm(embeddings[0][:, :dim], dim=1)
     total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
-    if across and num_ranks() > 1:
+    if gathers and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
     mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
-    return [x / mean for x in columns]
+    return [x / mean for x in embeddings]
 
 
 class FiniteWatch:

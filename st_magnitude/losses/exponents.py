@@ -12,12 +12,12 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from st_magnitude._distributed import refuse_engine
 from st_magnitude.losses.base import exponent_norm, with_options_of
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import unwrapped
-from st_magnitude.training.engines import refuse_engine
 
 EXPONENT_RATE = 1e-2  # of the biases of exponents, where the model has its usual rate
 
@@ -36,7 +36,7 @@ class CosineRankingLoss(MagnitudeRankingLoss):
     s(q, d) = cos(q, d)
     """
 
-    own_similarity = COSINE
+    fixed_similarity = COSINE
     citation = MultipleNegativesRankingLoss.citation  # by the directions
 
 
@@ -46,7 +46,7 @@ class DotRankingLoss(MagnitudeRankingLoss):
     s(q, d) = q · d
     """
 
-    own_similarity = DOT
+    fixed_similarity = DOT
 
 
 class QNormRankingLoss(MagnitudeRankingLoss):
@@ -55,7 +55,7 @@ class QNormRankingLoss(MagnitudeRankingLoss):
     s(q, d) = q / |q| · d = |d| cos(q, d)
     """
 
-    own_similarity = QNORM
+    fixed_similarity = QNORM
 
 
 class DNormRankingLoss(MagnitudeRankingLoss):
@@ -66,7 +66,7 @@ class DNormRankingLoss(MagnitudeRankingLoss):
     The norm of a query is its inverse temperature. The trained model ranks by cosine (Prop. 4.2).
     """
 
-    own_similarity = DNORM
+    fixed_similarity = DNORM
 
 
 class LearnableNormLoss(MagnitudeRankingLoss):

@@ -21,21 +21,20 @@ from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.ranks import Gathered
-from st_magnitude.losses.texts import (
+from st_magnitude.losses.keys import (
     Features,
     Texts,
     bare_keys,
     device_of,
     is_plain_text,
-    split_prompt,
     text_keys,
     tokens_of,
     unlike_all,
 )
+from st_magnitude.losses.prompts import split_prompt
+from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import DOT, Similarity, at_least_float32, without_autocast
 from st_magnitude.surgery.raw import prompt_of, unwrapped
-from st_magnitude.training.attach import Logging
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ MarginStrategy = Literal["absolute", "relative"]
 MOST = 0.75  # the share of negatives that may be left out without a warning
 
 
-class FalseNegatives(Logging):
+class FalseNegatives:
     """The documents of a batch that do not count as negatives, as MagnitudeRankingLoss says."""
 
     def __init__(
@@ -55,7 +54,6 @@ class FalseNegatives(Logging):
         margin_strategy: MarginStrategy,
         guide: SentenceTransformer | None,
     ) -> None:
-        super().__init__()
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0 and guide is None:
@@ -68,19 +66,17 @@ class FalseNegatives(Logging):
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
-        self._given = (guide,)  # in a tuple it is not a submodule
+        self._given = guide
         self.guide: Guide | None = None
 
     def start(self, model: SentenceTransformer) -> None:
         """Takes the model whose tokens the guide reads."""
         self._has_warned = False
-        self._first: Tensor | None = None  # of the first batch: rows without negatives, shares
+        self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
         self._unchecked = 10  # batches in which classes may repeat
-        self._sees_all = True  # whether a text is in every column of the batch at hand
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
-        (given,) = self._given
-        self.guide = None if given is None else Guide(given, model)
+        self.guide = None if self._given is None else Guide(self._given, model)
 
     def texts(
         self, model: nn.Module, columns: Sequence[Features], mini_batch_size: int | None
@@ -89,13 +85,13 @@ class FalseNegatives(Logging):
         keys: list[Tensor] = []
         bare: list[Tensor] = []
         guide: list[Tensor] = []
-        self._sees_all = all(map(is_plain_text, columns))
         if self.same_text == "exclude":
             keys = [text_keys(features, i) for i, features in enumerate(columns)]
             bare = bare_keys(columns, keys, model)
         if self.guide is not None:
             guide = self.guide.embed_columns(columns, model, mini_batch_size)
-        return Texts(keys=keys, bare=bare, guide=guide)
+        are_plain = all(map(is_plain_text, columns))
+        return Texts(keys=keys, bare=bare, guide=guide, are_plain=are_plain)
 
     def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids | Above]:
         """``exclude`` of infonce."""
@@ -138,17 +134,20 @@ class FalseNegatives(Logging):
         if not self._total:
             return {}
         share = float(self._number) / self._total
-        self._number = self._total = 0
+        self._number = 0
+        self._total = 0
         return {"excluded_negatives": share}
 
-    def count(self, mask: Tensor) -> None:
+    def count(self, mask: Tensor, are_plain: bool) -> None:
         """Adds a batch to the log: whether queries leave out documents, (n, M).
 
-        It warns if queries of the first batch leave out all or most of them; on a GPU at the second
-        batch, which does not have to wait for the first.
+        Of other inputs than plain texts, only a margin leaves documents out. It warns if queries of
+        the first batch leave out all or most of them; on a GPU at the second batch, which does not
+        have to wait for the first.
         """
-        numbers, most = mask.sum(dim=1), mask.shape[1] - 1  # (n,)
-        if self._sees_all or self.margin is not None:
+        numbers = mask.sum(dim=1)  # (n,)
+        most = mask.shape[1] - 1
+        if are_plain or self.margin is not None:
             self._number = self._number + numbers.sum()
             self._total += len(numbers) * most
         if self._has_warned:
@@ -173,17 +172,18 @@ class FalseNegatives(Logging):
                 self.margin,
             )
 
-    def warn_of_anchors(self, texts: Texts) -> None:
-        """Warns if the classes of one of the first batches are those of equal queries."""
-        if not self._unchecked or texts.classes is None or not texts.keys:
+    def warn_of_anchors(self, classes: Tensor, queries: Tensor) -> None:
+        """Warns if the classes (B,) of one of the first batches are those of equal queries, by
+        their keys (B,)."""
+        if not self._unchecked:
             return
         self._unchecked -= 1
-        both = texts.classes * 0x1E3779B97F4A7C15 + texts.keys[0]  # equal where both are
-        number, number_of_both = len(texts.classes.unique()), len(both.unique())
+        both = classes * 0x1E3779B97F4A7C15 + queries  # equal where both are
+        number = len(classes.unique())
         if number == len(both):
             return
         self._unchecked = 0
-        if number == number_of_both:
+        if number == len(both.unique()):
             logger.warning(
                 "labels='classes' adds nothing here: all rows of a class have the same query, whose"
                 " answers train alike without labels, and same_text leaves them out of each other's"
@@ -228,6 +228,25 @@ def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Ten
         return Comparison(rows, similarity, {longest}, "query_to_doc").left_out
 
 
+def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:
+    """The numbers of texts of all columns but those of lists, which hold any number of negatives.
+
+    :func:`~st_magnitude.attach` marks such columns, and lays their lists end to end.
+    """
+    noted = [features.get("num_texts") for features in columns]
+    sizes = [batch_size_of(features) for features in columns]
+    are_cut = any(number not in (None, x) for number, x in zip(noted, sizes, strict=True))
+    has_lists = any(number is not None for number in noted)
+    if noted[0] or noted[1] or are_cut or (has_lists and not takes_lists):
+        raise ValueError(
+            f"{name} takes lists of texts as negatives, in columns after the positives; not of a"
+            " stream, not with labels='teacher' or 'doc_to_doc', which ask whose negatives they"
+            " are, and on several processes with gather_across_devices='ring' or False. Give each"
+            " text a column of its own: negative_1, negative_2, and so on."
+        )
+    return [size for number, size in zip(noted, sizes, strict=True) if number is None]
+
+
 def chat_template_of(model: SentenceTransformer) -> object:
     return getattr(model.tokenizer, "chat_template", None)
 
@@ -238,18 +257,16 @@ class Guide:
     It is not a Module, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
     """
 
-    def __init__(
-        self, guide: SentenceTransformer, model: SentenceTransformer, what: str = "guide"
-    ) -> None:
+    def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
         if guide is model:
             raise ValueError(
-                f"{what} is the model that is trained, but a {what} is frozen. Pass a copy,"
+                "guide is the model that is trained, but a guide is frozen. Pass a copy,"
                 " copy.deepcopy(model), or margin=... without a guide to let the model's own"
                 " scores decide."
             )
         if guide.similarity_fn_name not in ("cosine", "dot"):
             raise ValueError(
-                f"A {what} scores by cosine or dot, and this one has the distance"
+                "A guide scores by cosine or dot, and this one has the distance"
                 f" {guide.similarity_fn_name!r}. Set its similarity_fn_name to one of the two."
             )
         self.model = guide.eval()

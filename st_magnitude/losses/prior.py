@@ -12,8 +12,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude._checks import positive
+from st_magnitude.losses.keys import Features, text_keys, tokens_of
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.losses.texts import Features, text_keys, tokens_of
 
 logger = logging.getLogger(__name__)
 

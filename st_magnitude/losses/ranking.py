@@ -19,30 +19,28 @@ from sentence_transformers.base.losses.gradcache import (
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude._distributed import num_ranks
+from st_magnitude._distributed import engine_of, num_ranks, refuse_engine
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
-from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, left_out
+from st_magnitude.losses.keys import Texts, unlike_all
+from st_magnitude.losses.labels import Labels, Teacher, check_labels, classes_of
+from st_magnitude.losses.negatives import (
+    FalseNegatives,
+    MarginStrategy,
+    SameText,
+    left_out,
+    sizes_without_lists,
+)
 from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.losses.prompts import warn_without_prompts
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
-from st_magnitude.losses.teacher import Teacher
-from st_magnitude.losses.texts import (
-    Labels,
-    Texts,
-    check_labels,
-    read_labels,
-    sizes_without_lists,
-    unlike_all,
-    warn_without_prompts,
-)
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features
-from st_magnitude.training.engines import engine_of, refuse_engine
 
 logger = logging.getLogger(__name__)
 
@@ -92,16 +90,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
             own similarity function and with its own prompts.
-        teacher: Frozen SentenceTransformer, which may be the guide, that says how relevant the
-            documents of the batch are: the targets of a query are softmax(t / teacher_temperature)
-            over its scores t. See ``labels``.
-        teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
-        teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
             of the documents of the row, (B, n), as for DistillKLDivLoss, or its embeddings of all
-            columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores.
+            columns, (B, 1 + n, T), as for EmbedDistillLoss, whose inner products are scores. The
+            targets of a query are softmax(t / teacher_temperature) over its scores t.
+        teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
+        teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from all logits.
         hardness_strength: Weight exp(hardness_strength · s) of negatives, a constant.
 
@@ -126,7 +122,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2 and 7, section 3.1 (scale).
     """
 
-    own_similarity: Similarity | None = None  # of a class that has one
+    fixed_similarity: Similarity | None = None  # of a class that has one
 
     def __init__(
         self,
@@ -145,20 +141,19 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
         guide: SentenceTransformer | None = None,
-        teacher: SentenceTransformer | None = None,
+        labels: Labels | None = None,
         teacher_temperature: float | None = None,
         teacher_weight: float = 1.0,
-        labels: Labels | None = None,
         prior: DocumentPrior | None = None,
         hardness_strength: float = 0.0,
     ) -> None:
-        own = self.own_similarity
-        if own is not None and similarity is not None and Similarity.named(similarity) != own:
+        fixed = self.fixed_similarity
+        if fixed is not None and similarity is not None and Similarity.named(similarity) != fixed:
             raise ValueError(
-                f"{type(self).__name__} has the similarity {own.name!r}; got {similarity!r}. Use "
+                f"{type(self).__name__} has the similarity {fixed.name!r}; got {similarity!r}. Use "
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
-        super().__init__(model, own or similarity or DOT, scale, SCALE)
+        super().__init__(model, fixed or similarity or DOT, scale, SCALE)
         self.terms = with_temperature(terms, temperature)
         self.regularizers = Penalties(regularizers)
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
@@ -167,10 +162,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
         self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
-        self.teacher: Teacher | None = None
-        if teacher is not None or labels == "teacher":
-            self.teacher = Teacher(teacher, teacher_temperature, teacher_weight, labels)
         self.labels = labels
+        self.teacher: Teacher | None = None
+        if labels == "teacher":
+            self.teacher = Teacher(teacher_temperature, teacher_weight)
         self.prior = prior
         self.hardness_strength = hardness_strength
         self._check_arguments()
@@ -187,7 +182,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         texts = self.read(columns, labels)
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
-            return self._named(self.forward_cached(columns, texts))  # type: ignore[arg-type]
+            total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
+            return self._named(total, texts.losses)
         return self.compute_loss_from_embeddings(self.embed(columns), texts)
 
     def _of_pairs(self, labels: Tensor) -> Tensor:
@@ -212,14 +208,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self._kinds.add(kind)
             warn_without_prompts(columns, self.model, self.name)
         texts = self.false_negatives.texts(self.model, columns, self.mini_batch_size)
-        texts = read_labels(texts, self.labels, labels)
-        self.false_negatives.warn_of_anchors(texts)
-        if self.teacher is not None:
-            guide = self.false_negatives.guide
-            texts = self.teacher.read(texts, self.model, columns, self.mini_batch_size, guide)
-        if self.prior is not None:
-            texts = replace(texts, log_q=self.prior.log_q(columns[1:]))
-        return texts
+        log_q = () if self.prior is None else self.prior.log_q(columns[1:])
+        return replace(texts, labels=labels, log_q=log_q)
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
@@ -231,15 +221,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         else:
             self.refuse_unequal(sizes)
             check_labels(self.name, self.labels, labels, sizes)
-            teacher = self.teacher and self.teacher.model
-            if needs_texts := self.prior or self.false_negatives.guide or teacher:
+            if needs_texts := self.prior or self.false_negatives.guide:
                 raise ValueError(
                     f"{self.name} has a {type(needs_texts).__name__}, which needs the texts of a"
                     " batch, and compute_loss_from_embeddings gets embeddings alone. Call the loss"
                     " with the features of the batch. A loss of sentence-transformers around it"
                     " does not: give its other terms to this one as regularizers=."
                 )
-            texts = read_labels(Texts(), self.labels, labels)
+            texts = Texts(labels=labels)
         losses = self.losses(embeddings, self._learned(), texts)
         return losses if self.regularizers else losses["infonce"]
 
@@ -250,7 +239,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.start()
         queries, *documents = embeddings
         similarity, terms = self._at(learned), self.terms
-        queries, documents = self.by_mean_norms(queries, documents, similarity, terms)
+        gathers = bool(self.gather_across_devices)
+        queries, documents = self.by_mean_norms(queries, documents, similarity, terms, gathers)
         if self.scale != "auto":
             factor = SCALE / self.scale
             terms = tuple(replace(x, temperature=x.temperature * factor) for x in terms)
@@ -261,22 +251,27 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if self.prior is not None:
             log_q, log_q_queries = self.prior.of_batch(texts.log_q, batch)
 
-        # Without either, the only positive of a query is its own
-        positives = targets = targets_queries = None
-        if texts.classes is not None:
+        labels = texts.labels
+        weights = positives = targets = targets_queries = None
+        if self.labels == "weights":
+            weights = labels
+        elif self.labels == "classes" and labels is not None:
+            classes = classes_of(labels)
+            if texts.keys:
+                self.false_negatives.warn_of_anchors(classes, texts.keys[0])
             negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
-            positives = torch.cat([batch.join(x) for x in (texts.classes, *negatives)])
-        elif self.teacher is not None:
-            targets, targets_queries = self.teacher.targets(texts, batch)
+            positives = torch.cat([batch.join(x) for x in (classes, *negatives)])
+        elif self.teacher is not None and labels is not None:
+            targets, targets_queries = self.teacher.targets(labels, batch)
 
-        columns = torch.cat([batch.join(column) for column in documents])
+        all_documents = torch.cat([batch.join(x) for x in documents])  # (M, D)
         exclude = self.false_negatives.exclude(texts, batch)
         if exclude and torch.is_grad_enabled() and not batch.is_ring:  # which brings more documents
-            known = Batch(queries, columns, batch.offset, None, exclude, positives, targets)
-            self.false_negatives.count(left_out(known, similarity, terms))
+            known = Batch(queries, all_documents, batch.offset, None, exclude, positives, targets)
+            self.false_negatives.count(left_out(known, similarity, terms), texts.are_plain)
         loss = infonce(
             queries,
-            columns,
+            all_documents,
             terms,
             similarity,
             self.directions,
@@ -288,13 +283,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             positives=positives,
             targets=targets,
             targets_queries=targets_queries,
-            weights=texts.weights,
+            weights=weights,
             log_q=log_q,
             log_q_queries=log_q_queries,
             hardness_strength=self.hardness_strength,
         )
         losses = {"infonce": loss, **self.regularizers(embeddings)}
-        self.watch(embeddings, texts.numbers, losses)
+        self.watch(embeddings, [] if labels is None else [labels], losses)
         return losses
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
@@ -326,19 +321,19 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         texts = labels if isinstance(labels, Texts) else Texts()
         embeddings = [torch.cat(column)[:, :width] for column in reps]
         losses = self.losses(embeddings, list(reps[0][0][0, width:]), texts)
-        self._last = {name: loss.detach() for name, loss in losses.items()}
+        texts.losses.update({name: loss.detach() for name, loss in losses.items()})
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
             total.backward()
             total = total.detach()
         return total
 
-    def _named(self, total: Tensor) -> Tensor | dict[str, Tensor]:
-        """Splits the total of a cached step, whose gradient belongs to one tensor, by terms."""
+    def _named(self, total: Tensor, losses: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        """The losses of a cached step by name, of which one has the gradient of the total."""
         if not self.regularizers:
             return total
-        others = {name: loss for name, loss in self._last.items() if name != "infonce"}
-        return {"infonce": total - sum(others.values()), **others}
+        penalties = {name: loss for name, loss in losses.items() if name != "infonce"}
+        return {"infonce": total - sum(penalties.values()), **penalties}
 
     # --- what the loss learns besides the weights of the model ------------------------------------
 
@@ -364,8 +359,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()
         self.false_negatives.start(self.model)
-        if self.teacher is not None:
-            self.teacher.start(self.model)
         super().prepare_model()
         self._check_dims()
 
@@ -402,6 +395,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine, as engine_of names it, that cannot train what the loss learns."""
         refuse_engine(engine, self.name, self.uses_gradient_cache)
+
+    def get_log(self) -> dict[str, float]:
+        return self.false_negatives.get_log()
 
     def begin(self) -> None:
         super().begin()

@@ -21,8 +21,8 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from st_magnitude._checks import needs
+from st_magnitude._distributed import engine_of_trainer
 from st_magnitude.revela.attention import base_model
-from st_magnitude.training.engines import engine_of_trainer
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -12,21 +12,15 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 
-from st_magnitude.training.engines import engine_of_trainer
+from st_magnitude._distributed import engine_of_trainer
+from st_magnitude.losses.base import EmbeddingLoss
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.training.monitor import NormMonitor
 
 # Options of ranking losses that change no tensor which processes exchange
 NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
-
-
-class Logging(nn.Module):
-    """A part of a loss whose figures :func:`attach` puts into the log."""
-
-    def get_log(self) -> dict[str, float]:
-        """Figures for a line of the Trainer's log, where reading a tensor of the device is fine."""
-        return {}
 
 
 def attach(trainer: AnyTrainer) -> AnyTrainer:
@@ -58,18 +52,20 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     if not any(isinstance(callback, _LossLog) for callback in callbacks):
         losses = _losses_by_name(trainer)
         for loss in losses.values():
-            for part in _own_parts(loss):
+            for part in _embedding_losses(loss):
                 part.check_engine(engine_of_trainer(trainer))
         for name, place, dataset in _data_sets(trainer):
             loss_of_it = losses.get(name, losses.get(""))
-            if loss_of_it is not None and (parts := _own_parts(loss_of_it)):
-                are_ranking = all(hasattr(part, "false_negatives") for part in parts)
-                if are_ranking and isinstance(dataset, Dataset):
-                    lay_lists_end_to_end(trainer)
-                else:
-                    refuse_lists(dataset, place)
-                refuse_uneven_labels(dataset, place)
-                refuse_dispatched_tables(trainer, dataset, place)
+            parts = [] if loss_of_it is None else _embedding_losses(loss_of_it)
+            if not parts:
+                continue
+            are_ranking = all(isinstance(part, MagnitudeRankingLoss) for part in parts)
+            if are_ranking and isinstance(dataset, Dataset):
+                lay_lists_end_to_end(trainer)
+            else:
+                refuse_lists(dataset, place)
+            refuse_uneven_labels(dataset, place)
+            refuse_dispatched_tables(trainer, dataset, place)
         if trainer.args.world_size > 1:
             refuse_unlike_gathering(losses)
         trainer.add_callback(_LossLog(trainer))
@@ -84,9 +80,9 @@ def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
     return {name: loss for name, loss in by_name.items() if isinstance(loss, nn.Module)}
 
 
-def _own_parts(loss: nn.Module) -> list[Any]:
+def _embedding_losses(loss: nn.Module) -> list[EmbeddingLoss]:
     """The losses of this package in a loss, which another one may be around."""
-    return [module for module in loss.modules() if hasattr(module, "check_engine")]
+    return [module for module in loss.modules() if isinstance(module, EmbeddingLoss)]
 
 
 def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
@@ -171,11 +167,11 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
     for loss in losses.values():
         config = dict(getattr(loss, "get_config_dict", dict)())
         config["regularizers"] = sorted(config.get("regularizers", ()))
-        own = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
+        options = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
         flags = []
         for module in loss.modules():
             flags += [getattr(module, name, False) for name in ("gather_across_devices", "gather")]
-        exchanged.add(repr((type(loss).__name__, own, flags)))
+        exchanged.add(repr((type(loss).__name__, options, flags)))
         gathers |= any(flags)
     if gathers and len(exchanged) > 1:
         raise ValueError(
@@ -197,9 +193,8 @@ class _LossLog(TrainerCallback):
             return
         figures: dict[str, float] = {}
         for name, loss in _losses_by_name(self.trainer).items():
-            for module in loss.modules():
-                if isinstance(module, Logging):
-                    ending = f"_{name}" if name else ""
-                    figures |= {key + ending: figure for key, figure in module.get_log().items()}
+            ending = f"_{name}" if name else ""
+            for part in _embedding_losses(loss):
+                figures |= {key + ending: figure for key, figure in part.get_log().items()}
         given["logs"].update(figures)  # for the callbacks after this one
         state.log_history[-1].update(figures)

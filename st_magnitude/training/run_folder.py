@@ -19,12 +19,13 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._config import list_differences
+from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._files import OWN, is_moving, moved_in, with_remedy, written
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.result import to_plain
 from st_magnitude.saving.export import write_model
 from st_magnitude.training.attach import attach
-from st_magnitude.training.engines import engine_of_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -155,9 +156,8 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int 
 
     It reads ``num_rows`` rows, but at least a batch, in random batches of the Trainer's.
     """
-    false_negatives = getattr(trainer.loss, "false_negatives", None)
-    data = trainer.train_dataset
-    if false_negatives is None or not isinstance(data, Dataset):
+    loss, data = trainer.loss, trainer.train_dataset
+    if not isinstance(loss, MagnitudeRankingLoss) or not isinstance(data, Dataset):
         return
     size = trainer.args.per_device_train_batch_size * trainer.args.world_size
     rows = data.shuffle(seed=0)
@@ -166,7 +166,7 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int 
         chosen = rows.select(range(start, min(start + size, len(rows))))
         batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
-        shares.append(false_negatives.share_without_negatives(features))
+        shares.append(loss.false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
         raise ValueError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a"

@@ -28,9 +28,8 @@ from tokenizers.processors import TemplateProcessing
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.kernel.batch import Above, Batch
+from st_magnitude.losses.keys import text_keys
 from st_magnitude.losses.negatives import left_out
-from st_magnitude.losses.texts import text_keys
-from st_magnitude.training.attach import Logging
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -118,7 +117,7 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
         same | {"modality": ("image", "text")},
     ]
     keys = [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
-    monkeypatch.setattr("st_magnitude.losses.texts.get_rank", lambda: 1)
+    monkeypatch.setattr("st_magnitude.losses.keys.get_rank", lambda: 1)
     keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
     assert len({key for column in keys for key in column}) == 16
 
@@ -188,11 +187,10 @@ def test_the_share_that_is_left_out(model, caplog, mini_batch_size, margin):
     with torch.no_grad():
         loss(batch_of(model, [row[:2] for row in TWICE]))
     number, num_documents = absent.shape
-    [share] = [module.get_log() for module in loss.modules() if isinstance(module, Logging)]
-    assert share["excluded_negatives"] == pytest.approx(
+    assert loss.get_log()["excluded_negatives"] == pytest.approx(
         (absent.sum() - number).item() / number / (num_documents - 1)
     )
-    assert loss.false_negatives.get_log() == {}
+    assert loss.get_log() == {}
     assert margin or not caplog.records
 
 
@@ -217,7 +215,7 @@ def test_what_is_not_text_has_no_share():
     for margin, is_told in ((None, False), (-0.1, True)):
         loss = stm.CosineRankingLoss(bag, margin=margin)
         loss(batch_of(bag, [("tea", "tea"), ("sky", "sky")]))
-        assert bool(loss.false_negatives.get_log()) is is_told
+        assert bool(loss.get_log()) is is_told
 
 
 @pytest.mark.parametrize(("margin", "warns"), [(0.9, True), (-0.2, False)])
@@ -347,9 +345,8 @@ def test_guide_is_frozen(model, guide):
 
 def test_a_guide_by_distance_is_refused(model, static_guide):
     static_guide.similarity_fn_name = "euclidean"
-    for options in ({"guide": static_guide}, {"teacher": static_guide}):
-        with pytest.raises(ValueError, match="has the distance 'euclidean'"):
-            stm.CosineRankingLoss(model, **options)
+    with pytest.raises(ValueError, match="has the distance 'euclidean'"):
+        stm.CosineRankingLoss(model, guide=static_guide)
 
 
 def test_the_model_is_not_its_own_guide(model):

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
-from st_magnitude.training.engines import engine_of
+from st_magnitude._distributed import engine_of
 from st_magnitude.training.run_folder import train_or_stop
 
 two_processes = pytest.mark.skipif(

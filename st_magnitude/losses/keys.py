@@ -1,0 +1,107 @@
+"""The keys of texts: hashes of their tokens, by which a loss knows equal texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from sentence_transformers.base.model import BaseModel
+from sentence_transformers.util import get_rank
+from torch import Tensor, nn
+
+from st_magnitude._upstream import batch_size_of, tokenizer_of
+from st_magnitude.surgery.raw import unwrapped
+
+Features = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a ranking loss knows of a batch besides the embeddings, column by column."""
+
+    keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
+    bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys
+    guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
+    log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
+    labels: Tensor | None = None  # as the data have them
+    are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
+    losses: dict[str, Tensor] = field(default_factory=dict)  # by name, which a cached step fills
+
+
+def is_plain_text(features: Features) -> bool:
+    """Whether a column holds token ids of texts alone, in a chat template or not.
+
+    Images and sound come as numbers with a fraction, next to the tokens that stand for them.
+    """
+    if "input_ids" not in features or features.get("modality", "text") not in ("text", "message"):
+        return False
+    media = (name for name, x in features.items() if torch.is_tensor(x) and x.is_floating_point())
+    return all("embedding" in name for name in media)  # which a model has added
+
+
+def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
+    """For each token its id, the number of its text, and its place or -1 for padding: (N,) each.
+
+    None for inputs that are not plain text, and for models without token ids.
+    """
+    if not is_plain_text(features):
+        return None
+    ids = features["input_ids"]
+    # a StaticEmbedding, or a batch for FlashAttention
+    if "offsets" in features or "cu_seq_lens_q" in features:
+        starts = features["offsets"] if "offsets" in features else features["cu_seq_lens_q"][:-1]
+        tokens = torch.arange(ids.numel(), device=ids.device)
+        texts = torch.searchsorted(starts.long(), tokens, right=True) - 1
+        return ids.flatten(), texts, tokens - starts[texts]
+    if "attention_mask" not in features:
+        return None
+    mask = features["attention_mask"].long()  # (B, L)
+    texts = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+    return ids.flatten(), texts.flatten(), (mask.cumsum(dim=1) * mask - 1).flatten()
+
+
+def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> Tensor:
+    """A 64-bit hash of the tokens of each text of a column from place ``start`` on, (B,): padding
+    does not change it.
+
+    Inputs without token ids get keys that no other input has, on this rank and all others.
+    """
+    tokens = tokens_of(features)
+    if tokens is None:
+        return unlike_all(torch.empty(batch_size_of(features), device=device_of(features)), column)
+    ids, texts, places = tokens
+    places = places - start
+    # A sum over tokens of a mix of id and place: products with odd numbers modulo 2^64, and shifts
+    mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
+    mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
+    return mixed.new_zeros(batch_size_of(features)).index_add_(0, texts, mixed)
+
+
+def bare_keys(columns: Sequence[Features], keys: list[Tensor], model: nn.Module) -> list[Tensor]:
+    """The keys of the texts of columns without the prompts whose length a Transformer notes."""
+    if not any("prompt_length" in features for features in columns):
+        return keys
+    found = []
+    for column, features in enumerate(columns):
+        start = features.get("prompt_length", 0)
+        if "prompt_length" not in features and is_plain_text(features):
+            # the special tokens with which every text begins, as a prompt does
+            tokenizer = tokenizer_of(cast(BaseModel, unwrapped(model)), features.get("task"))
+            mask = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+            start = [*mask, 0].index(0)
+        elif isinstance(start, Tensor):
+            start = start.flatten()[0]
+        found.append(text_keys(features, column, start))
+    return found
+
+
+def unlike_all(rows: Tensor, column: int) -> Tensor:
+    """Numbers (B,) that nothing else has in the batches of all ranks."""
+    return torch.arange(len(rows), device=rows.device) + ((get_rank() << 10 | column) << 32)
+
+
+def device_of(features: Features) -> torch.device:
+    return next(value.device for value in features.values() if isinstance(value, Tensor))

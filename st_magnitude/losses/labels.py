@@ -1,0 +1,137 @@
+"""The labels of a ranking loss: weights of rows, classes, or what a teacher says of documents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from st_magnitude._checks import positive
+from st_magnitude.losses.keys import unlike_all
+from st_magnitude.losses.ranks import Gathered
+from st_magnitude.similarity import at_least_float32
+
+logger = logging.getLogger(__name__)
+
+Labels = Literal["weights", "classes", "teacher"]
+Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
+
+
+def check_labels(
+    name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]
+) -> None:
+    """Checks that the labels of a batch, with columns of these sizes, are what a loss takes."""
+    if kind is None:
+        if labels is None:
+            return
+        raise ValueError(
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a"
+            f" column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with"
+            " SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a"
+            " further column of negatives, and remove the labels:"
+            ' dataset.remove_columns("label"). A ranking loss can also read labels as weights of'
+            " rows, as classes, or as scores of a teacher: labels='weights', 'classes' or"
+            " 'teacher'."
+        )
+    if labels is None:
+        raise ValueError(
+            f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'."
+        )
+    shapes: list[tuple[int, ...]] = [(sizes[0],)]
+    if kind == "teacher":
+        shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
+    fits_type = labels.is_floating_point() == (kind != "classes")
+    if tuple(labels.shape) not in shapes or not fits_type:
+        what = "whole numbers" if kind == "classes" else "numbers"
+        raise ValueError(
+            f"{name} with labels={kind!r} takes {what} of shape {' or '.join(map(str, shapes))} for"
+            f" this batch; got {labels.dtype} of shape {tuple(labels.shape)}."
+        )
+
+
+def classes_of(labels: Tensor) -> Tensor:
+    """The classes (B,) of rows; a negative label is no class, and becomes one of its own."""
+    return labels.where(labels >= 0, -1 - unlike_all(labels, 0))
+
+
+class Teacher:
+    """Targets of a ranking loss that follow the scores t of a teacher.
+
+        T_ij = (1 - weight) · [j is the positive of i]
+               + weight · softmax_j( t(q_i, d_j) / temperature )
+
+    Scores (B, n) of the documents of each row give no target to the documents of other rows.
+    Embeddings (B, 1 + n, T) of all columns score each query with all documents of the batch.
+
+    Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
+    """
+
+    def __init__(self, temperature: float | None, weight: float) -> None:
+        positive("teacher_temperature", temperature, [None])
+        if not 0 <= weight <= 1:
+            raise ValueError(f"teacher_weight must lie in [0, 1], got {weight}.")
+        self.temperature = temperature
+        self.weight = weight
+        self._has_begun = False
+
+    def targets(self, labels: Tensor, batch: Gathered) -> tuple[Rows, Rows]:
+        """``targets`` and ``targets_queries`` of :func:`~st_magnitude.infonce`."""
+        if labels.ndim == 2:
+            self._warn_of_sigmoid(labels)
+            return self._of_scores(labels, batch)
+        queries, *documents = labels.unbind(dim=1)  # (B, T) each
+        all_documents = torch.cat([batch.join(x) for x in documents])  # (M, T)
+        all_queries = batch.join_queries(queries)  # (Q, T)
+        start = batch.offset if batch.all_queries is not None else 0
+        of_queries = self._of_products(queries, all_documents, batch.offset)
+        of_documents = self._of_products(documents[0], all_queries, start)
+        return of_queries, of_documents
+
+    def _of_products(self, rows: Tensor, columns: Tensor, start: int) -> Rows:
+        """Targets of rows (B, T) among columns (M, T); row i belongs to column ``start + i``."""
+
+        def targets(tile: slice) -> Tensor:
+            scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
+            shares = self.weight * scores.softmax(dim=1)
+            shares.diagonal(start + tile.start).add_(1 - self.weight)
+            return shares
+
+        return targets
+
+    def _of_scores(self, scores: Tensor, batch: Gathered) -> tuple[Rows, Rows]:
+        """Targets from scores (B, n) of the documents of each row."""
+        size = scores.shape[1]
+        logits = at_least_float32(scores) / (self.temperature or 1.0)
+        shares = self.weight * logits.softmax(dim=1)  # (B, n)
+        shares[:, 0] += 1 - self.weight
+        rows = torch.arange(len(scores), device=scores.device)
+        starts = batch.num_queries * torch.arange(size, device=scores.device)  # of columns
+        places = (rows + batch.offset)[:, None] + starts  # (B, n)
+
+        def of_queries(tile: slice) -> Tensor:
+            found = shares.new_zeros(len(rows[tile]), size * batch.num_queries)
+            return found.scatter_(1, places[tile], shares[tile])
+
+        def of_documents(tile: slice) -> Tensor:  # whose only target is their query
+            found = shares.new_zeros(len(rows[tile]), batch.num_columns)
+            start = batch.offset if batch.all_queries is not None else 0
+            return found.scatter_(1, rows[tile, None] + start, 1.0)
+
+        return of_queries, of_documents
+
+    def _warn_of_sigmoid(self, scores: Tensor) -> None:
+        """Warns if the first scores lie in [0, 1], where a softmax hardly tells them apart."""
+        is_first = not self._has_begun
+        self._has_begun = True
+        if is_first and self.temperature in (None, 1) and scores.sub(0.5).abs().max() <= 0.5:
+            logger.warning(
+                "The teacher's scores lie in [0, 1], where the softmax at teacher_temperature=1 is"
+                " almost even. CrossEncoder.predict applies a sigmoid by default: give logits,"
+                " predict(..., activation_fn=torch.nn.Identity()), or a teacher_temperature."
+            )
+
+    def get_config_dict(self) -> dict[str, float | None]:
+        return {"temperature": self.temperature, "weight": self.weight}
