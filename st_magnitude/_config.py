@@ -7,8 +7,7 @@ an option, and `check_ranges` applies its range to values from Python.
 from __future__ import annotations
 
 import difflib
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
@@ -60,20 +59,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question that names the closest known name, after a space; nothing if no name is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def digest(texts: Iterable[str]) -> str:
-    """SHA-256 of a sequence of texts, by their order and by where each of them ends."""
-    sha = hashlib.sha256()
-    for text in texts:
-        sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
-    return sha.hexdigest()
-
-
-def list_differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """The settings that an earlier run had with other values."""
-    changed = (name for name, value in now.items() if before.get(name) != value)
-    return ", ".join(f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
 
 
 def _separated(kind: Callable[[str], object], help: str, metavar: str) -> OptionInfo:

@@ -58,6 +58,15 @@ def test_imports_point_down(path: Path):
             assert (home(path), target) not in STRANGERS, f"it imports {name}"
 
 
+def test_only_settings_and_commands_load_the_command_line():
+    for path in MODULES:
+        if home(path) not in ("_config", "commands", "comparison", "finetune", "revela"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"^\s*(import|from) (typer|st_magnitude\._config)", text, re.M), (
+                path
+            )
+
+
 def test_only_clip_knows_open_clip():
     for path in MODULES:
         assert home(path) == "clip" or not re.search(

@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
-from dis import opmap
 from functools import wraps
 from json import dumps
 from pathlib import Path
@@ -278,16 +277,12 @@ def _is_for_user(error: Exception) -> bool:
     ``raise`` raised it. Where an expression fails, the fault is ours."""
     if isinstance(error, OSError):
         return True
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None or not isinstance(error, (ValueError, TypeError, ImportError)):
-        return False
-    code = place.tb_frame.f_code.co_code
-    package = place.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
     if package != "st_magnitude" and (package not in _REFUSES or isinstance(error, TypeError)):
         return False
-    return code[place.tb_lasti] == opmap["RAISE_VARARGS"]
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return isinstance(error, (ValueError, TypeError, ImportError)) and line.startswith("raise ")
 
 
 def one_line(text: str) -> str:

@@ -17,7 +17,6 @@ import numpy as np
 import yaml
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._config import list_differences
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import BM25, CompareResult, Entry, Gain, OnTest
@@ -31,6 +30,7 @@ from st_magnitude.finetune.setup import reading
 from st_magnitude.finetune.verdict import own_ndcg
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
+from st_magnitude.training.run_folder import list_differences
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 

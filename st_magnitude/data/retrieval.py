@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 from collections import Counter
@@ -19,7 +20,6 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude._checks import positive
-from st_magnitude._config import digest
 from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
@@ -84,7 +84,8 @@ class RetrievalData:
     ) -> None:
         self.queries, self.corpus, self.name = dict(queries), dict(corpus), name
         for of, texts in (("queries", self.queries), ("corpus", self.corpus)):
-            for key, text in texts.items():
+            kinds = {*map(type, texts), *map(type, texts.values())}
+            for key, text in texts.items() if kinds - {str} else ():
                 if not (isinstance(key, str) and isinstance(text, str)):
                     raise DataError(f"{of} has {key!r}: {text!r}; ids and texts are strings.")
         judged = self._graded("negatives", negatives or {})
@@ -321,6 +322,14 @@ class RetrievalData:
             if candidate not in relevant and candidate not in drawn:
                 drawn.append(candidate)
         return drawn
+
+
+def digest(texts: Iterable[str]) -> str:
+    """SHA-256 of a sequence of texts, by their order and by where each of them ends."""
+    sha = hashlib.sha256()
+    for text in texts:
+        sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+    return sha.hexdigest()
 
 
 def read_folder(folder: Path, skip_empty: bool) -> tuple[dict[str, str], dict[str, str]]:

@@ -168,15 +168,15 @@ def _separator(path: Path, text: str) -> str:
 
 def _parse(
     path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int
-) -> list[tuple[int, list[str]]]:
+) -> list[tuple[int, tuple[str, ...]]]:
     """The rows that are not blank, with the lines where they begin."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True, quoting=quoting)
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[tuple[int, tuple[str, ...]]] = []
     begins = line
     try:
         for cells in reader:
             if cells:
-                rows.append((begins, cells))
+                rows.append((begins, tuple(cells)))  # which the garbage collector can forget
             begins = line + reader.line_num
     except csv.Error as error:
         raise DataError(
@@ -184,10 +184,10 @@ def _parse(
             ' Close it, and write a quote inside as "".'
         ) from None
     width = len(rows[0][1])
-    for number, cells in rows:
-        if len(cells) != width:
+    for number, row in rows:
+        if len(row) != width:
             raise DataError(
-                f"{path}, line {number}: has {len(cells)} columns, but the header has {width}. Put"
+                f"{path}, line {number}: has {len(row)} columns, but the header has {width}. Put"
                 f" cells that contain {mark!r} into double quotes."
             )
     return rows

@@ -16,9 +16,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData, digest
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.metrics import judge
 from st_magnitude.revela.config import RevelaConfig

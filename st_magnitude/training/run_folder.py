@@ -18,7 +18,6 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from st_magnitude._config import list_differences
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._files import OWN, is_moving, moved_in, with_remedy, written
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
@@ -245,6 +244,12 @@ def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
             f"The run in {output} was started with other settings: {differences}. Resume with the"
             " same settings, or choose another output folder."
         )
+
+
+def list_differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """The settings that an earlier run had with other values."""
+    changed = (name for name, value in now.items() if before.get(name) != value)
+    return ", ".join(f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
 
 
 def record_run(output: Path, settings: Mapping[str, object]) -> None:

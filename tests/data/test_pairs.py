@@ -72,6 +72,35 @@ def test_every_source_gives_the_same_splits(tmp_path: Path) -> None:
     assert other["dev"].queries != expected["dev"].queries
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "sizes"),
+    [
+        ("someone/questions", ("someone/questions", None), [15, 1, 8]),
+        ("someone/questions:train", ("someone/questions", "train"), [14, 1, 1]),
+        ("nobody/nothing", ("nobody/nothing", None), None),
+    ],
+)
+def test_a_data_set_of_the_hub(monkeypatch, name: str, given: tuple, sizes: list | None) -> None:
+    """By its name or NAME:SPLIT, as `datasets.load_dataset` gives it."""
+    stored = DatasetDict(train=Dataset.from_list(ROWS[8:]), test=Dataset.from_list(ROWS[:8]))
+    seen = []
+
+    def load(path, split=None):
+        seen.append((path, split))
+        if path == "nobody/nothing":
+            raise FileNotFoundError("no such\n data set")
+        return stored if split is None else stored[split]
+
+    monkeypatch.setattr("st_magnitude.data.tables.load_dataset", load)
+    if sizes is None:
+        with pytest.raises(DataError, match=r"hub gives no data set of this name \(no such data"):
+            load_splits(name)
+    else:
+        splits = load_splits(name)
+        assert [len(splits[part].queries) for part in ("train", "dev", "test")] == sizes
+    assert seen == [given]
+
+
 def test_hard_cells(tmp_path: Path) -> None:
     """Quotes, line breaks, separators, "NA" and "null" in cells, and one of 200,000 characters."""
     texts = [
