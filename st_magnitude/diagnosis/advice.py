@@ -11,19 +11,16 @@ from st_magnitude.diagnosis.findings import (
     NO_MAGNITUDE,
     NOT_ENOUGH,
     Array,
-    NormStatistics,
     Recommendation,
 )
-from st_magnitude.diagnosis.measure import Bench, pruned
+from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.evaluation.metrics import Judgment
-from st_magnitude.geometry import cohens_d_error, norm_warning
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
 VERDICTS = {"better": DO, "no better": NO_BENEFIT, "worse": NO_BENEFIT, "undecided": NOT_ENOUGH}
-DROPPED_SHARES = (0.25, 0.5, 0.75)
 
 
 def exponent(bench: Bench, new: Similarity) -> Recommendation:
@@ -53,48 +50,6 @@ def exponent(bench: Bench, new: Similarity) -> Recommendation:
         reason = "The half of the queries that chooses finds no difference: judge more queries."
         return replace(found, verdict=NOT_ENOUGH, choice=keep, reason=reason)
     return found
-
-
-def pruning(bench: Bench, documents: NormStatistics, cohens_d: float) -> Recommendation:
-    """Whether to drop the documents with the smallest norms; one half chooses how many."""
-    keep = "keep all documents"
-    if not bench.has_magnitude:
-        return _recommend(
-            bench, "pruning", "Drop part of the index by norm", None, "", (keep, keep), {}
-        )
-    chose = bench.choice.chose
-    who = bench.measuring
-    full = bench.full
-    found = {share: pruned(bench, documents.values, share) for share in DROPPED_SHARES}
-    floor = (1 - bench.settings.tolerance) * full[chose].mean()
-    fitting = [share for share in found if found[share][0][chose].mean() >= floor]
-    share = max(fitting, default=DROPPED_SHARES[0])
-    values, kept = found[share]
-    sign = -1 if documents.length_spearman < 0 else 1
-    by_words, _ = pruned(bench, sign * documents.words, share)
-    evidence = {
-        "share_dropped": share,
-        "share_of_answers_kept": float(kept[bench.is_relevant].mean()),
-        "ndcg_full": float(full[who].mean()),
-        "ndcg_pruned": float(values[who].mean()),
-        "ndcg_pruned_by_words": float(by_words[who].mean()),
-    }
-    start = (
-        "{share_of_answers_kept:.0%} of the relevant documents stay in the index. nDCG@10 changes "
-        "from {ndcg_full:.3f} to {ndcg_pruned:.3f}, and to {ndcg_pruned_by_words:.3f} if the "
-        "number of words decides instead of the norm."
-    ).format(**evidence)
-    reasons = {DO: start, NO_BENEFIT: start, NOT_ENOUGH: f"{start} {UNDECIDED}"}
-    action = f"Drop the {share:.0%} of the documents with the smallest norms"
-    uses = (f"keep the {1 - share:.0%} with the largest norms", keep)
-    judged = bench.margin(values[who], full[who])
-    gain_of = f"nDCG@10 minus {1 - bench.settings.tolerance:.0%} of the full nDCG@10"
-    advice = _recommend(bench, "pruning", action, judged, gain_of, uses, reasons, evidence)
-    error = cohens_d_error(cohens_d, bench.is_relevant.sum(), (~bench.is_relevant).sum())
-    if warning := norm_warning(cohens_d, error):
-        reason = f"{start} {warning}"
-        return replace(advice, verdict=NO_BENEFIT, choice=keep, reason=reason)
-    return advice
 
 
 def storage(

@@ -26,7 +26,6 @@ def diagnose(
     similarity: Similarity | str | None = None,
     also_relevant: Collection[str] = (),
     log_prior: Mapping[str, float] | None = None,
-    symmetric: bool = False,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
     seed: int = 0,
@@ -47,8 +46,6 @@ def diagnose(
         log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of
             the training split. It adds the recommendation ``"prior"``: as in `calibrate_prior`,
             each fifth of the queries is measured at the weight that is best on the others.
-        symmetric: Whether queries and documents are interchangeable, as in duplicate detection.
-            Both sides get the recommended exponent then, and s(a, b) = s(b, a).
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         seed: Seed for the halves, the samples and the draws.
@@ -77,22 +74,18 @@ def diagnose(
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
     choice = measure.exponent_choice(task, today.exponents[1], seed)
-    settings = Settings(symmetric, min_gain, tolerance, seed)
-    bench = Bench(task, is_relevant, choice, today, not are_unit(answers.values), settings)
+    settings = Settings(min_gain, tolerance, seed)
+    bench = Bench(task, choice, today, not are_unit(answers.values), settings)
     shape = measure.directions(task)
 
-    new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
+    new = Similarity(1.0, choice.candidate)
     first = advice.exponent(bench, new)
     bench = replace(bench, scoring=new if first.verdict == DO else today)
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
-    effects = measure.effect_sizes(answers, is_relevant)
-    others = [
-        advice.pruning(bench, answers, effects["cohens_d"]),
-        advice.storage(bench, cells, list(formats.values())),
-    ]
+    recommendations = [first, advice.storage(bench, cells, list(formats.values()))]
     if log_p is not None:
-        others.append(advice.prior(bench, data.query_ids, log_p))
+        recommendations.append(advice.prior(bench, data.query_ids, log_p))
     return Diagnosis(
         model=model_name(model),
         data=data.name,
@@ -105,11 +98,11 @@ def diagnose(
         is_relevant=is_relevant,
         queries=measure.norm_statistics(task.queries, list(data.asked.values())),
         documents=answers,
-        **effects,
+        **measure.effect_sizes(answers, is_relevant),
         exponent=choice,
         geometry=shape,
         cells=cells,
-        recommendations=[first, *others],
+        recommendations=recommendations,
         settings=settings,
     )
 

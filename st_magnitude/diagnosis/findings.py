@@ -67,7 +67,7 @@ class Geometry:
 class Recommendation:
     """One possible change, and whether the measurements support it."""
 
-    name: str  # "exponent", "pruning", "storage" or "prior"
+    name: str  # "exponent", "storage" or "prior"
     action: str  # the change in question
     verdict: str  # "do", "no benefit expected" or "not enough data", see docs/diagnose.md
     choice: str  # the setting to use
@@ -93,7 +93,6 @@ class Recommendation:
 class Settings:
     """Arguments of `diagnose`."""
 
-    symmetric: bool
     min_gain: float
     tolerance: float
     seed: int

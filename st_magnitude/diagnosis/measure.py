@@ -108,7 +108,6 @@ class Bench:
     """The encoded task and the settings with which every change is measured."""
 
     task: EncodedTask
-    is_relevant: Mask  # whether a document is relevant to any query, also outside the task, (m,)
     choice: ExponentChoice
     scoring: Similarity
     has_magnitude: bool  # whether the norms differ
@@ -119,11 +118,6 @@ class Bench:
         """The queries that chose nothing, (n,)."""
         return ~self.choice.chose
 
-    @property
-    def full(self) -> Array:
-        """nDCG@10 of every query with the whole index in float32, (n,)."""
-        return self.choice.ndcg(self.scoring.exponents[1])
-
     def gain(self, values: Array, reference: Array) -> Judgment:
         """Compares two arrays of nDCG@10 of the same queries."""
         return judge(values - reference, self.settings.min_gain, seed=self.settings.seed)
@@ -132,11 +126,3 @@ class Bench:
         """Compares nDCG@10 of a smaller index with the share of the full one that must be kept."""
         kept = (1 - self.settings.tolerance) * full
         return judge(values - kept, seed=self.settings.seed)
-
-
-def pruned(bench: Bench, order: Array, share: float) -> tuple[Array, Mask]:
-    """nDCG@10 without a share of the documents, lowest in ``order`` (m,), and which remain."""
-    number = min(max(round((1 - share) * len(order)), 1), len(order) - 1)  # neither all nor none
-    kept = np.zeros(len(order), dtype=bool)
-    kept[np.argsort(-order, kind="stable")[:number]] = True
-    return bench.task.ndcg(bench.task.top(bench.scoring, among=kept)), kept

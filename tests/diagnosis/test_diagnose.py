@@ -52,21 +52,11 @@ def test_diagnose_and_calibrate_agree(seed):
         assert found["exponent"].choice.startswith("keep ")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_planted_relevance_lets_half_the_index_go(seed):
-    advice = found_in(seed, "relevance", num_queries=400, similarity="dot")["pruning"]
-    assert advice.verdict == "do"
-    assert advice.evidence["share_dropped"] >= 0.5
-    assert advice.evidence["share_of_answers_kept"] > 0.9
-    assert advice.evidence["ndcg_pruned_by_words"] < 0.75 * advice.evidence["ndcg_pruned"]
-
-
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("seed", range(2))
 def test_noise_is_called_noise(seed, similarity):
     found = found_in(seed, "noise", num_queries=600, similarity=similarity)
     assert abs(found.cohens_d) < 0.35
-    assert found["pruning"].verdict != "do"
     if similarity == "cosine":
         assert found["exponent"].verdict == "no benefit expected"
         assert found["exponent"].choice == "keep cosine"
@@ -75,16 +65,10 @@ def test_noise_is_called_noise(seed, similarity):
         assert found.exponent.candidate >= 0.8
 
 
-def test_a_symmetric_task_gets_one_exponent_for_both_sides():
-    found = quick(*planted(0, "relevance"), symmetric=True)
-    gamma = f"{found.exponent.candidate:.2g}"
-    assert found["exponent"].choice == f"stm.prepare(model, stm.Similarity({gamma}, {gamma}))"
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_few_queries_decide_nothing(seed):
     found = found_in(seed, "relevance", num_queries=10)
-    assert found["exponent"].verdict == found["pruning"].verdict == "not enough data"
+    assert found["exponent"].verdict == "not enough data"
 
 
 def test_the_prior_of_other_queries():
@@ -115,9 +99,8 @@ def test_a_model_without_reachable_norms():
     model, *task = planted(0, "relevance")
     found = quick(model_of({text: unit(x) for text, x in table_of(model).items()}), *task)
     assert found.has_magnitude is False
-    for name in ("exponent", "pruning"):
-        assert found[name].verdict == "not enough data"
-        assert found[name].gain is None
+    assert found["exponent"].verdict == "not enough data"
+    assert found["exponent"].gain is None
     assert math.isnan(found.documents.length_spearman)
     assert "All norms are 1" in found.measurements[0].note
 
@@ -168,7 +151,7 @@ def test_command(data_folder, static_path, tmp_path):
     with (data_folder / "qrels" / "train.tsv").open("a") as file:
         file.write("train-q1\td20\t1\n")
     target = tmp_path / "new" / "out"
-    options = {"data": data_folder, "seed": 3, "symmetric": True}
+    options = {"data": data_folder, "seed": 3}
     result = invoke("diagnose", static_path, **options, output=target, verbose=True)
     assert result.exit_code == 0, result.output
     assert "dev: 8 queries, 20 documents" in result.stdout
@@ -180,4 +163,4 @@ def test_command(data_folder, static_path, tmp_path):
     assert "| IsoScore |" in (target / "diagnosis.md").read_text()
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 20
-    assert saved["settings"].items() >= {"symmetric": True, "seed": 3, "min_gain": 0.02}.items()
+    assert saved["settings"].items() >= {"seed": 3, "min_gain": 0.02}.items()
