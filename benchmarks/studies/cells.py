@@ -49,9 +49,9 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed
-from st_magnitude.finetune.run import LOSSES
 from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.losses.exponents import usual_rate
+from st_magnitude.losses.table import LOSSES
 
 ROOT = Path(__file__).parents[2]
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -209,7 +209,7 @@ def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
     if cell.loss == "tempagg":
         return stm.TempAggLoss(model, **options)
     options["scale"] = 20.0 if cell.scale == 20 else "auto"
-    return LOSSES[cell.loss](model, temperature=cell.temperature, **options)
+    return LOSSES[cell.loss].load()(model, temperature=cell.temperature, **options)
 
 
 def weights_of(model: SentenceTransformer) -> dict[str, Tensor]:

@@ -25,13 +25,18 @@ from st_magnitude._config import (
     words,
 )
 from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.losses.table import LOSSES
 
-__all__ = ["LOSSES", "Candidate", "CompareConfig", "grid_of", "seconds_of"]
+__all__ = ["Candidate", "CompareConfig", "grid_of", "seconds_of"]
 
-LOSSES = ("cosine", "qnorm", "dot", "learnable", "cosine-prior")
 # In the order in which they are tried; the first ones are the defaults of `TrainConfig`.
 TEMPERATURES, STATIC_TEMPERATURES = (0.05, 0.02, 0.01, 0.1), (0.1, 0.05, 0.02, 0.2)
 RATES, STATIC_RATES = (2e-5, 5e-5), (3e-2, 1e-2)
+
+
+def compared_losses() -> list[str]:
+    """All losses that a comparison can try, in the order in which it tries them."""
+    return [*(name for name, loss in LOSSES.items() if loss.is_compared), "cosine-prior"]
 
 
 def seconds_of(budget: str) -> float:
@@ -53,7 +58,10 @@ class CompareConfig:
     budget: Annotated[str, Option(help="Time after which no candidate begins, as 2h.")] = "30m"
     losses: Annotated[
         Names,
-        words(f"Of {', '.join(LOSSES)}; default: all. Cosine is always tried.", "NAME,NAME,..."),
+        words(
+            f"Of {', '.join(compared_losses())}; default: all. Cosine is always tried.",
+            "NAME,NAME,...",
+        ),
     ] = None
     temperatures: Annotated[
         Floats,
@@ -80,13 +88,19 @@ class CompareConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         seconds_of(self.budget)
+        known = compared_losses()
         for name in self.losses or ():
-            if name not in LOSSES:
-                hint = did_you_mean(name, LOSSES)
-                raise ValueError(f"losses has {name!r}.{hint} Choose from {', '.join(LOSSES)}.")
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise ValueError(f"losses has {name!r}.{hint} Choose from {', '.join(known)}.")
         for field in ("temperatures", "learning_rates"):
             for value in getattr(self, field) or ():
                 positive(field, value)
+
+    @property
+    def tried(self) -> list[str]:
+        """The losses to try, in their order."""
+        return [name for name in compared_losses() if not self.losses or name in self.losses]
 
 
 @dataclass(frozen=True)
@@ -126,9 +140,7 @@ def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> 
     Plain cosine at the defaults of `TrainConfig` comes first, then at the other learning rates,
     which matter most, then at the other temperatures, and then the other losses.
     """
-    names = [name for name in LOSSES if name in (config.losses or LOSSES)]
-    if "cosine-prior" in names and not has_prior:
-        names.remove("cosine-prior")
+    names = [name for name in config.tried if name != "cosine-prior" or has_prior]
     rates = config.learning_rates or (STATIC_RATES if is_static else RATES)
     taus = config.temperatures or (STATIC_TEMPERATURES if is_static else TEMPERATURES)
     settings = list(product(taus, rates))

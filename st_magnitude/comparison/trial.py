@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 
-from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
+from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.pairs import Splits, load_splits
@@ -88,7 +88,7 @@ def make_splits(
     test = _sample(parts["test"], None, config.documents, rng)
     warn_if_few(min(dev.query_ids, test.query_ids, key=len), "a loss")
     positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
-    if "cosine-prior" in (config.losses or LOSSES) and not is_uneven(positives):
+    if "cosine-prior" in config.tried and not is_uneven(positives):
         notes.append("All documents are equally often positives: a prior would change nothing.")
     return Parts(train, dev, test, tuple(notes))
 

@@ -21,11 +21,12 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import folds_of
 from st_magnitude.finetune.measure import RetrievalEvaluator
-from st_magnitude.finetune.settings import KEEPS_NORMS, TrainConfig
-from st_magnitude.finetune.setup import LOSSES, is_uneven, make_trainer, reading, training_rows
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.geometry import norm_warning
-from st_magnitude.losses import MagnitudeRankingLoss
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
@@ -40,7 +41,7 @@ from st_magnitude.training.run_folder import (
     train_or_stop,
 )
 
-__all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
+__all__ = ["TrainConfig", "TrainedModel", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ def _warn_without_negatives(
 ) -> None:
     never_relevant = set().union(*data.negatives.values()) - answers
     has_negatives = len(rows.column_names) > 2 and never_relevant
-    if loss in KEEPS_NORMS and not has_negatives:
+    if LOSSES[loss].keeps_norms and not has_negatives:
         logger.warning(
             f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
             "is judged 0 and answers no query, from which norms learn what is never relevant. Add "

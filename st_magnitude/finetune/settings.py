@@ -21,11 +21,9 @@ from st_magnitude._config import (
     numbers,
     whole_numbers,
 )
+from st_magnitude.losses.table import LOSSES
 
-__all__ = ["KEEPS_NORMS", "LOSS_NAMES", "TrainConfig"]
-
-KEEPS_NORMS = ("dot", "qnorm", "learnable")  # the losses whose models score with norms
-LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable", "tempagg")
+__all__ = ["TrainConfig"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class TrainConfig:
         ValueError: If the loss is unknown or a number is outside of its range.
     """
 
-    loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSS_NAMES)}.")] = "cosine"
+    loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSSES)}.")] = "cosine"
     dims: Annotated[Ints, whole_numbers("Dimensions to train, as 96,192,384; default: all.")] = None
     temperatures: Annotated[
         Floats,
@@ -89,15 +87,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         positive("temperature", self.temperature, [None])
-        has_terms = self.loss == "tempagg" or self.dims is not None or self.temperatures is not None
-        if self.temperature is not None and has_terms:
+        if self.loss not in LOSSES:
+            raise ValueError(
+                f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSSES)} "
+                f"Choose one of {', '.join(LOSSES)}."
+            )
+        has_temperatures = self.temperatures is not None or LOSSES[self.loss].has_temperatures
+        if self.temperature is not None and (has_temperatures or self.dims is not None):
             raise ValueError(
                 f"temperature={self.temperature} is for a loss of one term. With dims, or with"
                 f" several temperatures as tempagg has them, pass temperatures={self.temperature}"
                 " instead."
-            )
-        if self.loss not in LOSS_NAMES:
-            raise ValueError(
-                f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSS_NAMES)} "
-                f"Choose one of {', '.join(LOSS_NAMES)}."
             )

@@ -25,41 +25,22 @@ from transformers import set_seed
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.losses import (
-    CosineRankingLoss,
-    DNormRankingLoss,
-    DotRankingLoss,
-    LearnableNormLoss,
-    MagnitudeRankingLoss,
-    QNormRankingLoss,
-    TempAggLoss,
-    TempAggMRLLoss,
-    temp_agg,
-    temp_agg_mrl,
-)
 from st_magnitude.losses.base import half_weights
 from st_magnitude.losses.exponents import usual_rate
 from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.temperature import temp_agg, temp_agg_mrl
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 from st_magnitude.training.run_folder import has_fast_bf16
 
-__all__ = ["LOSSES", "is_uneven", "make_trainer", "reading", "training_rows"]
+__all__ = ["is_uneven", "make_trainer", "reading", "training_rows"]
 
 logger = logging.getLogger(__name__)
 
 MANY_ROWS = 50_000  # above, small batches take a static table minutes
-
-LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
-    "cosine": CosineRankingLoss,
-    "dot": DotRankingLoss,
-    "qnorm": QNormRankingLoss,
-    "dnorm": DNormRankingLoss,
-    "learnable": LearnableNormLoss,
-    "tempagg": TempAggLoss,  # with dims TempAggMRLLoss
-}
 
 
 @contextmanager
@@ -128,17 +109,16 @@ def make_trainer(
         add_lora(model, config.lora)
     args = _arguments(config, rows, output, model, saves)
     _cast_half_weights(model)
-    prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))
+    named = LOSSES[config.loss]
+    prepare(model, named.similarity)
     options: dict[str, Any] = {
         "gather_across_devices": args.world_size > 1,
         "mini_batch_size": config.mini_batch_size,
     }
     if config.prior and is_uneven(rows["positive"]):
         options["prior"] = _prior(model, rows, config)
-    kind = LOSSES[config.loss]
-    if config.loss == "tempagg" and config.dims is not None:
-        kind = TempAggMRLLoss
-    loss = kind(model, **{**options, **(loss_options or {}), **_terms(config)})
+    loss_class = named.load(with_dims=config.dims is not None)
+    loss = loss_class(model, **{**options, **(loss_options or {}), **_terms(config)})
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
 
@@ -158,8 +138,9 @@ def _cast_half_weights(model: SentenceTransformer) -> None:
 
 
 def _terms(config: TrainConfig) -> dict[str, object]:
+    """The arguments of the loss about prefixes and temperatures."""
     terms: dict[str, object] = {"temperature": config.temperature}
-    if config.loss == "tempagg":
+    if LOSSES[config.loss].has_temperatures:
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
         return {name: value for name, value in terms.items() if value is not None}
     if config.dims is not None:

@@ -36,8 +36,8 @@ from tokenizers import Tokenizer
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, cohens_d, norms
+from st_magnitude.losses.table import LOSSES
 from st_magnitude.training.run_folder import has_fast_bf16
 
 # loss to its name and its document exponent
@@ -133,7 +133,7 @@ def measure(base: Base, loss: str, rows: str, seed: int, suite: Suite) -> Figure
     torch.manual_seed(seed)
     model = stm.strip_normalize(base.load())
     if rows != "none":
-        train(model, LOSSES[loss](model), suite.train[rows], seed, **base.how)
+        train(model, LOSSES[loss].load()(model), suite.train[rows], seed, **base.how)
     model.eval()
     slow = base.load is decoder and base.how["bf16"]
     with torch.autocast("cpu", torch.bfloat16, enabled=slow):

@@ -52,7 +52,7 @@ from torch import Tensor
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import ndcg
-from st_magnitude.finetune.run import LOSSES
+from st_magnitude.losses.table import LOSSES
 from st_magnitude.surgery.raw import encode_raw
 
 TAUS = (0.02, 0.05, 0.1)
@@ -82,7 +82,7 @@ def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
         return MultipleNegativesRankingLoss(model, scale=1 / float(cell.temperature))
     texts = data.rows["positive"]
     prior = stm.DocumentPrior.from_texts(model, texts) if way == "logq" else None
-    return LOSSES[name](model, temperature=cell.temperature, prior=prior)
+    return LOSSES[name].load()(model, temperature=cell.temperature, prior=prior)
 
 
 def measure(cell: Cell) -> Figures:

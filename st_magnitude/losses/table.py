@@ -1,0 +1,55 @@
+"""The losses that ``st-magnitude train`` and ``compare`` know by name; the table loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from st_magnitude.losses.ranking import MagnitudeRankingLoss
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A ranking loss of the commands.
+
+    Args:
+        path: Its module in ``st_magnitude.losses`` and its class.
+        similarity: What :func:`~st_magnitude.prepare` gets before the loss is built.
+        keeps_norms: Whether its models score with the norms of documents.
+        is_compared: Whether ``compare`` tries it.
+        path_with_dims: Its class for several prefixes, if it has temperatures of its own. Other
+            losses take ``terms``.
+    """
+
+    path: str
+    similarity: str
+    keeps_norms: bool = False
+    is_compared: bool = False
+    path_with_dims: str | None = None
+
+    @property
+    def has_temperatures(self) -> bool:
+        return self.path_with_dims is not None
+
+    def load(self, with_dims: bool = False) -> type[MagnitudeRankingLoss]:
+        """The class."""
+        path = self.path_with_dims if with_dims and self.path_with_dims else self.path
+        module, name = path.split(".")
+        found: type[MagnitudeRankingLoss] = getattr(import_module(f"{__package__}.{module}"), name)
+        return found
+
+
+LOSSES = {
+    "cosine": NamedLoss("exponents.CosineRankingLoss", "cosine", is_compared=True),
+    "qnorm": NamedLoss("exponents.QNormRankingLoss", "qnorm", keeps_norms=True, is_compared=True),
+    "dot": NamedLoss("exponents.DotRankingLoss", "dot", keeps_norms=True, is_compared=True),
+    "dnorm": NamedLoss("exponents.DNormRankingLoss", "dnorm"),
+    "learnable": NamedLoss(
+        "exponents.LearnableNormLoss", "dot", keeps_norms=True, is_compared=True
+    ),
+    "tempagg": NamedLoss(
+        "temperature.TempAggLoss", "cosine", path_with_dims="temperature.TempAggMRLLoss"
+    ),
+}

@@ -1,0 +1,110 @@
+"""The recipes of CONTRIBUTING.md for a similarity, a loss, a regularizer and a command, followed in
+memory."""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Annotated
+
+import pytest
+import torch
+from _tiny import columns
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch.nn.functional import cross_entropy
+from typer import Option
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude import similarity
+from st_magnitude._config import check_ranges
+from st_magnitude.commands.core import Figures, app, command
+from st_magnitude.comparison.config import CompareConfig, grid_of
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.losses.table import LOSSES, NamedLoss
+
+HALF = stm.Similarity(query=1.0, document=0.5)
+
+
+def test_add_a_similarity(model, monkeypatch):
+    monkeypatch.setitem(similarity._NAMED, "half", HALF)
+    assert HALF.name == "half"
+    loss = stm.MagnitudeRankingLoss(stm.prepare(model, "half"), "half", scale=20.0)
+    queries, documents = torch.randn(2, 4, 8)
+    norms = documents.norm(dim=1)
+    logits = 20 * torch.cosine_similarity(queries[:, None], documents, dim=-1) * norms.sqrt()
+    expected = cross_entropy(logits, torch.arange(4))
+    torch.testing.assert_close(loss.compute_loss_from_embeddings([queries, documents]), expected)
+
+
+class DoubleLoss(stm.MagnitudeRankingLoss):
+    """A loss that is twice as large as InfoNCE."""
+
+    fixed_similarity = stm.QNORM
+
+    def compute_loss_from_embeddings(self, embeddings, labels=None):
+        return 2 * super().compute_loss_from_embeddings(embeddings, labels)
+
+
+def test_add_a_loss(static_path, tmp_path, monkeypatch):
+    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
+    module = ModuleType("st_magnitude.losses.double")
+    module.DoubleLoss = DoubleLoss
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    row = NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True, is_compared=True)
+    monkeypatch.setitem(LOSSES, "double", row)
+    config = TrainConfig(loss="double", max_steps=2, folds=0)
+    trained = train(str(static_path), data, tmp_path / "model", config)
+    assert isinstance(trained.trainer.loss, DoubleLoss)
+    assert trained.trainer.model.similarity_fn_name == "dot"
+    tried = grid_of(CompareConfig(losses=["double"]), is_static=True)
+    assert {candidate.loss for candidate in tried} == {"cosine", "double"}
+
+
+def shortness(embeddings):
+    return embeddings.float().square().mean()
+
+
+class FarColumns:
+    def of_columns(self, columns):
+        return (columns[0] - columns[1]).float().square().mean()
+
+
+def test_add_a_regularizer(model, tmp_path):
+    loss = stm.CosineRankingLoss(model, regularizers=[shortness, (FarColumns(), 0.5)])
+    args = SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=1, logging_steps=1, use_cpu=True, report_to=[]
+    )
+    data = Dataset.from_dict(columns())
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss)
+    stm.attach(trainer).train()
+    assert {"shortness", "far_columns", "infonce"} <= trainer.state.log_history[0].keys()
+
+
+@dataclass(frozen=True)
+class CountConfig:
+    texts: Annotated[int, Option(min=1, help="Texts to count.")] = 3
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+@pytest.mark.parametrize(("number", "code"), [(5, 0), (0, 2)])
+def test_add_a_command(number, code):
+    before = list(app.registered_commands)
+
+    @command
+    def count(*, settings: CountConfig) -> Figures:
+        """Count texts."""
+        return {"texts": settings.texts}
+
+    try:
+        result = CliRunner().invoke(app, ["count", "--texts", str(number), "--json"])
+        assert result.exit_code == code
+        assert ('{"texts": 5}' in result.stdout) == (code == 0)
+        with pytest.raises(ValueError, match="texts must be at least 1"):
+            CountConfig(texts=0)
+    finally:
+        app.registered_commands[:] = before
