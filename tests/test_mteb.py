@@ -2,6 +2,8 @@
 
 import json
 import math
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from _cli import figures, refusal
@@ -14,6 +16,23 @@ from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.mteb import evaluate, local_model, retrieval_task
 
 pytest.importorskip("mteb")
+
+
+PUSHED = "me/retriever"
+MTEB_RUN = """
+import mteb
+from mteb.cli import build_cli
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.mteb import retrieval_task
+tasks = [retrieval_task(RetrievalData.from_beir("data", "test"))]
+mteb.get_tasks = lambda **_: tasks
+try:
+    build_cli.main()
+except ValueError as error:
+    print(error)
+    model = mteb.get_model("me/retriever", trust_remote_code=True)
+    mteb.evaluate(model, tasks, cache=mteb.ResultCache("results"))
+"""
 
 
 def ndcg(result):
@@ -81,6 +100,58 @@ def test_the_query_itself_does_not_count(static_model, task):
     raw = MagnitudeEvaluator(**task)(static_model)["cosine_ndcg@10"]
     result = evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])
     assert ndcg(result) == pytest.approx(raw, abs=6e-6)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """The environment of a process whose hub has one model, the files in ``model``."""
+    answers = {
+        f"/api/models/{PUSHED}": {"id": PUSHED, "sha": "1" * 40},
+        f"/api/models/{PUSHED}/commits/main": [
+            {"id": "1" * 40, "title": "", "message": "", "authors": [], "date": "2026-01-01T00:00:00Z"}
+        ],
+    }
+    (tmp_path / "answers").mkdir()
+    for i, answer in enumerate(answers.values()):
+        (tmp_path / "answers" / str(i)).write_text(json.dumps(answer))
+
+    class Hub(SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            path = path.partition("?")[0]
+            if path in answers:
+                return str(tmp_path / "answers" / str([*answers].index(path)))
+            return str(tmp_path / "model" / path.partition("/resolve/")[2].partition("/")[2])
+
+        def end_headers(self):
+            self.send_header("ETag", f'"{self.path.replace("/", "-")}"')  # names a blob
+            self.send_header("X-Repo-Commit", "1" * 40)
+            self.send_header("X-Error-Code", "EntryNotFound")  # read where the status is 404
+            super().end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        yield {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exponent", [0.0, 0.5])
+def test_mteb_run_takes_a_pushed_model(static_model, task, tmp_path, hub, exponent):
+    """One of stock modules by its name; an ``ExponentNorm`` needs ``trust_remote_code``."""
+    stm.export(stm.prepare(static_model, stm.Similarity(1.0, exponent)), tmp_path / "model")
+    RetrievalData(*task.values()).save(tmp_path / "data", "test")
+
+    arguments = ("-c", MTEB_RUN, "run", "-m", PUSHED, "--output-folder", "results")
+    done = python(*arguments, cwd=tmp_path, environment=hub)
+    assert ("Please pass the argument `trust_remote_code=True`" in done.stdout) == bool(exponent)
+    (found,) = (tmp_path / "results").rglob("data-*.json")
+    value = json.loads(found.read_text())["scores"]["test"][0]["ndcg_at_10"]
+    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+    assert value == pytest.approx(expected, abs=6e-6)
 
 
 @pytest.mark.slow
