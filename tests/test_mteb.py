@@ -105,11 +105,10 @@ def test_the_query_itself_does_not_count(static_model, task):
 @pytest.fixture
 def hub(tmp_path):
     """The environment of a process whose hub has one model, the files in ``model``."""
+    commit = {"id": "1" * 40, "title": "", "message": "", "authors": []}
     answers = {
-        f"/api/models/{PUSHED}": {"id": PUSHED, "sha": "1" * 40},
-        f"/api/models/{PUSHED}/commits/main": [
-            {"id": "1" * 40, "title": "", "message": "", "authors": [], "date": "2026-01-01T00:00:00Z"}
-        ],
+        f"/api/models/{PUSHED}": {"id": PUSHED, "sha": commit["id"]},
+        f"/api/models/{PUSHED}/commits/main": [commit | {"date": "2026-01-01T00:00:00Z"}],
     }
     (tmp_path / "answers").mkdir()
     for i, answer in enumerate(answers.values()):
@@ -124,7 +123,7 @@ def hub(tmp_path):
 
         def end_headers(self):
             self.send_header("ETag", f'"{self.path.replace("/", "-")}"')  # names a blob
-            self.send_header("X-Repo-Commit", "1" * 40)
+            self.send_header("X-Repo-Commit", commit["id"])
             self.send_header("X-Error-Code", "EntryNotFound")  # read where the status is 404
             super().end_headers()
 
