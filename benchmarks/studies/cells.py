@@ -125,9 +125,10 @@ class Cell:
         rate: Peak learning rate; learned exponents have 1e-2.
         temperature: Temperature of the scores after the scale, or "learned" in stored
             cells: the losses of then learned it, from .05 on, at a rate of 1e-3.
-        scale: Factor of the scores over that of unit vectors: 20; or "auto" or "batch", which
-            divide by the mean norms of the batch. Stored cells with "auto" divided by those of
-            their first batch, as the losses did then.
+        scale: The paper's alpha at a temperature of .05, 20: logits are scores / temperature,
+            without a division by norms; or "auto" or "batch", which divide by the mean norms of the
+            batch. Stored cells with "auto" divided by those of their first batch, as the losses did
+            then.
         sigreg: Weight of SIGReg.
         bf16: Whether training and dev use bfloat16 by autocast; tests are encoded in float32.
     """
@@ -289,7 +290,7 @@ def measure(cell: Cell, evaluations: int = 10) -> Figures:
         encoded = at[best["step"]]
         scorings[name] = best | {
             "tests": {task: searched(x, similarity) for task, x in encoded.items()},
-            "shape": {task: {"isoscore": isoscore(x)} for task, x in encoded.items()},
+            "shape": {task: shape(x) for task, x in encoded.items()},
         }
     packages = ("torch", "sentence-transformers", "st-magnitude")
     return {
@@ -322,9 +323,14 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
     return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
 
 
-def isoscore(encoded: EncodedTask) -> float:
-    """Of the directions of the documents."""
-    return round(stm.geometry.isoscore(stm.COSINE.document(encoded.documents)), 5)
+def shape(encoded: EncodedTask) -> dict[str, float]:
+    """IsoScore of the directions of the documents, and the spread of norms, std / mean."""
+    isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
+    found = {"isoscore": round(isoscore, 5)}
+    for name in ("queries", "documents"):
+        lengths = stm.geometry.norms(getattr(encoded, name))
+        found[f"CV of {name}"] = round(float(lengths.std() / lengths.mean()), 4)
+    return found
 
 
 def packed(values: NDArray[np.floating[Any]]) -> str:
