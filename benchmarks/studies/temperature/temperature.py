@@ -7,13 +7,13 @@ learning rate is chosen on dev under Cosine at .05 and is the same for all losse
 "static" and "L3, bf16" dev chooses the temperature of each loss, too; the others ask for more steps
 and train at .05. The verdict is on the page, docs/research/temperature.md.
 
-"scale" is the paper's literal scale, logits of 20 · s without a division by norms, beside that of
-the batch, on the static table. Expected, before the runs: a table has norms of 8 (queries) and 3
-(documents), which make raw logits steeper: a temperature of .002 for Dot, .016 for QNorm and .006
-for DNorm. So Dot is 3 to 5 points of nDCG@10 behind itself at the scale of the batch, in domain
-and as trained, QNorm 1 to 2 and DNorm 4 to 5. Figure 5 of the paper: where the CV of query norms
-under DNorm is less than twice that under Dot, QNorm is ahead of DNorm. Here norms follow the number
-of tokens, so the ratio is near 1, and DNorm is ahead all the same.
+"literal" is the paper's scale, logits of 20 · s without a division by norms, on the static table.
+Expected, before the runs: a table has norms of 8 (queries) and 3 (documents), which make raw logits
+steeper, a temperature of .002 for Dot, .016 for QNorm and .006 for DNorm. So Dot is 3 to 5 points
+of nDCG@10 behind itself at the automatic scale, in domain and as trained, QNorm 1 to 2 and DNorm 4
+to 5. Figure 5 of the paper: where the CV of query norms under DNorm is less than twice that under
+Dot, QNorm is ahead of DNorm. Here norms follow the number of tokens, so the ratio is near 1, and
+DNorm is ahead all the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ TAUS = (0.01, 0.02, 0.05, 0.1)
 LOSSES = {"qnorm": "QNorm", "dnorm": "DNorm", "dot": "Dot", "learnable": "Learnable"}
 PLACES = {"wordnet": "in domain", "foldoc": "FOLDOC"}
 KEPT = ("dot", "qnorm", "dnorm")
-SCALES = {20.0: "20 · s", "batch": "of the batch"}
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,14 @@ STUDIES = {
 }
 
 
-def scaled(loss: str, scale: float | str) -> Cell:
-    """A loss on the static table at .05: raw scores (20), or over the norms of the batch."""
-    return STUDIES["static"].of_loss(loss, scale)[0]
+def literal(loss: str) -> Cell:
+    """A loss on the static table with logits of 20 · s, of raw products."""
+    return STUDIES["static"].of_loss(loss, 20.0)[0]
 
 
-def run_scale(seeds: int) -> None:
-    cells = [scaled(loss, scale) for scale in SCALES for loss in KEPT]
-    run(cell for one in cells for cell in seeds_of(one, seeds))
+def run_literal(seeds: int) -> None:
+    of_losses = [seeds_of(literal(loss), seeds) for loss in KEPT]
+    run(cell for of_seed in zip(*of_losses, strict=True) for cell in of_seed)
 
 
 def run_study(study: Study, seeds: int) -> None:
@@ -145,38 +144,42 @@ def gain_table() -> list[str]:
     return markdown(head, rows, "lll")
 
 
-def scale_table() -> list[str]:
-    """Gains over Cosine at its best temperature by scale, and CVs of norms in domain."""
+def literal_table() -> list[str]:
+    """Gains of the literal scale over Cosine at its best temperature, and CVs of norms."""
     plain = best_of(STUDIES["static"].cosines, "matched")
     rows = []
     for loss in KEPT:
-        for scale, label in SCALES.items():
-            cell = scaled(loss, scale)
-            if plain is None or not stored_seeds(cell):
-                continue
-            row = [LOSSES[loss], label, len(stored_seeds(cell))]
-            row += [show(gain(cell, plain, [x], "matched")) for x in PLACES]
-            row += [show(gain(cell, plain, [x], "calibrated", plain="matched")) for x in PLACES]
-            shapes = [x["scorings"]["matched"]["shape"] for x in POOL.of_seeds(cell).values()]
-            for side in ("queries", "documents"):
-                row.append(f"{np.mean([x['wordnet'][f'CV of {side}'] for x in shapes]):.2f}")
-            rows.append(row)
-    head = ["loss", "logits", "seeds", *(f"matched, {x}" for x in PLACES.values())]
-    head += [*(f"calibrated, {x}" for x in PLACES.values()), "CV of queries", "of documents"]
-    return markdown(head, rows, "ll")
+        cell = literal(loss)
+        if plain is None or not stored_seeds(cell):
+            continue
+        found = [
+            gain(cell, plain, [place], scoring, plain="matched")
+            for scoring in SCORINGS
+            for place in PLACES
+        ]
+        shapes = [
+            x["scorings"]["matched"]["shape"]["wordnet"] for x in POOL.of_seeds(cell).values()
+        ]
+        spread = [
+            np.mean([x[f"CV of {name}"] for x in shapes]) for name in ("queries", "documents")
+        ]
+        row = [LOSSES[loss], len(stored_seeds(cell)), *map(show, found)]
+        rows.append([*row, *(f"{x:.2f}" for x in spread)])
+    head = ["loss", "seeds", *(f"{x}, {place}" for x in SCORINGS for place in PLACES.values())]
+    return markdown([*head, "CV of queries", "of documents"], rows)
 
 
 TABLES = {
     "temperatures of Cosine": cosine_table,
     "gains over Cosine": gain_table,
-    "literal scale": scale_table,
+    "literal scale": literal_table,
 }
 
 
 if __name__ == "__main__":
-    arguments = asked(__doc__, [*STUDIES, "scale"])
+    arguments = asked(__doc__, [*STUDIES, "literal"])
     for name in arguments.names:
-        if name == "scale":
-            run_scale(arguments.seeds)
+        if name == "literal":
+            run_literal(arguments.seeds)
         else:
             run_study(STUDIES[name], arguments.seeds)
