@@ -9,6 +9,19 @@ runs that are there are not repeated. Temperatures and document exponents are ch
 seed 0; the test is read once a run. nDCG@10 is measured in full and at a quarter of the dimensions.
 docs/research/known.md has the tables, the expectations, which were written before the runs, and
 what came of them.
+
+"scale" trains Dot, QNorm and DNorm at the paper's literal scale, logits of 20 · s, beside the
+automatic one (docs/research/magnitude.md). Expected: the norms of documents and queries (7 and 3
+of the table, 7 and 5 of MiniLM) make literal logits 3 to 40 times as steep. So as trained Dot loses
+1 to 3 points to itself at "auto", QNorm and DNorm .5 to 1.5. The CV of query norms under DNorm is
+.8 to 1.5 times that under Dot, where Figure 5 of the paper has QNorm ahead, and DNorm is ahead by
+.5 to 2.
+
+"hardness" weights negatives by exp(strength · cosine), as the temperature paper did with all its
+models (docs/research/temperature_paper.md). The gradient of a negative then grows as exp((1 / τ +
+strength) · s): among negatives a strength of 9 makes .0715 of a temperature of .2, and .017 of .02.
+Expected: level at .02 and .05, within .2 at .1, .3 to .8 ahead at .2, which without weights is a
+point behind .1; level where dev chooses the temperature of each.
 """
 
 from __future__ import annotations
@@ -19,6 +32,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +46,11 @@ SIZES = ("full", "quarter")
 TAUS = (0.02, 0.05, 0.1)
 NARROW = (0.03, 0.06, 0.1)
 ENCODED = ("banking names", "banking questions")
-STUDIES = ("losses", "forgetting")
+STUDIES = ("losses", "forgetting", "scale", "hardness")
+HARDNESS = (0.0, 5.0, 9.0)  # 5: EmbeddingGemma; 9: LLaVE and sentence-transformers
+SCALES = {20.0: "20 · s", "auto": "auto"}
+KEPT = ("Dot", "QNorm", "DNorm")
+SETTINGS = (("banking names", "table"), ("clinc names", "table"), ("banking names", "MiniLM"))
 BASES: dict[str, dict[str, Any]] = {
     "table": {},
     "MiniLM": {"base": "MiniLM", "steps": 100, "batch": 32, "rate": 2e-4, "elsewhere": True},
@@ -68,6 +86,25 @@ def forgetting() -> dict[str, Cell]:
         "MiniLM, τ 0.05": encoder,
         "MiniLM, τ 0.1": replace(encoder, temperatures=(0.1,)),
         "table, τ 0.05": table,
+    }
+
+
+def scaled(data: str, base: str) -> dict[tuple[str, str], Cell]:
+    """By loss and scale, at a temperature of .05."""
+    one = replace(Cell(data, "Dot", (0.05,), **BASES[base]), elsewhere=False)
+    return {
+        (loss, label): replace(one, loss=loss, scale=scale)
+        for loss in KEPT
+        for scale, label in SCALES.items()
+    }
+
+
+def weighted(data: str) -> dict[float, list[Cell]]:
+    """By strength of the weights of negatives, at each temperature."""
+    one = Cell(data, "Cosine", (0.05,))
+    return {
+        strength: [replace(one, hardness=strength, temperatures=(tau,)) for tau in (*TAUS, 0.2)]
+        for strength in HARDNESS
     }
 
 
@@ -211,6 +248,57 @@ def table_forgetting() -> list[str]:
     return lines
 
 
+def table_scale() -> list[str]:
+    """Gains over Cosine at its best temperature, and CVs of norms."""
+    known = stored()
+    lines = [header("data", "base", "loss", "logits", "as trained", "by dev", "CV", "of documents")]
+    for name, base in SETTINGS:
+        cosine = best(losses(name, base)["Cosine"], known)
+        for (loss, label), cell in scaled(name, base).items():
+            gains = [
+                gain(scores(cell, known, *place), scores(cosine, known, "test", "full"))
+                for place in (("as trained",), ("test", "full"))
+            ]
+            spreads = [f"{mean_cv(cell, known, side):.2f}" for side in ("queries", "documents")]
+            lines.append(row(name, base, loss, label, *gains, *spreads))
+    return lines
+
+
+def table_figure_5() -> list[str]:
+    """CV of queries under DNorm over that under Dot, and what DNorm gains over QNorm."""
+    known = stored()
+    lines = [header("data", "base", "logits", "ratio of CVs", "DNorm - QNorm, as trained")]
+    for (name, base), label in product(SETTINGS, SCALES.values()):
+        dot, qnorm, dnorm = (scaled(name, base)[loss, label] for loss in KEPT)
+        ratio = mean_cv(dnorm, known, "queries") / mean_cv(dot, known, "queries")
+        pair = [scores(cell, known, "as trained") for cell in (dnorm, qnorm)]
+        lines.append(row(name, base, label, f"{ratio:.2f}", gain(*pair)))
+    return lines
+
+
+def mean_cv(cell: Cell, known: Mapping[str, Figures], side: str) -> float:
+    return float(np.mean([known[x.key]["CV"][side] for x in seeds(cell) if x.key in known]))
+
+
+def table_hardness() -> list[str]:
+    """What weights of negatives add at a temperature, and each at the one that dev chooses."""
+    known = stored()
+    taus = [f"τ {tau:g}" for tau in (*TAUS, 0.2)]
+    lines = [header("data", "strength", *taus, "τ by dev", "over 0, each by dev")]
+    for name in INTENTS[:2]:
+        rows = weighted(name)
+        plain = [scores(cell, known, "test", "full") for cell in rows[0.0]]
+        for strength, cells in rows.items():
+            found = [scores(cell, known, "test", "full") for cell in cells]
+            shown = [gain(*pair) for pair in zip(found, plain, strict=True)]
+            chosen, first = best(cells, known), best(rows[0.0], known)
+            pair = [scores(cell, known, "test", "full") for cell in (chosen, first)]
+            by_dev = [f"{chosen.temperatures[0]:g}", gain(*pair) if strength else ""]
+            shown = shown if strength else [points(x) for x in found]
+            lines.append(row(name, f"{strength:g}", *shown, *by_dev))
+    return lines
+
+
 def where(cell: Cell, known: Mapping[str, Figures], place: str) -> dict[int, Any]:
     path = ("test", "full") if place == "in domain" else ("others", place)
     return scores(cell, known, *path)
@@ -228,6 +316,9 @@ TABLES = {
     **{f"known losses, {size}": partial(table_losses, size) for size in SIZES},
     **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in ENCODED},
     "known forgetting": table_forgetting,
+    "known scale": table_scale,
+    "known figure 5": table_figure_5,
+    "known hardness": table_hardness,
 }
 
 
@@ -246,6 +337,13 @@ def main() -> None:
     if "forgetting" in given.studies:
         cells = forgetting().values()
         run(map(untrained, cells), given.data)
+        run((x for cell in cells for x in seeds(cell)), given.data)
+    if "scale" in given.studies:
+        settings = [x for x in SETTINGS if x[1] == given.base]
+        cells = [cell for setting in settings for cell in scaled(*setting).values()]
+        run((x for of_seed in zip(*map(seeds, cells), strict=True) for x in of_seed), given.data)
+    if "hardness" in given.studies:
+        cells = [cell for name in INTENTS[:2] for one in weighted(name).values() for cell in one]
         run((x for cell in cells for x in seeds(cell)), given.data)
 
 

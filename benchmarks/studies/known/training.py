@@ -42,11 +42,21 @@ from st_magnitude.data.task import EncodedTask
 Figures = dict[str, Any]
 INTENTS = ("banking names", "clinc names", "banking questions", "clinc questions")
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the document, among which dev chooses
+KEEP_NORMS: dict[str, Any] = {
+    "Dot": stm.DotRankingLoss,
+    "QNorm": stm.QNormRankingLoss,
+    "DNorm": stm.DNormRankingLoss,
+    "Learnable": stm.LearnableNormLoss,
+}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The settings of a training; several temperatures are terms of equal weights."""
+    """The settings of a training.
+
+    Several temperatures are terms of equal weights. A scale of 20 is the paper's, at a temperature
+    of .05: logits are 20 · s. ``hardness`` is the strength of the weights of negatives.
+    """
 
     data: str
     loss: str
@@ -57,6 +67,8 @@ class Cell:
     rate: float = 0.03
     seed: int = 0
     elsewhere: bool = False  # whether other domains and merging with the base are measured
+    scale: float | str = "auto"
+    hardness: float = 0.0
 
     @property
     def key(self) -> str:
@@ -124,13 +136,9 @@ def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
         return GISTEmbedLoss(model, base_model(cell.base), temperature=tau)
     share = 1 / len(cell.temperatures)
     terms = [stm.Term(temperature=t, weight=share) for t in cell.temperatures]
-    if cell.loss == "QNorm":
-        return stm.QNormRankingLoss(model, terms=terms)
-    if cell.loss == "Dot":
-        return stm.DotRankingLoss(model, terms=terms)
-    if cell.loss == "Learnable":
-        return stm.LearnableNormLoss(model, terms=terms)
-    options: dict[str, Any] = {}
+    if keeps_norms := KEEP_NORMS.get(cell.loss):
+        return keeps_norms(model, terms=terms, scale=cell.scale)
+    options: dict[str, Any] = {"hardness_strength": cell.hardness}
     if cell.loss == "Cosine, classes":
         options["labels"] = "classes"
     elif cell.loss == "SIGReg":
@@ -217,9 +225,17 @@ def measure(cell: Cell, folder: Path | None) -> Figures:
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
         "test": {size: packed(x) for size, x in sizes(test, chosen).items()},
+        "as trained": packed(sizes(test, own)["full"]),
+        "CV": {name: spread(getattr(test, name)) for name in ("queries", "documents")},
         "seconds": round(seconds, 1),
     }
     return figures | forgetting(model, cell, chosen, folder) if cell.elsewhere else figures
+
+
+def spread(embeddings: torch.Tensor) -> float:
+    """The coefficient of variation of the norms of (n, D)."""
+    lengths = stm.geometry.norms(embeddings)
+    return round(float(lengths.std() / lengths.mean()), 4)
 
 
 def forgetting(
