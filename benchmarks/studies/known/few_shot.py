@@ -34,7 +34,7 @@ from benchmarks.data import banking77, clinc150
 from benchmarks.studies.cells import packed, unpacked
 from benchmarks.studies.estimates import in_points, markdown, paired, show
 from benchmarks.studies.known.run import seeds
-from benchmarks.studies.models import minilm, static_model
+from benchmarks.studies.models import minilm, rows_alone, static_model
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
@@ -147,6 +147,15 @@ def trained(cell: Cell, train: Split, folder: Path) -> nn.Module:
     model = (Table if cell.base == "table" else Mapped)(cell.data, folder)
     if cell.loss == "untrained":
         return model
+    if cell.base == "table":
+        with rows_alone(model.model, model.texts):
+            fit(model, cell, train, rng)
+    else:
+        fit(model, cell, train, rng)
+    return model
+
+
+def fit(model: nn.Module, cell: Cell, train: Split, rng: np.random.Generator) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATES[cell.base], weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 - i / STEPS)
     for _ in range(STEPS):
@@ -158,7 +167,6 @@ def trained(cell: Cell, train: Split, folder: Path) -> nn.Module:
         loss.backward()
         optimizer.step()
         schedule.step()
-    return model
 
 
 # --- measuring ------------------------------------------------------------------------------------

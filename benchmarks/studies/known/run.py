@@ -344,7 +344,7 @@ def main() -> None:
         run((x for of_seed in zip(*map(seeds, cells), strict=True) for x in of_seed), given.data)
     if "hardness" in given.studies:
         cells = [cell for name in INTENTS[:2] for one in weighted(name).values() for cell in one]
-        run((x for cell in cells for x in seeds(cell)), given.data)
+        run((x for of_seed in zip(*map(seeds, cells), strict=True) for x in of_seed), given.data)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from benchmarks.data.intents import (
     question_pairs,
     split_off,
 )
-from benchmarks.studies.models import minilm, static_model
+from benchmarks.studies.models import minilm, rows_alone, static_model
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -173,7 +175,8 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     columns = [rows[name][:] for name in rows.column_names if name != "label"]
     loss = objective(model, cell)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
-    fit(cell, loss, columns, batches(rows, cell), labels)
+    with rows_alone(model, chain(*columns)) if cell.base == "table" else nullcontext():
+        fit(cell, loss, columns, batches(rows, cell), labels)
     learned = getattr(model[-1], "gamma_document", None)
     own = 0.0 if cell.loss in ("QNorm", "Dot") else 1.0 if learned is None else float(learned)
     return model.eval(), own
