@@ -1,9 +1,8 @@
 """Cells of the studies: one training each, measured on dev while it runs and on tests at its end.
 
-A cell is its settings. Its name is made of them, and its figures are one JSON file. So a script
-that needs cells runs those that are missing, goes on where an interrupted call ended, and shares
-what another script has run. A cell that fails leaves nothing. Models train on the GPU if there is
-one.
+A cell is its settings, and its figures are a line of cells.jsonl. So a script that needs cells runs
+those that are missing, goes on where an interrupted call ended, and shares what another script has
+run. A cell that fails leaves nothing. Models train on the GPU if there is one.
 
 Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and,
 among cells, rates and temperatures. These scorings are read on the tests, each at its own best step
@@ -17,16 +16,13 @@ on dev:
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
 import json
 import logging
-import os
 import platform
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +35,7 @@ from benchmarks.data.lexicons import build
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
 from benchmarks.studies.models import minilm, static_model, train
+from benchmarks.studies.store import Figures, Store, packed, unpacked
 from datasets import concatenate_datasets
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -59,7 +56,6 @@ MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but
 SCORINGS = ("matched", "calibrated")
 SEED = 0  # of the data: that of a cell is of training, so that all models answer the same queries
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Figures = dict[str, Any]
 
 
 def frozen() -> SentenceTransformer:
@@ -77,36 +73,6 @@ BASES: dict[str, Callable[[], SentenceTransformer]] = {
     "MiniLM": minilm,
 }
 DATA: dict[str, Callable[[], Data]] = {}  # filled below, and by the studies that have their own
-
-
-@dataclass(frozen=True)
-class Store:
-    """The JSON files of the cells of a study."""
-
-    folder: Path
-
-    def path(self, cell: Any) -> Path:
-        return self.folder / f"{cell.name}.json"
-
-    def load(self, cell: Any) -> Figures | None:
-        return read(self.path(cell))
-
-    def of_seeds(self, cell: Any) -> dict[int, Figures]:
-        """The stored figures of the same settings by seed."""
-        found = {seed: self.load(replace(cell, seed=seed)) for seed in range(3)}
-        return {seed: x for seed, x in found.items() if x}
-
-    def run(self, measure: Callable[[Any], Figures], cells: Iterable[Any]) -> None:
-        """Measures the cells that are missing."""
-        todo = [cell for cell in dict.fromkeys(cells) if not self.path(cell).is_file()]
-        prepare_process()
-        for i, cell in enumerate(todo, 1):
-            figures = measure(cell)
-            store(self.path(cell), figures)
-            print(f"[{i}/{len(todo)}] {cell.name}: {figures.get('seconds', '')} s", flush=True)
-
-
-POOL = Store(Path(__file__).parent / "cells")  # that several studies share
 
 
 @dataclass(frozen=True)
@@ -145,14 +111,8 @@ class Cell:
     sigreg: float = 0.0
     bf16: bool = False
 
-    @property
-    def name(self) -> str:
-        tau, scale = (x if isinstance(x, str) else f"{x:g}" for x in (self.temperature, self.scale))
-        how = f"{self.loss}-tau{tau}-scale{scale}"
-        how += f"-sigreg{self.sigreg:g}" if self.sigreg else ""
-        where = f"{self.base}-{self.data}".replace(", ", "-").replace(" ", "-")
-        how += f"-{self.steps}x{self.batch}-lr{self.rate:g}" + ("-bf16" if self.bf16 else "")
-        return f"{where}-{how}-seed{self.seed}"
+
+POOL = Store(Path(__file__).with_suffix(".jsonl"), Cell)  # that several studies share
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -294,7 +254,6 @@ def measure(cell: Cell, evaluations: int = 10) -> Figures:
         }
     packages = ("torch", "sentence-transformers", "st-magnitude")
     return {
-        "settings": asdict(cell),
         "data": data(cell.data).fingerprint,
         "curve": watch.curve,
         "scorings": scorings,
@@ -333,21 +292,6 @@ def shape(encoded: EncodedTask) -> dict[str, float]:
     return found
 
 
-def packed(values: NDArray[np.floating[Any]]) -> str:
-    """Figures of all queries, to 1e-4, as text: zlib and base 64 of 16-bit integers.
-
-    Example:
-        >>> unpacked(packed(np.array([0.0, 0.63093, 1.0])))
-        array([0.    , 0.6309, 1.    ])
-    """
-    integers = np.rint(1e4 * values).astype("<i2").tobytes()
-    return base64.b64encode(zlib.compress(integers, 9)).decode()
-
-
-def unpacked(text: str) -> NDArray[np.float64]:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i2") / 1e4
-
-
 # --- many trainings -------------------------------------------------------------------------------
 
 
@@ -362,18 +306,6 @@ def prepare_process() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def store(path: Path, value: Any) -> None:
-    """Writes the file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def read(path: Path) -> Figures | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def asked(doc: str | None, names: Iterable[str] = (), **flags: str) -> argparse.Namespace:
     """The command line of a study: what to run (``names``; default: all), --seeds, and flags."""
     parser = argparse.ArgumentParser(
@@ -386,6 +318,7 @@ def asked(doc: str | None, names: Iterable[str] = (), **flags: str) -> argparse.
     for flag, text in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
     found = parser.parse_args()
+    prepare_process()
     if names:
         found.names = found.names or names
         if unknown := set(found.names) - set(names):
@@ -402,7 +335,7 @@ def seeds_of(cell: Any, number: int = 3) -> list[Any]:
 
 
 def stored_seeds(cell: Cell) -> list[Cell]:
-    return [seed for seed in seeds_of(cell) if POOL.path(seed).is_file()]
+    return [seed for seed in seeds_of(cell) if POOL.load(seed)]
 
 
 def dev_of(cell: Cell, scoring: str) -> float:

@@ -22,7 +22,6 @@ from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
 from benchmarks.studies.known import defaults, run, scope
-from benchmarks.studies.late_interaction import late_interaction
 from benchmarks.studies.merging import merging
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
@@ -51,7 +50,6 @@ TABLES: dict[str, Table] = {
     **convergence.TABLES,
     "forgetting": forgetting.table,
     **pages.TABLES,
-    **late_interaction.TABLES,
     **merging.TABLES,
     **run.TABLES,
     "known scope": scope.table,

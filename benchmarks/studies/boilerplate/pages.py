@@ -39,19 +39,16 @@ from benchmarks.studies.cells import (
     SEED,
     Cell,
     Data,
-    Figures,
-    Store,
     asked,
     data,
     encode,
     lexicons,
-    packed,
     seconds_of,
     seeds_of,
     train_cell,
-    unpacked,
 )
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
+from benchmarks.studies.store import Figures, Store, packed, unpacked
 from datasets import Dataset
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
@@ -78,7 +75,7 @@ WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 COSINE = Cell("L3frozen", "pages", "cosine", 0, 80, 32, 1e-4)
 QNORM = replace(COSINE, loss="qnorm", scale="auto")
 PROMPTS = ("query: ", "passage: ")
-STORE = Store(Path(__file__).parent / "pages")
+STORE = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC"}
 
 
@@ -196,7 +193,7 @@ def measure(cell: Cell) -> Figures:
     model, watch = train_cell(cell, evaluations=2)
     middle = time.perf_counter()
     texts = data(cell.data)
-    figures: Figures = {"settings": cell.name, "data": texts.fingerprint, "curve": watch.curve}
+    figures: Figures = {"data": texts.fingerprint, "curve": watch.curve}
     figures |= {"scorings": {}, "tests": {}, "auc": {}}
     if "cosine" in watch.best:  # the model of "calibrated" without its norm
         watch.best["cosine"] = {**watch.best["calibrated"], "exponent": 1.0}

@@ -12,7 +12,7 @@ that keep a norm start with both projections divided by the mean norm
 are the same for all rows, were set beforehand and not tuned. The paper does not say how it pairs
 relevant with irrelevant items for Cohen's d: over all pairs d is 0 for any features where all items
 have equally many partners, so it is the "hard" pairing here, relevant items against the 10 nearest
-irrelevant ones of each query by cosine. Every run is stored as a JSON file and not repeated.
+irrelevant ones of each query by cosine. Every run is a line of cells.jsonl and not repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.data import emoji
-from benchmarks.studies.cells import read, store
 from benchmarks.studies.estimates import margin, markdown
+from benchmarks.studies.store import Figures, Store
 from numpy.typing import NDArray
 from open_clip import SimpleTokenizer
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
@@ -50,7 +51,6 @@ TABLE_6 = {  # preset to the paper's d image, d text; R@1 cosine I->T, T->I; dot
 
 STEPS, WARMUP, BATCH, RATE, DECAY = 300, 30, 128, 1e-3, 0.1  # of all rows, chosen beforehand
 Floats = NDArray[np.float32]
-RESULTS = Path(__file__).parent / "cells"
 TESTS = {"unseen_style": "Unseen style", "unseen_emoji": "Unseen emoji"}
 
 
@@ -177,23 +177,30 @@ def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[
     return metrics
 
 
-def one_run(row: str, seed: int) -> None:
-    """Train, measure both tests, and keep that as JSON."""
+@dataclass(frozen=True)
+class Cell:
+    """A row of Table 6."""
+
+    row: str
+    seed: int = 0
+
+
+RUNS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
+
+
+def one_run(row: str, seed: int) -> Figures:
+    """Train, and measure both tests."""
     torch.set_num_threads(1)
     data = emoji.build(emoji.STYLES)
     splits = data.split(seed)
     model, tokens = train(row, seed, data, splits)
-    record: dict[str, Any] = {"row": row, "seed": seed, "tests": {}}
+    record: Figures = {"tests": {}}
     for name in TESTS:
         test: emoji.Split = getattr(splits, name)
         metrics = measure(*encode(model, tokens, test.images, test.texts), test.relevance)
         metrics = {k: v for k, v in metrics.items() if np.isfinite(v)}  # JSON has no nan
         record["tests"][name] = {"metrics": metrics, "sizes": [len(test.images), len(test.texts)]}
-    store(path_of(row, seed), record)
-
-
-def path_of(row: str, seed: int) -> Path:
-    return RESULTS / f"{row}-seed{seed}.json"
+    return record
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -274,8 +281,8 @@ def tables(runs: Runs, test: str) -> list[str]:
 
 def collect() -> Runs:
     """The stored runs."""
-    found = {row: [read(path_of(row, seed)) for seed in range(5)] for row in TABLE_6}
-    return {row: stored for row, x in found.items() if (stored := [*filter(None, x)])}
+    found = {row: list(RUNS.of_seeds(Cell(row), 5).values()) for row in TABLE_6}
+    return {row: stored for row, stored in found.items() if stored}
 
 
 def main() -> None:
@@ -289,12 +296,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [list(TABLE_6)[int(i) - 1] for i in arguments.rows.split(",")]
     jobs = [(row, int(seed)) for seed in arguments.seeds.split(",") for row in rows]
-    todo = [job for job in jobs if not path_of(*job).is_file()]
+    todo = [job for job in jobs if not RUNS.load(Cell(*job))]
     if todo and not arguments.table:
         emoji.build(emoji.STYLES)  # once, before processes race for it
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-            for result in [pool.submit(one_run, *job) for job in todo]:
-                result.result()
+            for job, figures in zip(todo, pool.map(one_run, *zip(*todo, strict=True)), strict=True):
+                RUNS.add(Cell(*job), figures)
     runs = collect()
     for test in TESTS:
         print("\n".join(tables(runs, test)))

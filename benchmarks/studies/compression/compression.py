@@ -24,7 +24,6 @@ from benchmarks.data.texts import TEXTS
 from benchmarks.studies.cells import (
     POOL,
     Cell,
-    Store,
     asked,
     best_of,
     data,
@@ -38,9 +37,9 @@ from benchmarks.studies.cells import (
     seeds_of,
     stored_seeds,
     train_cell,
-    unpacked,
 )
 from benchmarks.studies.estimates import NOTHING, Estimate, in_points, markdown, paired, show
+from benchmarks.studies.store import Store, unpacked
 from benchmarks.studies.temperature.temperature import PLACES, STUDIES
 
 import st_magnitude as stm
@@ -49,7 +48,7 @@ SIZES = {"full": "full", "quarter": "quarter", "bits": "bits, rescored"}
 TAUS, STEPS = (0.02, 0.05, 0.1, 0.2), 300
 WEIGHTS = (0.0, 0.01, 0.05, 0.2)
 BATCHES = (32, 128)
-CHOICES = Store(Path(__file__).parent / "choices")
+CHOICES = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 MEASURES = [(place, size) for place in PLACES for size in ("full", "bits")]
 
 

@@ -31,8 +31,6 @@ from benchmarks.studies.cells import (
     SEED,
     Cell,
     Data,
-    Figures,
-    Store,
     asked,
     best_of,
     data,
@@ -40,14 +38,13 @@ from benchmarks.studies.cells import (
     gain,
     lexicons,
     per_query,
-    prepare_process,
     run,
     seeds_of,
-    store,
     stored_seeds,
     train_cell,
 )
 from benchmarks.studies.estimates import in_points, markdown, show
+from benchmarks.studies.store import Figures, Store
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
@@ -65,7 +62,7 @@ TAUS = (0.02, 0.05, 0.1)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC", "docstrings": "docstrings"}
 SCORED = {"matched": "as trained", "calibrated": "calibrated"}
 STEPS, EVALUATIONS = 100, 4
-PRETRAINED = Store(Path(__file__).parent / "cells")
+PRETRAINED = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
 def recipes(loss: str) -> list[Cell]:
@@ -117,7 +114,7 @@ DATA |= {"inheritance": finetuning, "crops": crops}
 
 
 def weights_path(recipe: Cell) -> Path:
-    return cache_folder() / "evidence" / f"{recipe.name}.pt"
+    return cache_folder() / "evidence" / f"{recipe.base}-{recipe.loss}-{recipe.seed}.pt"
 
 
 def pretrain(recipe: Cell) -> Figures:
@@ -126,7 +123,7 @@ def pretrain(recipe: Cell) -> Figures:
     model, watch = train_cell(recipe, evaluations=5)
     torch.save(model.state_dict(), weights_path(recipe))
     pages = man_pages([fetch(package) for package in ("manpages", "manpages-dev")])
-    return {"settings": recipe.name, "curve": watch.curve, "man pages": by_exponent(model, pages)}
+    return {"curve": watch.curve, "man pages": by_exponent(model, pages)}
 
 
 def by_exponent(model: SentenceTransformer, task: RetrievalData) -> list[float]:
@@ -165,10 +162,9 @@ def keeping(base: str, loss: str) -> Cell:
 
 def run_all(bases: list[str], seeds: int) -> None:
     """The bases, everything with seed 0, then the other seeds of what the table shows."""
-    prepare_process()
     for recipe in (recipe for base in bases for recipe in PRETRAINING.get(base, ())):
         if not weights_path(recipe).is_file():
-            store(PRETRAINED.path(recipe), pretrain(recipe))
+            PRETRAINED.add(recipe, pretrain(recipe))
     run([cosine(base, tau) for base in bases for tau in TAUS], EVALUATIONS)
     shown = [*map(control, bases), *(keeping(*pair) for pair in product(bases, KEPT))]
     run((x for cell in shown for x in seeds_of(cell, seeds)), EVALUATIONS)

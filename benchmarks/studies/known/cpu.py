@@ -5,7 +5,7 @@
 FOLDER has the files of BANKING77. A question asks for the name of its intent, as in run.py. The
 script writes the data in BEIR's layout, trains wordllama's table by the command with its defaults,
 and stores nDCG@10 on 2,000 test questions and the texts that a model encodes in a second, next to
-BM25 and all-MiniLM-L6-v2 as published, in cpu.json. Expected before the run: as in run.py, about
+BM25 and all-MiniLM-L6-v2 as published, in cpu.jsonl. Expected before the run: as in run.py, about
 95, in half a minute.
 """
 
@@ -78,8 +78,8 @@ def main() -> None:
         model.encode(texts)
         rate = len(texts) / (time.process_time() - began)
         cells[name] = {"ndcg": ndcg(model, found.test), "texts a second": rate}
-    file = Path(__file__).with_name("cpu.json")
-    file.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
+    file = Path(__file__).with_suffix(".jsonl")
+    file.write_text(json.dumps(cells) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,27 +21,24 @@ question and level with ten; the probe is behind with one, level with five and a
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.data import banking77, clinc150
-from benchmarks.studies.cells import packed, unpacked
 from benchmarks.studies.estimates import in_points, markdown, paired, show
 from benchmarks.studies.known.run import seeds
 from benchmarks.studies.models import minilm, rows_alone, static_model
+from benchmarks.studies.store import Figures, Store, packed, unpacked
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import st_magnitude as stm
 
-CELLS = Path(__file__).with_suffix(".jsonl")
 SETS = ("BANKING77", "CLINC150")
 LOSSES = ("cosine", "dnorm", "euclidean")
 TAUS = (0.05, 0.1, 0.2)
@@ -58,6 +55,9 @@ class Cell:
     loss: str
     temperature: float
     seed: int = 0
+
+
+CELLS = Store(Path(__file__).with_suffix(".jsonl"), Cell)
 
 
 # --- data and models ------------------------------------------------------------------------------
@@ -198,11 +198,11 @@ def accuracies(classes: list[Tensor], shots: int, loss: str, C: float = 0.0) -> 
     return np.array(found)
 
 
-def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+def measure(cell: Cell, folder: Path) -> Figures:
     train, *held_out = splits(cell.data, folder, cell.seed)
     model = trained(cell, train, folder).eval()
     dev, test = (embedded(model, split) for split in held_out)
-    figures = asdict(cell) | {"dev": round(float(accuracies(dev, 5, cell.loss).mean()), 5)}
+    figures: Figures = {"dev": round(float(accuracies(dev, 5, cell.loss).mean()), 5)}
     figures |= {str(k): packed(accuracies(test, k, cell.loss)) for k in SHOTS}
     if cell.loss == "cosine":
         best = max((10.0, 100.0, 1000.0), key=lambda c: accuracies(dev, 5, "", c).mean())
@@ -214,30 +214,15 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
 # --- runs and the table ---------------------------------------------------------------------------
 
 
-def stored() -> dict[Cell, dict[str, Any]]:
-    lines = CELLS.read_text(encoding="utf-8").splitlines() if CELLS.is_file() else []
-    found = map(json.loads, lines)
-    return {Cell(**{name: x[name] for name in Cell.__dataclass_fields__}): x for x in found}
-
-
-def run(cells: list[Cell], folder: Path) -> None:
-    for cell in cells:
-        if cell not in stored():
-            figures = measure(cell, folder)
-            with CELLS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(figures) + "\n")
-            print(cell, figures["dev"], flush=True)
-
-
 def chosen(data: str, base: str, loss: str) -> Cell:
-    known = stored()
+    known = CELLS.found
     cells = [x for x in known if (x.data, x.base, x.loss, x.seed) == (data, base, loss, 0)]
     return max(cells, key=lambda cell: known[cell]["dev"])
 
 
 def table() -> list[str]:
     """Accuracy of cosine, and what the others add to it."""
-    known, rows = stored(), []
+    known, rows = CELLS.found, []
     for data, base in dict.fromkeys((x.data, x.base) for x in known):
         plain = seeds(chosen(data, base, "cosine"))
         for name in ("cosine", "untrained", *LOSSES[1:], "probe"):
@@ -260,12 +245,13 @@ def main() -> None:
     parser.add_argument("--base", choices=RATES, default="table")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    measured = partial(measure, folder=given.folder)
     for data in SETS:
         for loss in LOSSES:
             tried = [Cell(data, given.base, loss, tau) for tau in TAUS]
-            run(tried, given.folder)
-            run(seeds(chosen(data, given.base, loss)), given.folder)
-        run(seeds(Cell(data, given.base, "untrained", 0.0)), given.folder)
+            CELLS.run(measured, tried)
+            CELLS.run(measured, seeds(chosen(data, given.base, loss)))
+        CELLS.run(measured, seeds(Cell(data, given.base, "untrained", 0.0)))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ point behind .1; level where dev chooses the temperature of each.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,9 +38,10 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.studies.estimates import Estimate
-from benchmarks.studies.known.training import INTENTS, Cell, Figures, measure, unpacked
+from benchmarks.studies.known.training import INTENTS, Cell, measure, unpacked
+from benchmarks.studies.store import Store
 
-CELLS = Path(__file__).parent / "cells.jsonl"
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 SIZES = ("full", "quarter")
 TAUS = (0.02, 0.05, 0.1)
 NARROW = (0.03, 0.06, 0.1)
@@ -111,33 +111,15 @@ def weighted(data: str) -> dict[float, list[Cell]]:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def stored() -> dict[str, Figures]:
-    """The figures by settings."""
-    lines = CELLS.read_text(encoding="utf-8").splitlines() if CELLS.is_file() else []
-    found = {}
-    for x in map(json.loads, lines):
-        settings = {name: x[name] for name in Cell.__dataclass_fields__ if name in x}
-        found[Cell(**settings | {"temperatures": tuple(x["temperatures"])}).key] = x
-    return found
-
-
 def run(cells: Iterable[Cell], folder: Path | None) -> None:
     """Measures the cells that are missing."""
-    known = stored()
-    for cell in dict.fromkeys(cells):
-        if cell.key in known:
-            continue
-        figures = measure(cell, folder)
-        with CELLS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(figures, separators=(",", ":")) + "\n")
-        dev = " ".join(f"{x:.4f}" for x in figures["dev"].values())
-        print(f"{figures['seconds']:5.1f} s  dev {dev}  {cell}", flush=True)
+    CELLS.run(lambda cell: measure(cell, folder), cells)
 
 
 def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
     """All temperatures with seed 0, then the other seeds of those that dev chooses."""
     run((cell for cells in rows.values() for cell in cells), folder)
-    chosen = [best(cells, stored()) for cells in rows.values()]
+    chosen = [best(cells) for cells in rows.values()]
     for seed in (1, 2):
         run((replace(cell, seed=seed) for cell in chosen if cell is not None), folder)
 
@@ -146,20 +128,20 @@ def seeds(cell: Cell) -> list[Cell]:
     return [replace(cell, seed=seed) for seed in range(3)]
 
 
-def best(cells: Iterable[Cell], known: Mapping[str, Figures]) -> Cell | None:
+def best(cells: Iterable[Cell]) -> Cell | None:
     """The cell with the highest score on dev with seed 0."""
-    found = {cell: known[cell.key]["dev"]["full"] for cell in cells if cell.key in known}
+    found = {cell: x["dev"]["full"] for cell in cells if (x := CELLS.load(cell))}
     return max(found, key=lambda cell: found[cell]) if found else None
 
 
 # --- tables -------------------------------------------------------------------------------------
 
 
-def scores(cell: Cell, known: Mapping[str, Figures], *where: str) -> dict[int, Any]:
+def scores(cell: Cell, *where: str) -> dict[int, Any]:
     """nDCG@10 of every test query by seed; ``where`` it stands in the figures."""
     found = {}
     for x in seeds(cell):
-        figures: Any = known.get(x.key)
+        figures: Any = CELLS.load(x)
         for name in where:
             figures = figures and figures.get(name)
         if figures:
@@ -187,15 +169,14 @@ def gain(first: Mapping[int, Any], second: Mapping[int, Any]) -> str:
 
 def table_losses(size: str) -> list[str]:
     """Gains over the best MNRL of every loss at the temperature that dev chooses."""
-    known = stored()
     rows: dict[str, dict[str, str]] = {}
     for name in INTENTS:
-        chosen = {loss: best(cells, known) for loss, cells in losses(name).items()}
-        mnrl = scores(chosen["MNRL"], known, "test", size)
+        chosen = {loss: best(cells) for loss, cells in losses(name).items()}
+        mnrl = scores(chosen["MNRL"], "test", size)
         for loss, cell in chosen.items():
             if cell is None:
                 continue
-            found = scores(cell, known, "test", size)
+            found = scores(cell, "test", size)
             shown = points(found) if loss == "MNRL" else gain(found, mnrl)
             rows.setdefault(loss, {})[name] = shown
     cells = [row(loss, *(found.get(name, "") for name in INTENTS)) for loss, found in rows.items()]
@@ -204,21 +185,20 @@ def table_losses(size: str) -> list[str]:
 
 def table_encoder(name: str) -> list[str]:
     """Gains of MiniLM's losses over the best MNRL, and their scores in other domains."""
-    known = stored()
-    chosen = {loss: best(cells, known) for loss, cells in losses(name, "MiniLM").items()}
+    chosen = {loss: best(cells) for loss, cells in losses(name, "MiniLM").items()}
     lines = [header("loss", "τ", "full", "quarter", "XQuAD")]
     before = untrained(chosen["MNRL"])
-    shown = [points(scores(before, known, "test", size)) for size in SIZES]
-    lines.append(row("none", "", *shown, points(where(before, known, "XQuAD"))))
+    shown = [points(scores(before, "test", size)) for size in SIZES]
+    lines.append(row("none", "", *shown, points(where(before, "XQuAD"))))
     for loss, cell in chosen.items():
         if cell is None:
             continue
         shown = []
         for size in SIZES:
-            found = scores(cell, known, "test", size)
-            mnrl = scores(chosen["MNRL"], known, "test", size)
+            found = scores(cell, "test", size)
+            mnrl = scores(chosen["MNRL"], "test", size)
             shown.append(points(found) if loss == "MNRL" else gain(found, mnrl))
-        shown.append(points(where(cell, known, "XQuAD")))
+        shown.append(points(where(cell, "XQuAD")))
         tau = f"{cell.temperatures[0]:g}" if len(cell.temperatures) == 1 else ""
         lines.append(row(loss, tau, *shown))
     return lines
@@ -231,14 +211,13 @@ def untrained(cell: Cell) -> Cell:
 
 def table_forgetting() -> list[str]:
     """In domain and elsewhere: the base, the trained model, and what merging adds to it."""
-    known = stored()
     places = ("in domain", "clinc names", "XQuAD")
     lines = [header("base", "", *places, "weight by dev")]
     for label, cell in forgetting().items():
-        trained = {place: where(cell, known, place) for place in places}
-        half = [scores(cell, known, "half", place) for place in places]
-        weights = [known[x.key].get("merged, weight") for x in seeds(cell) if x.key in known]
-        before = [points(where(untrained(cell), known, place)) for place in places]
+        trained = {place: where(cell, place) for place in places}
+        half = [scores(cell, "half", place) for place in places]
+        weights = [x.get("merged, weight") for x in CELLS.of_seeds(cell).values()]
+        before = [points(where(untrained(cell), place)) for place in places]
         gains = [gain(*pair) for pair in zip(half, trained.values(), strict=True)]
         lines.append(row(label, "base", *before, ""))
         after = ", ".join(f"{weight:g}" for weight in weights if weight)
@@ -250,58 +229,55 @@ def table_forgetting() -> list[str]:
 
 def table_scale() -> list[str]:
     """Gains over Cosine at its best temperature, and CVs of norms."""
-    known = stored()
     lines = [header("data", "base", "loss", "logits", "as trained", "by dev", "CV", "of documents")]
     for name, base in SETTINGS:
-        cosine = best(losses(name, base)["Cosine"], known)
+        cosine = best(losses(name, base)["Cosine"])
         for (loss, label), cell in scaled(name, base).items():
             gains = [
-                gain(scores(cell, known, *place), scores(cosine, known, "test", "full"))
+                gain(scores(cell, *place), scores(cosine, "test", "full"))
                 for place in (("as trained",), ("test", "full"))
             ]
-            spreads = [f"{mean_cv(cell, known, side):.2f}" for side in ("queries", "documents")]
+            spreads = [f"{mean_cv(cell, side):.2f}" for side in ("queries", "documents")]
             lines.append(row(name, base, loss, label, *gains, *spreads))
     return lines
 
 
 def table_figure_5() -> list[str]:
     """CV of queries under DNorm over that under Dot, and what DNorm gains over QNorm."""
-    known = stored()
     lines = [header("data", "base", "logits", "ratio of CVs", "DNorm - QNorm, as trained")]
     for (name, base), label in product(SETTINGS, SCALES.values()):
         dot, qnorm, dnorm = (scaled(name, base)[loss, label] for loss in KEPT)
-        ratio = mean_cv(dnorm, known, "queries") / mean_cv(dot, known, "queries")
-        pair = [scores(cell, known, "as trained") for cell in (dnorm, qnorm)]
+        ratio = mean_cv(dnorm, "queries") / mean_cv(dot, "queries")
+        pair = [scores(cell, "as trained") for cell in (dnorm, qnorm)]
         lines.append(row(name, base, label, f"{ratio:.2f}", gain(*pair)))
     return lines
 
 
-def mean_cv(cell: Cell, known: Mapping[str, Figures], side: str) -> float:
-    return float(np.mean([known[x.key]["CV"][side] for x in seeds(cell) if x.key in known]))
+def mean_cv(cell: Cell, side: str) -> float:
+    return float(np.mean([x["CV"][side] for x in CELLS.of_seeds(cell).values()]))
 
 
 def table_hardness() -> list[str]:
     """What weights of negatives add at a temperature, and each at the one that dev chooses."""
-    known = stored()
     taus = [f"τ {tau:g}" for tau in (*TAUS, 0.2)]
     lines = [header("data", "strength", *taus, "τ by dev", "over 0, each by dev")]
     for name in INTENTS[:2]:
         rows = weighted(name)
-        plain = [scores(cell, known, "test", "full") for cell in rows[0.0]]
+        plain = [scores(cell, "test", "full") for cell in rows[0.0]]
         for strength, cells in rows.items():
-            found = [scores(cell, known, "test", "full") for cell in cells]
+            found = [scores(cell, "test", "full") for cell in cells]
             shown = [gain(*pair) for pair in zip(found, plain, strict=True)]
-            chosen, first = best(cells, known), best(rows[0.0], known)
-            pair = [scores(cell, known, "test", "full") for cell in (chosen, first)]
+            chosen, first = best(cells), best(rows[0.0])
+            pair = [scores(cell, "test", "full") for cell in (chosen, first)]
             by_dev = [f"{chosen.temperatures[0]:g}", gain(*pair) if strength else ""]
             shown = shown if strength else [points(x) for x in found]
             lines.append(row(name, f"{strength:g}", *shown, *by_dev))
     return lines
 
 
-def where(cell: Cell, known: Mapping[str, Figures], place: str) -> dict[int, Any]:
+def where(cell: Cell, place: str) -> dict[int, Any]:
     path = ("test", "full") if place == "in domain" else ("others", place)
-    return scores(cell, known, *path)
+    return scores(cell, *path)
 
 
 def row(*cells: str) -> str:

@@ -5,15 +5,14 @@
 Question -> name of its intent, 4,500 test questions and 1,000 that no name answers. 500 times
 1,000 of them, drawn with replacement, choose a threshold; the share of wrong answers is over all
 5,500. "Fitted" signals are logistic regressions on the validation questions, with 100 out of scope.
-A run is an entry of scope.json.
+A run is a line of scope.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from benchmarks.data import clinc150
 from benchmarks.studies.known.run import BASES, header, row
 from benchmarks.studies.known.training import Cell, base_model, data, trained
+from benchmarks.studies.store import Figures, Store
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
@@ -29,7 +29,15 @@ from sklearn.metrics import roc_auc_score
 import st_magnitude as stm
 from st_magnitude.evaluation.abstention import Abstention, calibrated
 
-CELLS = Path(__file__).parent / "scope.json"
+
+@dataclass(frozen=True)
+class Model:
+    """MiniLM "published", or trained with a loss."""
+
+    name: str
+
+
+CELLS = Store(Path(__file__).with_suffix(".jsonl"), Model)
 RISK = 0.1
 DRAWS = 500
 FITTED = {"score, norm": [0, 2], "score, gap": [0, 1], "score, gap, norm": [0, 1, 2]}
@@ -97,7 +105,7 @@ def measure(
 
 def table() -> list[str]:
     """Of each model and rule."""
-    known = json.loads(CELLS.read_text(encoding="utf-8"))
+    known = {model.name: x["rules"] for model, x in CELLS.found.items()}
     rules = dict.fromkeys(name for found in known.values() for name in found)
     lines = [header("signal", *known)]
     for name in rules:
@@ -116,15 +124,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     folder = parser.parse_args().data
     torch.set_num_threads(1)
-    known = json.loads(CELLS.read_text(encoding="utf-8")) if CELLS.is_file() else {}
-    if "published" not in known:
-        known["published"] = measure(stm.strip_normalize(base_model("MiniLM")), 1.0, folder)
     one = Cell("clinc names", "Cosine", (0.05,), **BASES["MiniLM"])
-    for loss, exponent in (("Cosine", 1.0), ("Dot", 0.0)):
-        if loss not in known:
-            model, _ = trained(replace(one, loss=loss), data(one.data, folder).rows)
-            known[loss] = measure(model, exponent, folder)
-        CELLS.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+    def measured(model: Model) -> Figures:
+        if model.name == "published":
+            encoder = stm.strip_normalize(base_model("MiniLM"))
+        else:
+            encoder, _ = trained(replace(one, loss=model.name), data(one.data, folder).rows)
+        return {"rules": measure(encoder, 0.0 if model.name == "Dot" else 1.0, folder)}
+
+    CELLS.run(measured, map(Model, ("published", "Cosine", "Dot")))
 
 
 if __name__ == "__main__":

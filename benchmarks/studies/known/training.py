@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -26,6 +25,7 @@ from benchmarks.data.intents import (
     split_off,
 )
 from benchmarks.studies.models import minilm, rows_alone, static_model
+from benchmarks.studies.store import Figures
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -41,7 +41,6 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 
-Figures = dict[str, Any]
 INTENTS = ("banking names", "clinc names", "banking questions", "clinc questions")
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the document, among which dev chooses
 KEEP_NORMS: dict[str, Any] = {
@@ -71,10 +70,6 @@ class Cell:
     elsewhere: bool = False  # whether other domains and merging with the base are measured
     scale: float | str = "auto"
     hardness: float = 0.0
-
-    @property
-    def key(self) -> str:
-        return json.dumps(asdict(self))
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -211,7 +206,7 @@ def fit(
 
 
 def measure(cell: Cell, folder: Path | None) -> Figures:
-    """The settings, the scores on dev and, packed, those of every test query.
+    """The scores on dev and, packed, those of every test query.
 
     Dev chooses the document exponent, among that of the training and others.
     """
@@ -224,7 +219,7 @@ def measure(cell: Cell, folder: Path | None) -> Figures:
     tops = dev.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
     chosen = exponents[int(np.argmax([float(dev.ndcg(top).mean()) for top in tops]))]
     test = found.test.encode(model, batch_size=256)
-    figures = asdict(cell) | {
+    figures: Figures = {
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
         "test": {size: packed(x) for size, x in sizes(test, chosen).items()},

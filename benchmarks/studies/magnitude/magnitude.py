@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ import numpy as np
 import torch
 from benchmarks.data.debian import cache_folder
 from benchmarks.data.search_tasks import TRAIN_SETS, Suite, build_suite
-from benchmarks.studies.cells import EXPONENTS, encode, prepare_process, store
-from benchmarks.studies.cells import read as read_json
+from benchmarks.studies.cells import EXPONENTS, encode, prepare_process
 from benchmarks.studies.estimates import Estimate, markdown, paired, show
 from benchmarks.studies.models import language_model, minilm, static_model, table_of, train
+from benchmarks.studies.store import Figures, Store
 from numpy.typing import NDArray
 from peft import LoraConfig
 from safetensors import safe_open
@@ -43,7 +44,6 @@ from st_magnitude.training.run_folder import has_fast_bf16
 # loss to its name and its document exponent
 NAMES = {"cosine": ("Cosine", 1.0), "dot": ("Dot", 0.0), "qnorm": ("QNorm", 0.0)}
 
-Figures = dict[str, Any]
 Cells = dict[tuple[str, str, str], dict[int, Figures]]  # (base, training set, loss) to seeds
 
 
@@ -144,30 +144,40 @@ def measure(base: Base, loss: str, rows: str, seed: int, suite: Suite) -> Figure
     return figures
 
 
-def plan(names: Iterable[str]) -> list[tuple[str, str, str, int]]:
-    """(base, training set, loss, seed) of all cells."""
+@dataclass(frozen=True)
+class Cell:
+    """A model; of rows "none", one before training."""
+
+    base: str
+    rows: str
+    loss: str
+    seed: int
+
+
+def plan(names: Iterable[str]) -> list[Cell]:
     cells = []
     for name in names:
         for seed in range(BASES[name].seeds):
-            cells += [(name, rows, loss, seed) for rows, loss in product(TRAIN_SETS, NAMES)]
+            cells += [Cell(name, rows, loss, seed) for rows, loss in product(TRAIN_SETS, NAMES)]
             if seed == 0 or name == "random":
-                cells.append((name, "none", "cosine", seed))
+                cells.append(Cell(name, "none", "cosine", seed))
     return cells
 
 
 def run(names: Iterable[str], folder: Path) -> Cells:
     """All cells; measures those that are not in the folder yet."""
+    store = Store(folder / "cells.jsonl", Cell)
+    full = cache(build_suite)
+
+    def measured(cell: Cell) -> Figures:
+        base = BASES[cell.base]
+        suite = full().shrunk(*base.sizes) if base.sizes else full()
+        return measure(base, cell.loss, cell.rows, cell.seed, suite)
+
+    store.run(measured, plan(names))
     found: Cells = {}
-    full = None
-    for name, rows, loss, seed in plan(names):
-        path = folder / "cells" / f"{name}-{rows}-{loss}-{seed}.json"
-        if not path.is_file():
-            base = BASES[name]
-            full = full or build_suite()
-            suite = full.shrunk(*base.sizes) if base.sizes else full
-            store(path, measure(base, loss, rows, seed, suite))
-            print(path.stem, flush=True)
-        found.setdefault((name, rows, loss), {})[seed] = read_json(path) or {}
+    for x in plan(names):
+        found.setdefault((x.base, x.rows, x.loss), {})[x.seed] = store.found[x]
     return found
 
 

@@ -11,7 +11,7 @@ the curve of weights that has the same nDCG@10 in its own domain.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from benchmarks.data.docstrings import docstring_task
 from benchmarks.data.lexicons import build
 from benchmarks.data.search_tasks import shrink
 from benchmarks.studies import cells
-from benchmarks.studies.cells import BASES, SEED, Cell, Figures, packed, unpacked
+from benchmarks.studies.cells import BASES, SEED, Cell
 from benchmarks.studies.estimates import in_points, markdown, paired
 from benchmarks.studies.models import train
+from benchmarks.studies.store import Figures, Store, packed, unpacked
 from numpy.typing import NDArray
 
 import st_magnitude as stm
@@ -39,7 +40,7 @@ ALTERNATIVES = {
     "half of the rate": {"rate": RATE / 2},
     "a quarter of the rate": {"rate": RATE / 4},
 }
-CELLS = cells.Store(Path(__file__).parent / "cells")
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
 @lru_cache(maxsize=1)
@@ -68,7 +69,7 @@ def measure(cell: Cell) -> Figures:
         for name, task in tasks().items():
             encoded = cells.encode(model, task)
             ndcg[name].append(packed(encoded.ndcg(encoded.top(stm.COSINE))))
-    return {"settings": asdict(cell), "matched": {"weights": weights, "ndcg": ndcg}}
+    return {"matched": {"weights": weights, "ndcg": ndcg}}
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ DATA is a folder with banking77_train.csv, banking77_test.csv, clinc150_full.jso
 questions of its intent, and each row of the training has an explicit negative of one of three
 kinds: sentences of an encyclopedia (XQuAD), out-of-scope questions (CLINC150), or "Related
 articles: ..." with two questions of the same intent. The test index has 385 answers and as many
-unseen negatives. A cell is written when it is done, and one that exists is not trained again.
+unseen negatives. A cell that is stored is not trained again.
 benchmarks/studies/tables.py rebuilds docs/research/norm_sign.md from the cells.
 """
 
@@ -18,6 +18,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -28,6 +29,7 @@ import torch
 from benchmarks.data import banking77, clinc150
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.models import minilm, static_model, train
+from benchmarks.studies.store import Figures, Store
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sklearn.metrics import roc_auc_score
@@ -37,7 +39,6 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 
-CELLS = Path(__file__).parent / "cells"
 KINDS = {"far": "encyclopedia", "middle": "out of scope", "like": "related articles"}
 
 
@@ -60,6 +61,19 @@ BASES: dict[str, tuple[Callable[[], SentenceTransformer], int, int, float]] = {
     "minilm": (minilm, 40, 32, 1e-4),  # model, steps, batch, learning rate
     "static": (static_model, 200, 32, 1e-2),
 }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A training."""
+
+    base: str
+    kind: str
+    way: str
+    seed: int = 0
+
+
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
 def questions(folder: Path, split: str) -> dict[str, list[str]]:
@@ -121,10 +135,6 @@ def test_of(folder: Path, kind: str) -> RetrievalData:
     return RetrievalData(queries, corpus, relevant)
 
 
-def name_of(base: str, kind: str, way: str, seed: int | str) -> str:
-    return f"{base} {kind} {way} {seed}.json".replace(" ", "_").replace(",", "")
-
-
 def pushes(loss: stm.MagnitudeRankingLoss, rows: Dataset, batch: int) -> dict[str, float]:
     """-dL / d log|d| = -d · dL/dd of a positive and of a negative, times the batch size.
 
@@ -161,17 +171,18 @@ def measured(model: Any, data: RetrievalData, similarity: stm.Similarity) -> dic
     }
 
 
-def cell(folder: Path, base: str, kind: str, way: str, seed: int) -> dict[str, Any]:
-    """One training."""
-    load, steps, batch, rate = BASES[base]
-    rows, data = rows_of(folder, kind, steps * batch, seed), test_of(folder, kind)
-    model, similarity = load(), stm.COSINE if way == "cosine" else stm.QNORM
+def trained(folder: Path, cell: Cell) -> Figures:
+    """The figures before and after a training."""
+    load, steps, batch, rate = BASES[cell.base]
+    rows = rows_of(folder, cell.kind, steps * batch, cell.seed)
+    data = test_of(folder, cell.kind)
+    model, similarity = load(), stm.COSINE if cell.way == "cosine" else stm.QNORM
     before = measured(model, data, stm.COSINE)
     model.model_card_data.widget = [{"text": "a question"}]  # else every Trainer computes examples
-    loss = WAYS[way](stm.prepare(model, similarity))
+    loss = WAYS[cell.way](stm.prepare(model, similarity))
     push = {"before": pushes(loss, rows, batch)}
     size = {"max_steps": steps, "per_device_train_batch_size": batch}
-    train(model, loss, rows, seed, learning_rate=rate, **size)
+    train(model, loss, rows, cell.seed, learning_rate=rate, **size)
     push["after"] = pushes(loss, rows, batch)
     return {"before": before, "after": measured(model, data, similarity), "push": push}
 
@@ -180,8 +191,7 @@ def table(base: str) -> list[str]:
     """All cells of a base, means over seeds, and how often the push has the sign of the change."""
     rows, agree = [], []
     for kind, way in product(KINDS, WAYS):
-        files = sorted(CELLS.glob(name_of(base, kind, way, "[0-9]")))
-        found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        found = list(CELLS.of_seeds(Cell(base, kind, way), 10).values())
         if not found:
             continue
         pushes = [f["push"]["before"]["positive"] - f["push"]["before"]["negative"] for f in found]
@@ -207,13 +217,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    CELLS.mkdir(exist_ok=True)
-    for seed, way, kind in product(range(given.seeds), given.ways, given.kinds):
-        file = CELLS / name_of(given.base, kind, way, seed)
-        if not file.exists():
-            found = cell(given.data, given.base, kind, way, seed)
-            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            print(f"{file.stem}: d {found['after']['d']:+.2f}", flush=True)
+    settings = product(range(given.seeds), given.ways, given.kinds)
+    cells = [Cell(given.base, kind, way, seed) for seed, way, kind in settings]
+    CELLS.run(partial(trained, given.data), cells)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,22 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.data.dependencies import Task, dependencies
-from benchmarks.studies.cells import (
-    BASES,
-    Cell,
-    Figures,
-    Store,
-    asked,
-    how_of,
-    packed,
-    read,
-    seconds_of,
-    seeds_of,
-    store,
-    unpacked,
-)
+from benchmarks.studies.cells import BASES, Cell, asked, how_of, seconds_of, seeds_of
 from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
 from benchmarks.studies.models import train
+from benchmarks.studies.store import Figures, Store, packed, unpacked
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -69,8 +57,8 @@ SETTINGS = {  # Cosine in-batch at .05 with seed 0
     "dependencies": Cell("static", "dependencies", "cosine", 0, 200, 256, 0.03),
     "dependencies, longer": Cell("static", "dependencies", "cosine", 0, 800, 256, 0.03),
 }
-CELLS = Store(Path(__file__).parent / "cells")
-BASELINES = CELLS.folder / "baselines-dependencies.json"
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
+BASELINES = replace(SETTINGS["dependencies"], loss="baselines")
 
 
 # --- one training ---------------------------------------------------------------------------------
@@ -103,7 +91,6 @@ def measure(cell: Cell) -> Figures:
     tau = float(cell.temperature) * left
     found = {x: scorings(sides, data, similarity, tau, x == "tail") for x in SUBSETS}
     return {
-        "settings": asdict(cell),
         "data": data.fingerprint,
         "exponents": exponents,
         "scorings": found,
@@ -229,8 +216,7 @@ def best(name: str, loss: str, training: str, scoring: str) -> Cell | None:
 def run_task(name: str, seeds: int) -> None:
     """Baselines, all temperatures with seed 0, then the other seeds of the best ones."""
     print(f"{name}: {dependencies()}", flush=True)
-    if not BASELINES.is_file():
-        store(BASELINES, baselines())
+    CELLS.run(lambda _: baselines(), [BASELINES])
     pairs = [(loss, "in-batch") for loss in NAMES]
     pairs += [(loss, "logq") for loss in NAMES if loss != "mnrl"]
     CELLS.run(measure, [cell_of(name, *pair, tau) for pair in pairs for tau in TAUS])
@@ -263,7 +249,7 @@ def gain(after: Cell | None, before: Cell | None, by: str, plain: str) -> Estima
 def table(name: str) -> list[str]:
     """nDCG@10 in percent, the gain over the loss in-batch, and over Cosine alike."""
     rows: list[list[Any]] = []
-    if fixed := read(BASELINES):
+    if fixed := CELLS.load(BASELINES):
         for what in fixed["scorings"]["all"]:
             means = [in_points(per_query([fixed], subset, what)) for subset in SUBSETS]
             rows.append([what, *means])

@@ -10,20 +10,18 @@ tables, the expectations, which were written before the runs, and what came of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.data.movielens import Ratings, read
-from benchmarks.studies.cells import packed, unpacked
 from benchmarks.studies.estimates import Estimate, in_points, markdown, show
+from benchmarks.studies.store import Figures, Store, packed, unpacked
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -31,7 +29,6 @@ from torch import Tensor, nn
 import st_magnitude as stm
 from st_magnitude.evaluation.metrics import judge
 
-CELLS = Path(__file__).parent / "cells.jsonl"
 BATCH, EPOCHS, PATIENCE, SEEDS = 1024, 20, 3, 5
 RIDGES = (100, 200, 500, 1000, 2000)
 TAUS = (0.05, 0.1, 0.2, 0.3)
@@ -60,7 +57,6 @@ LABELS = {
 }
 # Controls: the mean q of unit vectors, scored by cosine with the temperature tau over this
 FACTORS: dict[str, Callable[[Tensor], Tensor]] = {"row": lambda x: x, "constant": Tensor.detach}
-Figures = dict[str, Any]
 Array = NDArray[np.float64]
 
 
@@ -75,6 +71,9 @@ class Cell:
     decay: float = 0.1
     seed: int = 0
     dim: int = 64
+
+
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
 class Data:
@@ -196,34 +195,20 @@ def baseline(cell: Cell) -> Figures:
 # --- runs and tables ------------------------------------------------------------------------------
 
 
-@cache
-def stored() -> dict[Cell, Figures]:
-    """The figures by settings."""
-    lines = CELLS.read_text(encoding="utf-8").splitlines() if CELLS.is_file() else []
-    names = Cell.__dataclass_fields__
-    return {Cell(**{name: x[name] for name in names}): x for x in map(json.loads, lines)}
-
-
 def run(cells: Iterable[Cell]) -> None:
     """Measures the cells that are missing."""
-    for cell in cells:
-        if cell in stored():
-            continue
-        how = measure if cell.kind in LABELS else baseline
-        stored()[cell] = asdict(cell) | how(cell)
-        with CELLS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(stored()[cell], separators=(",", ":")) + "\n")
+    CELLS.run(lambda cell: (measure if cell.kind in LABELS else baseline)(cell), cells)
 
 
 def best(softmax: str, kind: str) -> Cell:
     """The setting that is best on dev with seed 0, after runs of what is missing."""
     cells = [Cell(kind, tau, softmax) for tau in GRID[softmax][kind]]
     run(cells)
-    chosen = max(cells, key=lambda cell: stored()[cell]["dev"])
+    chosen = max(cells, key=lambda cell: CELLS.found[cell]["dev"])
     if (softmax, kind) == ("all films", "cosine"):
         cells += [replace(chosen, rate=rate, decay=decay) for rate, decay in RATES]
         run(cells)
-    return max(cells, key=lambda cell: stored()[cell]["dev"])
+    return max(cells, key=lambda cell: CELLS.found[cell]["dev"])
 
 
 def seeds(cell: Cell) -> list[Cell]:
@@ -237,7 +222,8 @@ def table() -> list[str]:
     for softmax, kinds in GRID.items():
         chosen = {kind: best(softmax, kind) for kind in kinds}
         found = {
-            kind: [stored()[x] for x in seeds(y) if x in stored()] for kind, y in chosen.items()
+            kind: [CELLS.found[x] for x in seeds(y) if x in CELLS.found]
+            for kind, y in chosen.items()
         }
         tests = {
             kind: np.mean([unpacked(x["test"]) for x in y], axis=0) for kind, y in found.items()
@@ -257,7 +243,7 @@ def table_norms() -> list[str]:
     """Spearman's correlation with a film's number of ratings, by temperature, seed 0."""
     rows = []
     for softmax, kind, what in product(GRID, ("dot", "qnorm", "cosine"), ("norm", "projection")):
-        found = [stored().get(Cell(kind, tau, softmax)) for tau in TAUS]
+        found = [CELLS.load(Cell(kind, tau, softmax)) for tau in TAUS]
         shown = [f"{x[what]:+.2f}" if x else "" for x in found]
         if any(shown):
             rows.append([softmax, LABELS[kind], what, *shown])

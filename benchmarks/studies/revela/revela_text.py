@@ -15,26 +15,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.studies.cells import (
-    Figures,
-    Store,
-    asked,
-    encode,
-    read,
-    seeds_of,
-    store,
-    weights_of,
-)
+from benchmarks.studies.cells import asked, encode, seeds_of, weights_of
 from benchmarks.studies.estimates import gain_of, markdown, paired, show
 from benchmarks.studies.models import QUIET, smollm2_file, table_of, train
 from benchmarks.studies.revela.reader import LENGTH, lm_tokenizer, reading_lm
 from benchmarks.studies.revela.texts import PLACES, WORK, cached, data, group_rows, half_rows
+from benchmarks.studies.store import Figures, Store
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import Dense
 from tokenizers import Tokenizer
@@ -53,7 +45,7 @@ GROUPS = 8  # in a step
 RATE, LM_RATE = 1e-3, 3e-4
 TAU = 0.02  # of Sim and of InfoNCE
 EVALUATIONS = 3  # on dev along a training, beside the one before it
-LATEST = Store(Path(__file__).parent / "cells" / "316-titles")  # the cells of the page
+TITLES = 316  # queries of the stored cells
 
 
 @dataclass(frozen=True)
@@ -61,8 +53,8 @@ class Cell:
     """The settings of one training.
 
     Attributes:
-        method: "revela", or "infonce", the control: first half of a chunk -> its neighbour,
-            in-batch negatives.
+        method: "revela"; "infonce", the control: first half of a chunk -> its neighbour, in-batch
+            negatives; or "untrained".
         seed: Seed for the groups and their order.
         steps: Number of steps.
         random: Whether to draw the chunks of a group at random (the paper's ablation).
@@ -73,11 +65,9 @@ class Cell:
     steps: int = 48
     random: bool = False
 
-    @property
-    def name(self) -> str:
-        return f"{self.method}-{self.steps}{'-random' * self.random}-seed{self.seed}"
 
-
+LATEST = Store(Path(__file__).with_name("cells.jsonl"), Cell)  # the cells of the page
+UNTRAINED = Cell("untrained", steps=0)
 CELLS = {
     "Revela": Cell(),
     "random groups": Cell(random=True),
@@ -191,7 +181,6 @@ def measure(cell: Cell) -> Figures:
     model.load_state_dict(weights)
     after = ndcg(model.eval(), data().test)
     return {
-        "settings": asdict(cell),
         "curve": watch.curve,
         "best": {"step": step, "dev": dev},
         "test": {"start": integers(start), "best": integers(after)},
@@ -216,7 +205,7 @@ def controls() -> Figures:
         }
         for name, x in scores.items():
             found[name][split] = integers(x) if split == "test" else round(float(x.mean()), 5)
-    return found
+    return {"ways": found}
 
 
 def train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch: Watch) -> None:
@@ -266,10 +255,10 @@ def at_best(seeds: Sequence[Figures], *keys: str) -> list[str]:
 
 def table(cells: Store = LATEST) -> list[str]:
     """nDCG@10, and gains over the start and over Revela, of the seeds that Revela has too."""
-    untrained = (read(cells.folder / "controls.json") or {}).items()
+    untrained = cells.load(UNTRAINED) or {"ways": {}}
     rows = [
         [f"{name}, untrained", "", f"{x['dev']:.3f}", f"{np.mean(x['test']) / 1e4:.3f}", *[""] * 4]
-        for name, x in untrained
+        for name, x in untrained["ways"].items()
     ]
     plain = cells.of_seeds(CELLS["Revela"])
     for name, cell in CELLS.items():
@@ -285,8 +274,8 @@ def table(cells: Store = LATEST) -> list[str]:
 
 if __name__ == "__main__":
     arguments = asked(__doc__, CELLS)
-    here = Store(LATEST.folder.with_name(f"{len(data().test.queries)}-titles"))
-    if not (path := here.folder / "controls.json").is_file():
-        store(path, controls())
+    titles = len(data().test.queries)
+    here = LATEST if titles == TITLES else Store(Path(f"runs/revela-{titles}.jsonl"), Cell)
+    here.run(lambda _: controls(), [UNTRAINED])
     chosen = [CELLS[name] for name in arguments.names]
     here.run(measure, [x for cell in chosen for x in seeds_of(cell, arguments.seeds)])

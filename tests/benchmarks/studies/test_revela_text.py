@@ -1,14 +1,13 @@
 """Revela on real text: groups, and a language model that reads before it is trained."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.studies.cells import Store
 from benchmarks.studies.revela import reader, texts
 from benchmarks.studies.revela import revela_text as study
+from benchmarks.studies.store import Store
 
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
 
@@ -34,19 +33,21 @@ def test_the_language_model_can_copy_from_another_document_before_it_is_trained(
 
 
 def test_an_ablation_is_compared_with_the_same_seeds(tmp_path: Path) -> None:
+    stored = Store(tmp_path / "cells.jsonl", study.Cell)
+
     def store(cell: Any, best: int) -> None:
         curve = [{"step": 0, "choice_gain": 0.01, "partner": 0.2}]
         figures = {"curve": curve, "best": {"step": 0, "dev": 0.5}}
         figures["test"] = {"start": [0, 1000], "best": [best, 1000 + best]}
-        (tmp_path / f"{cell.name}.json").write_text(json.dumps(figures), encoding="utf-8")
+        stored.add(cell, figures)
 
-    assert study.table(Store(tmp_path)) == ["(No cells are stored yet.)"]
+    assert study.table(stored) == ["(No cells are stored yet.)"]
     random = study.CELLS["random groups"]
     for seed, (plain, changed) in enumerate([(3000, 2000), (4000, 3000)]):
         store(replace(study.CELLS["Revela"], seed=seed), plain)
         store(replace(random, seed=seed), changed)
     store(replace(study.CELLS["Revela"], seed=2), 9000)  # without a partner
-    *_, revela, ablation = study.table(Store(tmp_path))
+    *_, revela, ablation = study.table(stored)
     assert revela.startswith("| Revela | 3 | 0.500 | 0.583 |")
     assert ablation.startswith("| random groups | 2 | 0.500 | 0.300 | +25.0")
     assert "| -10.0 [" in ablation

@@ -1,8 +1,9 @@
 """The pages of the studies: their tables are what the stored cells give, and none without cells."""
 
+import importlib
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from benchmarks.studies import cells, tables
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.estimates import NOTHING
-from benchmarks.studies.late_interaction import late_interaction
-from benchmarks.studies.prior import prior
-from benchmarks.studies.revela import revela_text
+from benchmarks.studies.known import training
+from benchmarks.studies.store import Store, packed
+
+FILES = sorted((tables.ROOT / "benchmarks" / "studies").glob("**/cells.jsonl"))
+SCRIPTS = {"boilerplate": "pages", "known": "run", "revela": "revela_text"}
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
@@ -37,47 +40,45 @@ def test_evidence_quotes_what_the_pages_have(tmp_path: Path, monkeypatch) -> Non
     assert tables.unquoted() == ["one.md: +2.0"]
 
 
-@pytest.mark.parametrize(
-    ("store", "cell"),
-    [
-        (cells.POOL, cells.Cell),
-        (prior.CELLS, cells.Cell),
-        (late_interaction.CELLS, cells.Cell),
-        (revela_text.LATEST, revela_text.Cell),
-    ],
-    ids=["pool", "prior", "late interaction", "revela"],
-)
-def test_every_stored_cell_has_the_name_of_its_settings(store: cells.Store, cell: type) -> None:
-    paths = sorted(store.folder.glob("*-seed*.json"))
-    assert paths
-    for path in paths:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert cell(**found["settings"]).name == path.stem
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_a_file_has_a_line_for_each_cell(file: Path) -> None:
+    name = file.parent.name
+    module = "cells" if name == "studies" else f"{name}.{SCRIPTS.get(name, name)}"
+    study = importlib.import_module(f"benchmarks.studies.{module}")
+    stores = [x for x in vars(study).values() if isinstance(x, Store) and x.file == file]
+    assert len(stores) == 1
+    assert len(stores[0].found) == len(file.read_text(encoding="utf-8").splitlines())
+
+
+def test_a_store_reads_what_it_wrote(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cells.jsonl", training.Cell)
+    cell = training.Cell("data", "loss", (0.1, 0.2))
+    store.run(lambda cell: {"dev": cell.seed}, [cell, replace(cell, seed=2), cell])
+    store.run(lambda _: {}, [cell])  # is there
+    again = Store(store.file, training.Cell)
+    assert again.of_seeds(cell) == {seed: again.load(replace(cell, seed=seed)) for seed in (0, 2)}
+    assert [x["dev"] for x in again.found.values()] == [0, 2]
+    assert json.loads(store.file.read_text().splitlines()[1])["settings"]["seed"] == 2
 
 
 CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
 
 
 def stored(cell: Any, values: list[int], data: str = "a", task: str = "wordnet") -> None:
-    full = cells.packed(np.array(values) / 1e4)
+    full = packed(np.array(values) / 1e4)
     scoring = {
         "dev": float(np.mean(values)),
         "step": 5,
         "exponent": 1.0,
         "tests": {task: {"full": full}},
     }
-    figures = {
-        "settings": asdict(cell),
-        "data": data,
-        "scorings": dict.fromkeys(cells.SCORINGS, scoring),
-    }
-    cells.store(cells.POOL.path(cell), figures)
+    cells.POOL.add(cell, {"data": data, "scorings": dict.fromkeys(cells.SCORINGS, scoring)})
 
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cells are stored."""
-    pool = cells.Store(tmp_path)
+    pool = Store(tmp_path / "cells.jsonl", cells.Cell)
     monkeypatch.setattr(cells, "POOL", pool)
     monkeypatch.setattr(convergence, "POOL", pool)
 
@@ -111,7 +112,7 @@ def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
     for seed, curve in ((0, (0.1, 0.3, 0.2, 0.5)), (1, (0.1, 0.4, 0.4, 0.4))):
         cell = replace(CELL, seed=seed)
         points = [{"step": 10 * i, "matched": value} for i, value in enumerate(curve)]
-        cells.store(cells.POOL.path(cell), {"curve": points})
+        cells.POOL.add(cell, {"curve": points})
     assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
     assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
 
