@@ -30,7 +30,7 @@ from sklearn.metrics import roc_auc_score
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 from st_magnitude.result import Table, points, to_plain
 
 ENCODE = {"batch_size": 64, "before_normalize": True}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.geometry import norm_figures
+from st_magnitude.evaluation.norms import norm_figures
 from st_magnitude.similarity import COSINE, DOT
 
 NEAREST = 10  # irrelevant items of a query, with which the relevant ones are compared

@@ -53,7 +53,7 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.evaluation.metrics import judge
+    from st_magnitude.evaluation.judge import judge
     from st_magnitude.result import interval
 
     chosen = curve.at(exponent)

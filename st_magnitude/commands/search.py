@@ -80,7 +80,7 @@ class _Searcher:
     """A model with the embeddings of the corpus, and the best scores of known questions."""
 
     def __init__(self, name: str, known: RetrievalData) -> None:
-        from st_magnitude.evaluation.metrics import scoring_of
+        from st_magnitude.evaluation.scoring import scoring_of
         from st_magnitude.saving.export import load
 
         self.model = load(name)

@@ -23,12 +23,12 @@ from st_magnitude.comparison.result import BM25, CompareResult, Entry, Gain, OnT
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.metrics import judge, model_name
+from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import reading
 from st_magnitude.finetune.verdict import own_ndcg
-from st_magnitude.saving.card import add_section
+from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.training.run_folder import list_differences
 

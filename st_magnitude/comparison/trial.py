@@ -28,7 +28,7 @@ from st_magnitude.evaluation.calibration import (
     ndcg_by_exponent,
     warn_if_few,
 )
-from st_magnitude.evaluation.metrics import scoring_of
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import FOLDS, parts_of
 from st_magnitude.finetune.run import save_trained
 from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows

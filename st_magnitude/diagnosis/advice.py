@@ -16,7 +16,7 @@ from st_magnitude.diagnosis.findings import (
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
-from st_magnitude.evaluation.metrics import Judgment
+from st_magnitude.evaluation.judge import Judgment
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."

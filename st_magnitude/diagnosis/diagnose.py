@@ -14,7 +14,8 @@ from st_magnitude.diagnosis.findings import DO, Diagnosis, Settings
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
-from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
+from st_magnitude.evaluation.scoring import are_unit, raw_scoring_of
+from st_magnitude.saving.card import model_name
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 

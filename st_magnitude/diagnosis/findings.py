@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from st_magnitude.evaluation.compression import CompressionCell, table
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 from st_magnitude.result import Result, Table
 
 __all__ = ["Diagnosis", "ExponentChoice", "Geometry", "NormStatistics", "Recommendation"]

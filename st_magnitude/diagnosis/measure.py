@@ -28,7 +28,8 @@ from st_magnitude.evaluation.calibration import (
     highest_rows,
     ndcg_by_exponent,
 )
-from st_magnitude.evaluation.metrics import Judgment, are_unit, judge
+from st_magnitude.evaluation.judge import Judgment, judge
+from st_magnitude.evaluation.scoring import are_unit
 from st_magnitude.similarity import COSINE, Similarity
 
 

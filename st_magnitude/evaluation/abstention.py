@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
-from st_magnitude.evaluation.metrics import raw_scoring_of
+from st_magnitude.evaluation.scoring import raw_scoring_of
 from st_magnitude.result import Result
 from st_magnitude.similarity import Similarity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
@@ -21,7 +21,7 @@ from st_magnitude.geometry import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
-__all__ = ["CsvEvaluator", "CsvOptions", "SearchEvaluator", "SearchOptions"]
+__all__ = ["CsvEvaluator", "CsvOptions", "SearchEvaluator", "SearchOptions", "ranking_metrics"]
 
 logger = logging.getLogger(__name__)
 
@@ -184,3 +184,17 @@ class SearchEvaluator(CsvEvaluator):
         shown = {name: getattr(self, name) for name in self.settings} | self.prompts
         shown["similarity"] = repr(self.similarity) if self.similarity else None
         return {name: value for name, value in shown.items() if value is not None}
+
+
+def ranking_metrics(
+    hits: NDArray[np.bool_], relevant: Iterable[Sized], k: int
+) -> dict[str, NDArray[np.float64]]:
+    """MRR@10, recall@k and MAP@k of the best k documents: (n, <= k), n collections -> (n,)."""
+    number = np.array([len(row) for row in relevant])
+    ranks = np.arange(1, hits.shape[1] + 1)
+    precision = hits.cumsum(axis=1) / ranks
+    return {
+        "mrr@10": (hits / ranks)[:, :10].max(axis=1),
+        f"recall@{k}": hits.sum(axis=1) / number,
+        f"map@{k}": (hits * precision).sum(axis=1) / number.clip(max=k),
+    }

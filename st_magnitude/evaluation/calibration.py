@@ -14,7 +14,8 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.metrics import are_unit, judge, own_scoring, scoring_of
+from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.scoring import are_unit, own_scoring, scoring_of
 from st_magnitude.geometry import norms
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import DOT, Similarity

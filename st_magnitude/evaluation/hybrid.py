@@ -21,8 +21,8 @@ from st_magnitude._checks import needs
 from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg, rank
-from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.metrics import ranking_metrics, scoring_of
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions, ranking_metrics
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]

@@ -10,9 +10,9 @@ from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
 from st_magnitude.data.retrieval import Judgments
-from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.geometry import norm_figures
-from st_magnitude.evaluation.metrics import ranking_metrics, scoring_of
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions, ranking_metrics
+from st_magnitude.evaluation.norms import norm_figures
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.geometry import mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 

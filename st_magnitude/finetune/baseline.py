@@ -18,7 +18,9 @@ from st_magnitude.evaluation.calibration import (
     warn_if_few,
 )
 from st_magnitude.evaluation.hybrid import dense_run, reciprocal_rank_fusion
-from st_magnitude.evaluation.metrics import judge, raw_scoring_of
+from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.norms import geometry_figures
+from st_magnitude.evaluation.scoring import raw_scoring_of
 from st_magnitude.finetune.folds import cross_validate
 from st_magnitude.finetune.measure import Found, Sample, bm25_if_installed, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
@@ -57,7 +59,7 @@ class Baseline:
         else:
             encoded = self.sample.encode(model)
         self.embeddings = self.sample.embeddings(encoded)
-        self.geometry = self.sample.figures(self.embeddings)
+        self.geometry = geometry_figures(self.embeddings, self.sample.is_relevant)
         self.of_folds: tuple[int, Found, Found | None] | None = None
 
     def cross_validate(
@@ -88,7 +90,7 @@ class Baseline:
         embeddings = self.sample.embeddings(encoded)
         distances = embeddings["query"] - self.embeddings["query"]
         moved = float(distances.norm(dim=1).mean() / self.embeddings["query"].norm(dim=1).mean())
-        return verdict, self.sample.figures(embeddings), moved
+        return verdict, geometry_figures(embeddings, self.sample.is_relevant), moved
 
     def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,10 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from torch import Tensor
 
-from st_magnitude import geometry
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
-from st_magnitude.evaluation.geometry import norm_figures
 from st_magnitude.evaluation.hybrid import Run, bm25_run
-from st_magnitude.evaluation.metrics import own_scoring, raw_scoring_of
+from st_magnitude.evaluation.scoring import own_scoring, raw_scoring_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
@@ -113,13 +111,6 @@ class Sample:
         places = {document: row for row, document in enumerate(encoded.document_ids or ())}
         documents = encoded.documents[[places[document] for document in self.documents]]
         return {"document": documents, "query": queries}
-
-    def figures(self, embeddings: Mapping[str, Tensor]) -> dict[str, float]:
-        """Norms and isotropy, by the keys of `st_magnitude.evaluation.GeometryEvaluator`."""
-        found = norm_figures(embeddings, self.is_relevant)
-        found["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
-        found["document_isoscore"] = geometry.isoscore(embeddings["document"])
-        return found
 
 
 class RetrievalEvaluator(SentenceEvaluator):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.metrics import own_scoring
+from st_magnitude.evaluation.scoring import own_scoring
 from st_magnitude.finetune.measure import Found
 from st_magnitude.result import Result, Table, points
 

@@ -9,9 +9,9 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import INSTALL
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.raw import returns_unit_vectors
+from st_magnitude.surgery.raw import returns_unit_vectors, unwrapped
 
-__all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "scoring_text"]
+__all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "model_name", "scoring_text"]
 
 _BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring -->"
 
@@ -96,3 +96,15 @@ def add_section(card: Path, section: str) -> None:
     heading = re.search(r"^## Evaluation\n", text, flags=re.M)
     end = heading.end() if heading else len(text)
     card.write_text(f"{text[:end]}\n{section}\n{text[end:]}", encoding="utf-8")
+
+
+def model_name(model: SentenceTransformer) -> str:
+    """The name of a model: a hub id, the last two names of a path, or the names of its modules."""
+    model = unwrapped(model)
+    known = model.model_card_data.model_id or model.model_card_data.base_model
+    for module in model.modules():
+        known = known or getattr(module, "name_or_path", None)  # of a model of transformers
+    if not known:
+        return " + ".join(type(module).__name__ for module in model)
+    path = Path(known)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)

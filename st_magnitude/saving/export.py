@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
-from st_magnitude._files import locked_folder, moved_in, refuse_used_folder, with_remedy
+from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.saving.errors import loading
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.raw import refuse_other_models, warn_of_unused_prompt
 
-__all__ = ["export", "limit_length", "load", "write_model"]
+__all__ = ["export", "limit_length", "load", "loading", "write_model"]
 
 logger = logging.getLogger(__name__)
 
 OTHERS = ("CrossEncoder", "MultiVectorEncoder", "SparseEncoder")
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
+_EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
+_NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
 
 def export(
@@ -127,6 +129,44 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         model = load_with_classes(path, ours, **kwargs)
     warn_of_unused_prompt(model)
     return model
+
+
+@contextmanager
+def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
+    """Turns the errors of loading into one that names the model."""
+    try:
+        yield
+    except Exception as error:
+        where = f"The {what} at {path!r}"
+        said = str(error)
+        is_folder = os.path.isdir(path)
+        if is_folder and is_moving(Path(path), "modules.json"):
+            raise OSError(
+                f"{where} cannot be loaded because of a killed process: move the files of"
+                f" {path}/.st-magnitude.moving into {path}."
+            ) from error
+        # Upstream advises to run the code, and shows names that the model has chosen.
+        if "trust_remote_code" in said:
+            raise ValueError(
+                f"{where} needs classes that are not part of sentence-transformers or transformers,"
+                f" {_NO_CODE}"
+            ) from error
+        if "weights_only" in said:
+            raise OSError(
+                f"{where} has weights that are torn or hold code, {_NO_CODE} Take safetensors."
+            ) from error
+        if not isinstance(error, OSError) and (has_options or type(error) in _EXPLAINED):
+            raise
+        if isinstance(error, OSError) and not is_folder:
+            said = said.partition(". ")[0]
+            raise OSError(
+                f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
+                f" model ({said}). Check the name and the network, or give a folder."
+            ) from error
+        raise OSError(
+            f"{where} is incomplete, or is an adapter whose base has moved, or is of other"
+            f" versions: {type(error).__name__}: {said}"
+        ) from error
 
 
 def class_of(path: str, options: Mapping[str, Any]) -> str:

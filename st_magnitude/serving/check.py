@@ -11,9 +11,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import at_least
-from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.geometry import float64
 from st_magnitude.result import Result
+from st_magnitude.saving.card import model_name
 from st_magnitude.saving.export import load
 from st_magnitude.serving.explain import Finding, Side, encode, explain, finding, span, token_limit
 from st_magnitude.serving.server import Embed, Server, embed_all

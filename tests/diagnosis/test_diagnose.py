@@ -16,7 +16,7 @@ from st_magnitude import (
     prepare,
 )
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 
 
 @pytest.mark.parametrize(("seed", "normalize"), [(0, False), (1, True), (3, True)])

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 
 
 def test_text_json_and_tables():

@@ -11,7 +11,7 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import exponent_curve
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 
 
 def task_of(columns: list[list[int]], num_documents: int) -> EncodedTask:

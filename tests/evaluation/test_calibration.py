@@ -10,7 +10,7 @@ from st_magnitude import Similarity
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import calibrate_exponent, exponent_curve
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 
 
 def data_of(task) -> RetrievalData:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.02, 25), (0.04, 50), (0.1, 200)])

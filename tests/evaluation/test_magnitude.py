@@ -9,7 +9,7 @@ from sentence_transformers.util import cos_sim, dot_score
 
 from st_magnitude import Similarity
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.metrics import ranking_metrics
+from st_magnitude.evaluation.base import ranking_metrics
 from st_magnitude.modules import ExponentNorm
 
 METRICS = ("ndcg@10", "mrr@10", "recall@100", "map@100")

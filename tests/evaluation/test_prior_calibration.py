@@ -8,7 +8,7 @@ from sentence_transformers.base.modules import Normalize
 from sklearn.metrics import ndcg_score
 
 import st_magnitude as stm
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving import with_prior, with_prior_queries
 

@@ -30,7 +30,7 @@ from transformers import PrinterCallback
 
 import st_magnitude as stm
 from st_magnitude.data.pairs import Splits
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.setup import make_trainer, training_rows
 from st_magnitude.finetune.verdict import own_ndcg

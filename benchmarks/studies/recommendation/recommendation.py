@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import st_magnitude as stm
-from st_magnitude.evaluation.metrics import judge
+from st_magnitude.evaluation.judge import judge
 
 BATCH, EPOCHS, PATIENCE, SEEDS = 1024, 20, 3, 5
 RIDGES = (100, 200, 500, 1000, 2000)

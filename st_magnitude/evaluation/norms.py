@@ -16,7 +16,7 @@ from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator, CsvOptions
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["GeometryEvaluator", "norm_figures"]
+__all__ = ["GeometryEvaluator", "geometry_figures", "norm_figures"]
 
 
 class GeometryEvaluator(CsvEvaluator):
@@ -85,10 +85,18 @@ class GeometryEvaluator(CsvEvaluator):
             if texts:
                 embeddings[role] = encode_raw(model, texts, role, **self.encoding)
                 check_finite(embeddings[role], role)
-        self.metrics = norm_figures(embeddings, self.is_relevant)
-        self.metrics["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
-        self.metrics["document_isoscore"] = geometry.isoscore(embeddings["document"])
+        self.metrics = geometry_figures(embeddings, self.is_relevant)
         return self.metrics
+
+
+def geometry_figures(
+    sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None
+) -> dict[str, float]:
+    """`norm_figures`, and how evenly the directions of the documents spread."""
+    figures = norm_figures(sides, is_relevant)
+    figures["document_mean_cosine"] = geometry.mean_cosine(sides["document"])
+    figures["document_isoscore"] = geometry.isoscore(sides["document"])
+    return figures
 
 
 def norm_figures(
