@@ -73,7 +73,7 @@ class Batch:
     hardness_strength: float = 0.0
 
     @property
-    def own(self) -> slice:
+    def pairs(self) -> slice:
         """The numbers of the pairs, which are rows of the documents."""
         return slice(self.offset, self.offset + len(self.queries))
 
@@ -103,6 +103,10 @@ class Batch:
         return next((x for x in self.excluded if isinstance(x, Above)), None)
 
     @property
+    def labels(self) -> list[Ids]:
+        return [] if self.positives is None else [Ids(self.positives, self.positives)]
+
+    @property
     def spares(self) -> list[Ids]:
         above = self.above
         return [] if above is None or above.spares is None else [above.spares]
@@ -120,7 +124,7 @@ class Batch:
         size = len(self.documents)
         if self.positives is not None:
             _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
-        if "doc_to_doc" in directions and self.own.stop > self.num_pairs:
+        if "doc_to_doc" in directions and self.pairs.stop > self.num_pairs:
             raise ValueError(
                 "doc_to_doc needs the query of every positive: give all_queries with offset"
                 f" {self.offset}."
@@ -137,20 +141,20 @@ class Batch:
                 "infonce takes queries (B, D) and documents (M, D); got "
                 f"{tuple(queries.shape)} and {tuple(documents.shape)}."
             )
-        if len(queries) == 0 or self.offset < 0 or self.own.stop > len(documents):
+        if len(queries) == 0 or self.offset < 0 or self.pairs.stop > len(documents):
             raise ValueError(
                 f"{len(queries)} queries with offset {self.offset} need their positives in"
-                f" documents[{self.offset}:{self.own.stop}], but there are {len(documents)}"
+                f" documents[{self.offset}:{self.pairs.stop}], but there are {len(documents)}"
                 " documents."
             )
         width = queries.shape[1]
         if all_queries is not None and (
             all_queries.shape[1:] != (width,)
-            or not self.own.stop <= len(all_queries) <= len(documents)
+            or not self.pairs.stop <= len(all_queries) <= len(documents)
         ):
             raise ValueError(
                 f"all_queries holds these {len(queries)} queries from row {self.offset} on, and no"
-                f" more than there are documents: (Q, {width}) with Q from {self.own.stop} to"
+                f" more than there are documents: (Q, {width}) with Q from {self.pairs.stop} to"
                 f" {len(documents)}; got {tuple(all_queries.shape)}."
             )
 
@@ -158,7 +162,7 @@ class Batch:
         size = len(self.documents)
         for ids in [*self.excluded_ids, *self.spares]:
             _check_ids("exclude", ids.documents, size)
-            number = max(self.own.stop, self.num_pairs)
+            number = max(self.pairs.stop, self.num_pairs)
             _check_ids("exclude", ids.queries[:number], number, kind="queries")
         if len(self.excluded) - len(self.excluded_ids) > 1:
             raise ValueError("exclude takes ids and one Above; got several.")

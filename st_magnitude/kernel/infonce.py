@@ -13,9 +13,8 @@ from st_magnitude._checks import at_least, one_of
 from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
-from st_magnitude.kernel.plan import Plan
 from st_magnitude.kernel.ring import refuse_in_ring, ring_infonce
-from st_magnitude.kernel.terms import Term, check_terms
+from st_magnitude.kernel.terms import Plan, Term, check_terms
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 

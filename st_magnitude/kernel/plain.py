@@ -54,7 +54,7 @@ class Comparison:
     ) -> None:
         self.batch = batch
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
-        self.rows = batch.queries if self.from_query else batch.documents[batch.own]  # (B, D)
+        self.rows = batch.queries if self.from_query else batch.documents[batch.pairs]  # (B, D)
         self.columns = batch.column_queries if self.to_query else batch.documents  # (M, D)
         self.as_row = similarity.query if self.from_query else similarity.document
         self.as_column = similarity.query if self.to_query else similarity.document
@@ -64,7 +64,7 @@ class Comparison:
         device = self.rows.device
         self.columns_are = start + torch.arange(len(self.columns), device=device)  # (M,)
         self.rows_are = batch.offset + torch.arange(len(self.rows), device=device)  # (B,)
-        self.own = self.rows_are[:, None] == self.columns_are  # (B, M)
+        self.is_pair = self.rows_are[:, None] == self.columns_are  # (B, M)
         self.scores = {dim: self._scores(dim) for dim in dims}  # of each prefix, (B, M)
         scores = self.scores[max(dims)].detach()
         if self.from_query == self.to_query:
@@ -72,7 +72,7 @@ class Comparison:
             self.left_out = self._same_kind()
         else:
             self.targets = self._targets(scores.dtype)  # (B, M), rows sum to 1
-            self.left_out = self._false_negatives(scores) & ~self.own & (self.targets == 0)
+            self.left_out = self._false_negatives(scores) & ~self.is_pair & (self.targets == 0)
 
     def _scores(self, dim: int) -> Tensor:
         """s(row, column) of a prefix, (B, M)."""
@@ -85,7 +85,7 @@ class Comparison:
         logits = scores / term.temperature
         if self.batch.hardness_strength:
             hardness = self.batch.hardness_strength * scores.detach()
-            logits = logits + hardness.masked_fill(self.own, 0)
+            logits = logits + hardness.masked_fill(self.is_pair, 0)
         if self.log_q is not None:
             logits = logits - self.log_q.detach().to(logits.dtype)
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
@@ -101,8 +101,7 @@ class Comparison:
         """Texts of a kind that do not count for each other: of one pair or id, (B, M)."""
         rows, columns = (x % self.batch.num_pairs for x in (self.rows_are, self.columns_are))
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
-        if self.batch.positives is not None:
-            shared.append(self._same(Ids(self.batch.positives, self.batch.positives)))
+        shared += [self._same(labels) for labels in self.batch.labels]
         return torch.stack([rows[:, None] == columns, *shared]).any(dim=0)
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
@@ -115,26 +114,26 @@ class Comparison:
                 own_queries = queries if len(queries) == len(scores) else queries[self.rows_are]
                 by_documents = documents[self.rows_are] @ queries.T
                 scores = own_queries @ documents.T if self.from_query else by_documents
-            of_own = scores.where(self.own, 0).sum(dim=1)  # (B,)
-            too_close = scores > batch.above.threshold(of_own)[:, None]
+            of_pairs = scores.where(self.is_pair, 0).sum(dim=1)  # (B,)
+            too_close = scores > batch.above.threshold(of_pairs)[:, None]
             for spares in batch.spares:
                 too_close &= ~self._same(spares)
             said.append(too_close)
-        return torch.stack([torch.zeros_like(self.own), *said]).any(dim=0)
+        return torch.stack([torch.zeros_like(self.is_pair), *said]).any(dim=0)
 
     def _targets(self, dtype: torch.dtype) -> Tensor:
         """The share that each column has in the attraction of a row, (B, M)."""
         batch = self.batch
         given = batch.targets_queries if self.to_query else batch.targets
         if given is None and isinstance(batch.targets, Tensor):
-            given = batch.targets[:, batch.own].T
+            given = batch.targets[:, batch.pairs].T
         if given is not None:
-            found = given if isinstance(given, Tensor) else given(slice(0, len(self.own)))
+            found = given if isinstance(given, Tensor) else given(slice(0, len(self.is_pair)))
         else:
-            found = self.own
-            if batch.positives is not None:
-                found = self._same(Ids(batch.positives, batch.positives))
+            found = self.is_pair
+            for labels in batch.labels:
+                found = self._same(labels)
         found = found.detach().to(dtype)
-        names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep the own positive
-        found = found + self.own * names_nothing
+        names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep their positive
+        found = found + self.is_pair * names_nothing
         return found / found.sum(dim=1, keepdim=True)

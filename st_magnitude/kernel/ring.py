@@ -24,16 +24,16 @@ from torch import Tensor
 
 from st_magnitude._distributed import agree
 from st_magnitude.kernel.batch import Batch, Direction
-from st_magnitude.kernel.panels import Panel, Side, panel_of
-from st_magnitude.kernel.plan import Plan
-from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.panels import Panel, panel_of
+from st_magnitude.kernel.terms import Plan, Term
 from st_magnitude.kernel.tiled import tiled_infonce
+from st_magnitude.kernel.vectors import Vectors
 from st_magnitude.similarity import Similarity
 
-# The columns of one rank with all that belongs to them, or gradients, along the first axis
+# Tensors of the columns of one rank, or their gradients, with a row for each column
 Block = dict[str, Tensor]
-FLOWS = ("x", "scale")  # what has a gradient
-TRAVELS = ("x", "ids", "label", "bias", "guide", "spared")
+FLOWS = {"x": "grad", "scale": "grad_scale"}  # what has a gradient, and its name
+TRAVELS = (*FLOWS, "ids", "label", "bias", "guide", "spared")
 
 
 def ring_infonce(
@@ -44,8 +44,8 @@ def ring_infonce(
     tile_rows: int | None,
     check: Callable[[], tuple[int, int]],
 ) -> Tensor:
-    """This rank's share of the loss of the joined batch, whose mean over ranks is that loss. The
-    mean of the gradients, which DDP takes, is the gradient of the joined batch.
+    """This rank's share of the global loss. Its mean over ranks is the loss of the joined batch,
+    and the mean of the gradients, which DDP takes, is the gradient of that loss.
 
     ``check`` checks the batch of this rank and returns its B and M. If it raises on one, all raise.
     """
@@ -71,37 +71,33 @@ def one_round(
     batch: Batch,
     counts: dict[str, tuple[int, ...]],
     direction: Direction,
-    rows: Side,
-    columns: Side,
+    rows: Vectors,
+    columns: Vectors,
     with_gradients: bool,
 ) -> Iterator[Panel]:
-    """The panels of rows with the columns of all ranks, which the ``counts`` of a direction number.
+    """The panels of rows with the columns of all ranks; ``counts`` are the sizes of their blocks.
 
-    With gradients, those of the columns travel one hop behind their block, and are home at the end.
+    The gradients of columns travel one hop behind their block, and are home at the end.
     """
     rank, sizes = dist.get_rank(), counts[direction]
     ranks = len(sizes)
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
     block = {name: x.detach() for name, x in block.items() if x is not None}
-    if columns.scale is not None:
-        block["scale"] = columns.scale.T.contiguous()  # (M, K - 1)
-    of_own = _scores_of_positives(rows, columns)
-    flows = [name for name in FLOWS if with_gradients and name in block]
+    of_pairs = _scores_of_pairs(rows, columns)
+    flows = {x: name for x, name in FLOWS.items() if with_gradients and x in block}
     returned: Callable[[], Block] | None = None
     for hop in range(ranks):
         # The next block arrives while the rank works with the one at hand.
         arriving = sizes[(rank - hop - 1) % ranks]
         successor = _pass_on(block, arriving) if hop < ranks - 1 else None
-        gradient = {name: torch.zeros_like(block[name]) for name in flows}
-        if hop == 0 and with_gradients:  # goes on from what they have as rows of a direction
-            if columns.grad is not None:
-                gradient["x"] = columns.grad
-            if columns.grad_scale is not None:
-                gradient["scale"] = columns.grad_scale.T.contiguous()
+        gradient = {name: torch.zeros_like(block[x]) for x, name in flows.items()}
+        if hop == 0 and with_gradients:  # continues the gradients that they have as rows
+            known = vars(columns).items()
+            gradient |= {name: x for name, x in known if name in gradient and x is not None}
             columns.grad = columns.grad_scale = None
-        own = 0 if hop == 0 else None
-        # No name holds the side, which the next block would find in memory otherwise.
-        yield panel_of(batch, direction, rows, _side(block, gradient), own, of_own)
+        offset = 0 if hop == 0 else None
+        # No name holds the vectors, which would stay in memory until the next block has come.
+        yield panel_of(batch, direction, rows, Vectors(**block, **gradient), offset, of_pairs)
         if with_gradients:
             if returned is not None:
                 _add(gradient, returned())
@@ -110,8 +106,8 @@ def one_round(
         if successor is not None:
             block, successor = successor(), None
     if returned is not None:  # after W hops
-        home = _side(returned(), {})
-        columns.grad, columns.grad_scale = home.x, home.scale
+        home = returned()
+        columns.grad, columns.grad_scale = home["grad"], home.get("grad_scale")
 
 
 def _add(block: Block, other: Block) -> None:
@@ -119,24 +115,12 @@ def _add(block: Block, other: Block) -> None:
         block[name].add_(x)
 
 
-def _scores_of_positives(rows: Side, columns: Side) -> Tensor:
-    """The scores that a threshold looks at, of the guide or of the longest prefix: (B,)."""
+def _scores_of_pairs(rows: Vectors, columns: Vectors) -> Tensor:
+    """The scores of positives that a threshold sees, of the guide or the longest prefix: (B,)."""
     left, right = rows.x, columns.x
     if rows.guide is not None and columns.guide is not None:
         left, right = rows.guide, columns.guide
     return torch.linalg.vecdot(left, right[: len(left)])
-
-
-def _side(block: Block, gradient: Block) -> Side:
-    """A block, whose factors are (K - 1, M) in a side, with memory for its gradients."""
-    marks = {name: x for name, x in block.items() if name not in FLOWS}
-    return Side(
-        x=block["x"],
-        scale=block["scale"].T.contiguous() if "scale" in block else None,
-        grad=gradient.get("x"),
-        grad_scale=gradient["scale"].T if "scale" in gradient else None,
-        **marks,
-    )
 
 
 def _pass_on(block: Block, size: int) -> Callable[[], Block]:

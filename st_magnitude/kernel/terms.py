@@ -1,16 +1,23 @@
-"""Term: a prefix of the embedding, a temperature and a weight."""
+"""Term: a prefix, a temperature and a weight; and Plan, how the tiled engine computes several."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from st_magnitude._checks import positive
+from st_magnitude.kernel.batch import Batch
+from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["Term"]
+
+LOG2_E = math.log2(math.e)
+MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in float32
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,6 @@ def check_terms(terms: Sequence[Term], width: int) -> None:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
 
 
-def stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
-    """The temperatures of all terms on the device of a tensor, (T,)."""
-    given = [term.temperature for term in terms]
-    return torch.stack(  # filled on the device, because a copy from the host would wait for it
-        [x.to(like) if isinstance(x, Tensor) else like.new_full((), x) for x in given]
-    )
-
-
 def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:
     """The terms of a loss with its argument ``temperature``."""
     positive("temperature", temperature, [None])
@@ -71,3 +70,80 @@ def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[
             " Give each term its own."
         )
     return (replace(terms[0], temperature=temperature),)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The K prefixes and T terms of a loss, and how the engine computes them. Nothing in a plan
+    depends on the value of a tensor."""
+
+    dims: tuple[int, ...]  # ascending prefixes
+    terms: tuple[Term, ...]  # prefix by prefix, by falling temperature
+    members: tuple[range, ...]  # of a prefix, the places of its terms
+    powers: tuple[int, ...]  # of a term, the power of the exponential before it that it is, or 0
+    num_losses: float  # losses of rows whose mean is the loss of the batch
+    tile_rows: int | None  # of a tile; None: as the device likes it
+    hardness_strength: float
+    bounded: bool  # whether no logit is too large or too small for the exponential of a float32
+
+    @classmethod
+    def of(
+        cls,
+        terms: Sequence[Term],
+        batch: Batch,
+        similarity: Similarity,
+        num_losses: float,
+        tile_rows: int | None,
+    ) -> Plan:
+        width = batch.queries.shape[1]
+        ordered = sorted(terms, key=lambda term: (term.dim or width, -_number(term)))
+        lengths = [term.dim or width for term in ordered]
+        dims = tuple(sorted(set(lengths)))
+        edges = [*map(lengths.index, dims), len(terms)]
+        powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
+        if batch.hardness_strength:  # the rates of exponentials are no multiples of each other
+            powers = [0] * len(terms)
+        has_biases = batch.log_q is not None or batch.log_q_queries is not None
+        hardness = batch.hardness_strength
+        temperatures = [_number(term) for term in terms]
+        is_small = all(MAX_EXPONENT * x > LOG2_E * (1 + hardness * x) for x in temperatures)
+        return cls(
+            dims=dims,
+            terms=tuple(ordered),
+            members=tuple(range(a, b) for a, b in pairwise(edges)),
+            powers=tuple(powers),
+            num_losses=num_losses,
+            tile_rows=tile_rows,
+            hardness_strength=hardness,
+            bounded=similarity == COSINE and is_small and not has_biases,
+        )
+
+    def temperatures(self, like: Tensor) -> Tensor:
+        """The temperatures of all terms on the device of a tensor, (T,)."""
+        given = [term.temperature for term in self.terms]
+        return torch.stack(  # filled on the device, because a copy from the host would wait for it
+            [x.to(like) if isinstance(x, Tensor) else like.new_full((), x) for x in given]
+        )
+
+    @property
+    def spans(self) -> list[slice]:
+        """The coordinates that each prefix adds to the one before."""
+        return [slice(a, b) for a, b in pairwise((0, *self.dims))]
+
+    def per_term(self, prefixes: Sequence[Tensor]) -> Tensor:
+        """Numbers of each prefix, (K) x (n,), as numbers of each term, (T, n)."""
+        repeated = zip(prefixes, self.members, strict=True)
+        return torch.stack([x for x, members in repeated for _ in members])
+
+
+def _number(term: Term) -> float:
+    """The temperature; 0 for a tensor, whose value stays on the device."""
+    return 0.0 if isinstance(term.temperature, Tensor) else term.temperature
+
+
+def _power(before: Term, after: Term) -> int:
+    """2 or 3 if the exponential of a term is this power of the one before, which is cheaper."""
+    if before.dim != after.dim or not _number(after):
+        return 0
+    ratio = _number(before) / _number(after)
+    return round(ratio) if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7 else 0

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction
-from st_magnitude.kernel.panels import Panel, Side, panel_of, side_of
-from st_magnitude.kernel.plan import LOG2_E, Plan
-from st_magnitude.kernel.terms import stack_temperatures
+from st_magnitude.kernel.panels import Panel, panel_of
+from st_magnitude.kernel.terms import LOG2_E, Plan
+from st_magnitude.kernel.vectors import Vectors, vectors_of
 from st_magnitude.similarity import Similarity, without_autocast
 
 # (direction, rows, columns, whether gradients are added) -> the blocks of columns that rows meet
-Round = Callable[[Direction, Side, Side, bool], Iterator[Panel]]
+Round = Callable[[Direction, Vectors, Vectors, bool], Iterator[Panel]]
 
 
 class _Known(torch.autograd.Function):
@@ -60,21 +60,22 @@ def tiled_infonce(
 ) -> Tensor:
     """The mean loss of softmaxes, with a ring over the columns of all ranks."""
     with without_autocast(batch.queries):
-        of = partial(side_of, batch, plan, is_block=ring is not None)
-        queries = of(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
-        documents = of(batch.documents, similarity.gamma_document, is_query=False, first=0)
-        sides = [queries, documents]
+        divided = partial(vectors_of, batch, plan.dims, is_block=ring is not None)
+        queries = divided(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
+        documents = divided(batch.documents, similarity.gamma_document, is_query=False, first=0)
+        vectors = [queries, documents]
         if batch.all_queries is not None:
-            sides.append(of(batch.all_queries, similarity.gamma_query, is_query=True, first=0))
-        temperatures = stack_temperatures(plan.terms, batch.queries)
-        tensors = [temperatures, *(x for side in sides for x in (side.x, side.scale))]
+            gamma = similarity.gamma_query
+            vectors.append(divided(batch.all_queries, gamma, is_query=True, first=0))
+        temperatures = plan.temperatures(batch.queries)
+        tensors = [temperatures, *(x for v in vectors for x in (v.x, v.scale))]
         learns = any(x is not None and x.requires_grad for x in tensors)
 
         with torch.no_grad():
             found = []
             for directions in softmaxes:
                 softmax = Softmax(plan, temperatures, batch)
-                compared = [_compared(batch, direction, *sides) for direction in directions]
+                compared = [_compared(batch, direction, *vectors) for direction in directions]
                 if ring is None:
                     panels = [panel_of(batch, *arguments) for arguments in compared]
                     visit(softmax, panels, finds_sums=True, adds_gradients=learns)
@@ -83,25 +84,25 @@ def tiled_infonce(
                 found.append(softmax)
             loss = torch.stack([softmax.loss() for softmax in found]).sum()
             of_terms = torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)  # (T,)
-            gradients = [of_terms, *(x for side in sides for x in (side.grad, side.grad_scale))]
+            gradients = [of_terms, *(x for v in vectors for x in (v.grad, v.grad_scale))]
         return _Known.apply(loss, gradients, *tensors)
 
 
 def _compared(
     batch: Batch,
     direction: Direction,
-    queries: Side,
-    documents: Side,
-    all_queries: Side | None = None,
-) -> tuple[Direction, Side, Side, int]:
-    """A direction with its rows and columns, and the column that belongs to row 0."""
-    rows = queries if direction.startswith("query") else documents.part(batch.own)
+    queries: Vectors,
+    documents: Vectors,
+    all_queries: Vectors | None = None,
+) -> tuple[Direction, Vectors, Vectors, int]:
+    """A direction with its rows and columns, and the column of the positive of row 0."""
+    rows = queries if direction.startswith("query") else documents.part(batch.pairs)
     columns = documents if direction.endswith("doc") else all_queries or queries
     return direction, rows, columns, 0 if columns is queries else batch.offset
 
 
 def _visit_ring(softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], learns: bool) -> None:
-    """Takes in the columns of a ring, which pass twice: for the sums and for the gradients."""
+    """Visits the columns of a ring, which pass twice: for the sums and for the gradients."""
     for is_second in (False, True) if learns else (False,):
         for panel in blocks(is_second):
             visit(softmax, [panel], finds_sums=not is_second, adds_gradients=is_second)
@@ -109,8 +110,8 @@ def _visit_ring(softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], lea
 
 
 class Softmax:
-    """What the columns so far say of the softmax of each row. All logits are less that of the own
-    positive, because in float32 the difference of two large, rounded logits is not exact."""
+    """The softmax of each row over the columns so far. All logits are less that of the row's pair,
+    because in float32 the difference of two large, rounded logits is not exact."""
 
     def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
         row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
@@ -120,12 +121,12 @@ class Softmax:
         self.inverse = 1 / temperatures[:, None]  # (T, 1)
         self.rates = (self.inverse + plan.hardness_strength) * LOG2_E  # (T, 1), of exponents of 2
         of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
-        # (T, B), of a row's loss in the loss of the batch
+        # (T, B), weights of the rows' losses in the loss of the batch
         self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
         self.pulls = self.weights * self.inverse  # (T, B), d loss / d score of a probability of 1
         self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
-        self.own_scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
-        self.own_biases = torch.zeros_like(row_weights)  # (B,)
+        self.pair_scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
+        self.pair_biases = torch.zeros_like(row_weights)  # (B,)
         # Sums over the positives of a row: weighted scores of each prefix and biases, and targets
         self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.biases = torch.zeros_like(row_weights)  # (B,)
@@ -135,13 +136,13 @@ class Softmax:
 
     def logits(self, k: int, t: int, tile: slice, scores: Tensor, bias: Tensor | None) -> Tensor:
         """The logits of scores (n,) of prefix k in term t, to base 2."""
-        logits = (scores - self.own_scores[k][tile]) * self.inverse[t]
-        return LOG2_E * (logits if bias is None else logits + bias - self.own_biases[tile])
+        logits = (scores - self.pair_scores[k][tile]) * self.inverse[t]
+        return LOG2_E * (logits if bias is None else logits + bias - self.pair_biases[tile])
 
     def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
-        """Adds the log-sum-exp (n,) of more columns to those of some rows."""
-        known = self.log_sums[t, tile]  # a view
-        torch.logaddexp2(known, log_sums, out=known)
+        """Adds the log-sum-exp (n,) of more columns to that of some rows."""
+        sums = self.log_sums[t, tile]  # a view
+        torch.logaddexp2(sums, log_sums, out=sums)
 
     def attract(self, k: int, tile: slice, targets: Tensor, scores: Tensor, shift: Tensor) -> None:
         """Adds the scores of positives of prefix k, from all scores (n, M) less a shift (n,)."""
@@ -149,7 +150,7 @@ class Softmax:
         self.scores[k][tile] += of_positives + targets.sum(dim=1) * shift
 
     def pushes(self, k: int, tile: slice) -> Tensor:
-        """The gradient of a score with a target of 1 in all terms of a prefix, (n,)."""
+        """Gradient weight of a unit target in all terms of a prefix, (n,)."""
         members = self.plan.members[k]
         return self.pulls[members.start : members.stop, tile].sum(dim=0) / self.targets[tile]
 
@@ -168,7 +169,7 @@ class Softmax:
 def visit(
     softmax: Softmax, panels: Sequence[Panel], *, finds_sums: bool, adds_gradients: bool
 ) -> None:
-    """Takes panels into the softmax of their rows, and adds what they contribute to the gradients.
+    """Adds panels to the softmax of their rows, and their contributions to the gradients.
 
     One visit does both if it has all panels of a row. Otherwise a first round of visits finds the
     sums, and a second one adds the gradients. The positives are in the first panel.
@@ -191,7 +192,7 @@ def visit(
 
 
 # Rows of a tile, columns, and where their scores lie in the buffer
-Block = tuple[Side, Side, slice]
+Block = tuple[Vectors, Vectors, slice]
 
 
 def _visit_tile(
@@ -203,7 +204,7 @@ def _visit_tile(
     finds_sums: bool,
     adds_gradients: bool,
 ) -> None:
-    plan, first, longest = softmax.plan, panels[0], len(softmax.plan.dims) - 1
+    plan, offset, longest = softmax.plan, panels[0].offset, len(softmax.plan.dims) - 1
     scores, slopes = buffers[: longest + 1], buffers[longest + 1]  # (K) x (n, M), (n, M)
     blocks = [(x.rows.part(tile), x.columns, part) for x, part in zip(panels, parts, strict=True)]
 
@@ -214,17 +215,17 @@ def _visit_tile(
     # A bias of the logits is a factor of the exponentials, which leaves powers of them alone.
     bias, middle, factor = _biases([panel.columns for panel in panels])  # (M,), (), (M,)
     if finds_sums:
-        _start(softmax, first.own, tile, [x[:, parts[0]] for x in scores], targets, bias)
+        _start(softmax, offset, tile, [x[:, parts[0]] for x in scores], targets, bias)
 
     # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
     # scores of the longer one, which nothing needs any more.
     for k in range(longest, -1, -1):
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
-        best, own = _best(plan, scores[k]), softmax.own_scores[k][tile]  # (n,)
+        best, pair = _best(plan, scores[k]), softmax.pair_scores[k][tile]  # (n,)
         relative = _relative(plan, scores[k], best, scores[k] if k == longest else powers)
         if finds_sums and targets is not None:
-            softmax.attract(k, tile, targets, relative[:, parts[0]], best - own)
+            softmax.attract(k, tile, targets, relative[:, parts[0]], best - pair)
 
         # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
         for t in plan.members[k]:
@@ -236,7 +237,7 @@ def _visit_tile(
                 torch.mul(relative, softmax.rates[t], out=powers).exp2_()
             anchor = softmax.logits(k, t, tile, best, middle)  # (n,)
             if plan.hardness_strength:
-                anchor += _except_own(softmax, t, tile, first.own, own - best, best, powers)
+                anchor += _except_pairs(softmax, t, tile, offset, pair - best, best, powers)
             total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)
@@ -246,7 +247,7 @@ def _visit_tile(
             share = 1 / total if finds_sums else (anchor - softmax.log_sums[t, tile]).exp2_()
             if softmax.learns_temperatures:
                 weighted = powers if factor is None else powers * factor
-                shift = own - best if k == longest else own
+                shift = pair - best if k == longest else pair
                 expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total
                 softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
             share = (share * softmax.pulls[t, tile])[:, None]
@@ -259,7 +260,7 @@ def _visit_tile(
         if adds_gradients:
             if factor is not None:
                 slope.mul_(factor)
-            _subtract_targets(slope[:, parts[0]], softmax.pushes(k, tile), first.own, tile, targets)
+            _subtract_targets(slope[:, parts[0]], softmax.pushes(k, tile), offset, tile, targets)
             if k < longest:
                 _finish_prefix(blocks, k, scores[k], slope)
     if adds_gradients:
@@ -283,9 +284,9 @@ def _multiply_factors(block: Block, k: int, x: Tensor) -> None:
     """Multiplies numbers (n, M) by the factors that a shorter prefix has."""
     rows, columns, part = block
     if rows.scale is not None:
-        x[:, part].mul_(rows.scale[k][:, None])
+        x[:, part].mul_(rows.scale[:, k, None])
     if columns.scale is not None:
-        x[:, part].mul_(columns.scale[k])
+        x[:, part].mul_(columns.scale[:, k].contiguous())  # strides would be slow
 
 
 def _apply_rules(
@@ -293,8 +294,8 @@ def _apply_rules(
 ) -> Tensor | None:
     """Makes the scores of excluded columns very low.
 
-    Returns the targets (n, M) of the first panel, not yet divided by their sums; None: the own
-    column alone.
+    Returns the targets (n, M) of the first panel, not yet divided by their sums; None: the pairs
+    alone.
     """
     found = []
     for panel, part in zip(panels, parts, strict=True):
@@ -323,42 +324,41 @@ def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None)
         return None
     if targets is not None:
         mask.mul_(targets == 0)
-    if panel.own is not None:
-        mask.diagonal(panel.own + tile.start).zero_()
+    if panel.offset is not None:
+        mask.diagonal(panel.offset + tile.start).zero_()
     return mask
 
 
 def _start(
     softmax: Softmax,
-    own: int | None,
+    offset: int | None,
     tile: slice,
     scores: list[Tensor],  # (K) x (n, M)
     targets: Tensor | None,
     bias: Tensor | None,  # (>= M,)
 ) -> None:
-    """Adds what is known of the positives of a tile before its softmax, in the first panel."""
-    if own is not None:
-        for known, of_prefix in zip(softmax.own_scores, scores, strict=True):
-            known[tile] = of_prefix.diagonal(own + tile.start)
+    """Adds scores, biases and targets of positives, which are in the first panel of a tile."""
+    if offset is not None:
+        for pairs, of_prefix in zip(softmax.pair_scores, scores, strict=True):
+            pairs[tile] = of_prefix.diagonal(offset + tile.start)
         if bias is not None:
-            softmax.own_biases[tile] = bias[own + tile.start : own + tile.stop]
+            softmax.pair_biases[tile] = bias[offset + tile.start : offset + tile.stop]
     if targets is None:
-        softmax.targets[tile] += own is not None
+        softmax.targets[tile] += offset is not None
         return
     total = targets.sum(dim=1)  # (n,)
     softmax.targets[tile] += total
     if bias is not None:
         softmax.biases[tile] += targets @ bias[: targets.shape[1]]
-        softmax.biases[tile] -= total * softmax.own_biases[tile]
+        softmax.biases[tile] -= total * softmax.pair_biases[tile]
 
 
-def _biases(columns: Sequence[Side]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _biases(columns: Sequence[Vectors]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The biases of all columns, (M,), their middle, and the exponentials of their differences from
     it. Those far below the largest become as low as these allow: 140 below in float32."""
     if all(side.bias is None for side in columns):
         return None, None, None
-    biases = [side.x.new_zeros(len(side.x)) if side.bias is None else side.bias for side in columns]
-    bias = torch.cat(biases)
+    bias = torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
     bias = bias.maximum(bias.max() + 1.6 * math.log(torch.finfo(bias.dtype).tiny))
     middle = (bias.max() + bias.min()) / 2
     return bias, middle, (bias - middle).exp()
@@ -377,35 +377,35 @@ def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tenso
     return scores if plan.bounded else torch.sub(scores, best[:, None], out=buffer)
 
 
-def _except_own(
+def _except_pairs(
     softmax: Softmax,
     t: int,
     tile: slice,
-    own: int | None,
-    of_own: Tensor,  # (n,), scores less the best one of their row
+    offset: int | None,
+    of_pairs: Tensor,  # (n,), scores less the best one of their row
     best: Tensor,  # (n,)
     powers: Tensor,  # (n, M)
 ) -> Tensor:
-    """Takes the hardness, a constant of the negatives, out of the exponential of the own column,
-    and the rest down where that would be large; returns what the anchors gain, (n,)."""
+    """Removes the hardness, which only negatives have, from the exponentials of the pairs, and
+    lowers the rest where these would be large. Returns the gain of the anchors, (n,)."""
     gain = LOG2_E * softmax.plan.hardness_strength * best
-    if own is None:
+    if offset is None:
         return gain
-    exponent = of_own * softmax.inverse[t] * LOG2_E - gain
+    exponent = of_pairs * softmax.inverse[t] * LOG2_E - gain
     excess = exponent.clamp(min=0)
     powers.mul_((-excess).exp2_()[:, None])
-    powers.diagonal(own + tile.start).copy_((exponent - excess).exp2_())
+    powers.diagonal(offset + tile.start).copy_((exponent - excess).exp2_())
     return gain + excess
 
 
 def _subtract_targets(
-    slope: Tensor, push: Tensor, own: int | None, tile: slice, targets: Tensor | None
+    slope: Tensor, push: Tensor, offset: int | None, tile: slice, targets: Tensor | None
 ) -> None:
     """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
     if targets is not None:
         slope.addcmul_(targets, push[:, None], value=-1)
-    elif own is not None:
-        slope.diagonal(own + tile.start).sub_(push)
+    elif offset is not None:
+        slope.diagonal(offset + tile.start).sub_(push)
 
 
 def _finish_prefix(blocks: Sequence[Block], k: int, scores: Tensor, slope: Tensor) -> None:
@@ -414,9 +414,9 @@ def _finish_prefix(blocks: Sequence[Block], k: int, scores: Tensor, slope: Tenso
         rows, columns, part = block
         if rows.grad_scale is not None or columns.grad_scale is not None:
             moments = scores[:, part].mul_(slope[:, part])  # (n, M)
-            for side, dim in ((rows, 1), (columns, 0)):
-                if side.grad_scale is not None and side.scale is not None:
-                    side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]
+            for vectors, dim in ((rows, 1), (columns, 0)):
+                if vectors.grad_scale is not None and vectors.scale is not None:
+                    vectors.grad_scale[:, k] += moments.sum(dim=dim) / vectors.scale[:, k]
         _multiply_factors(block, k, slope)
 
 

@@ -19,8 +19,8 @@ MUTANTS = {
     ("plain.py", "test_infonce.py::test_equals_the_definition"): [
         ("said = [self._same(ids) for ids in batch.excluded_ids]", "said = []"),
         (
-            "self.left_out = self._false_negatives(scores) & ~self.own & (self.targets == 0)",
-            "self.left_out = self._false_negatives(scores) & ~self.own",
+            "self.left_out = self._false_negatives(scores) & ~self.is_pair & (self.targets == 0)",
+            "self.left_out = self._false_negatives(scores) & ~self.is_pair",
         ),
         ("start = batch.offset if self.to_query and batch.all_queries is None else 0", "start = 0"),
         ("self.scores[max(dims)].detach()", "self._scores(self.rows.shape[1])"),
@@ -32,15 +32,15 @@ MUTANTS = {
     ],
     ("plain.py", "test_infonce.py::test_equals_the_plain_formula"): [
         ("shared = [self._same(ids) for ids in self.batch.excluded_ids]", "shared = []"),
-        ("shared.append(self._same(Ids(self.batch.positives, self.batch.positives)))", "pass"),
+        ("shared += [self._same(labels) for labels in self.batch.labels]", "pass"),
         (
             "self.log_q = batch.log_q_queries if self.to_query else batch.log_q",
             "self.log_q = None if self.to_query else batch.log_q",
         ),
     ],
     ("plain.py", "test_infonce.py::test_booleans_as_targets"): [
-        ("given = batch.targets[:, batch.own].T", "given = batch.targets[:, batch.own]"),
-        ("found = found + self.own * names_nothing", "found = found + 1e-9 * names_nothing"),
+        ("given = batch.targets[:, batch.pairs].T", "given = batch.targets[:, batch.pairs]"),
+        ("found = found + self.is_pair * names_nothing", "found = found + 1e-9 * names_nothing"),
     ],
     ("plain.py", "test_targets.py::test_weights_multiply_the_losses_of_rows"): [
         (
@@ -58,41 +58,49 @@ MUTANTS = {
         ),
     ],
     ("panels.py", "test_infonce.py::test_equals_the_definition"): [
-        ("ids=torch.stack(ids, dim=1) if ids else None", "ids=None"),
-        ("of_side(ids.queries if is_query else ids.documents)", "of_side(ids.documents)"),
+        ("excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype)", "excluded = []"),
+    ],
+    ("vectors.py", "test_infonce.py::test_equals_the_definition"): [
+        ("part_of(ids.queries if is_query else ids.documents)", "part_of(ids.documents)"),
+        ("torch.linalg.vecdot(x, grad)[:, None]", "torch.linalg.vecdot(x, grad)[:, None] * 1.01"),
+    ],
+    ("vectors.py", "test_infonce.py::test_equals_the_plain_formula"): [
+        (
+            "bias=None if log_q is None else -part_of(log_q).to(x.dtype)",
+            "bias=None if log_q is None or is_query else -part_of(log_q).to(x.dtype)",
+        ),
     ],
     ("panels.py", "test_infonce.py::test_equals_the_plain_formula"): [
         (
-            "if rows.ids is not None and columns.ids is not None:",
-            "if rows.ids is not None and columns.ids is not None and '_to_doc' in direction:",
+            "excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype)",
+            "excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype) * ('_to_doc' in direction)",
         ),
-        ("excluded += [] if same_label is None else [same_label]", "pass"),
-        ("excluded.append(_same_pair(batch, rows, columns, own))", "pass"),
+        ("[_same_pair(batch, rows, columns, offset), *same_label]", "[*same_label]"),
         (
-            "bias=None if log_q is None else -of_side(log_q).to(x.dtype)",
-            "bias=None if log_q is None or is_query else -of_side(log_q).to(x.dtype)",
+            "[_same_pair(batch, rows, columns, offset), *same_label]",
+            "[_same_pair(batch, rows, columns, offset)]",
         ),
     ],
     ("panels.py", "test_ring.py::test_equals_the_joined_batch"): [
-        ("positives = of_own[tile]", "positives = of_own[: len(scores)]"),
-        ("too_close.mul_(spared(tile, scores) == 0)", "too_close"),
+        ("positives = of_pairs[tile]", "positives = of_pairs[: len(scores)]"),
+        ("too_close.mul_(same(tile, scores) == 0)", "pass"),
     ],
     ("panels.py", "test_infonce.py::test_booleans_as_targets"): [
-        ("given = batch.targets[:, batch.own].T", "given = batch.targets[:, batch.own]"),
-        ("targets.diagonal(own + tile.start).add_(targets.sum(dim=1) == 0)", "pass"),
+        ("given = batch.targets[:, batch.pairs].T", "given = batch.targets[:, batch.pairs]"),
+        ("targets.diagonal(offset + tile.start).add_(targets.sum(dim=1) == 0)", "pass"),
     ],
     ("tiled.py", "test_infonce.py::test_equals_the_definition"): [
         ("mask.mul_(targets == 0)", "pass"),
-        ("mask.diagonal(panel.own + tile.start).zero_()", "mask.diagonal(panel.own).zero_()"),
-        ("x[:, part].mul_(columns.scale[k])", "pass"),
+        ("mask.diagonal(panel.offset + tile.start).zero_()", "mask.diagonal(panel.offset).zero_()"),
+        ("x[:, part].mul_(columns.scale[:, k].contiguous())", "pass"),
         ("_multiply_factors(block, k, slope)", "pass"),
         (
-            "side.grad_scale[k] += moments.sum(dim=dim) / side.scale[k]",
-            "side.grad_scale[k] += moments.sum(dim=dim)",
+            "vectors.grad_scale[:, k] += moments.sum(dim=dim) / vectors.scale[:, k]",
+            "vectors.grad_scale[:, k] += moments.sum(dim=dim)",
         ),
         (
-            "slope.diagonal(own + tile.start).sub_(push)",
-            "slope.diagonal(own + tile.start).sub_(push / 2)",
+            "slope.diagonal(offset + tile.start).sub_(push)",
+            "slope.diagonal(offset + tile.start).sub_(push / 2)",
         ),
         (
             "expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total",
@@ -100,8 +108,8 @@ MUTANTS = {
         ),
     ],
     ("tiled.py", "test_infonce.py::test_equals_the_plain_formula"): [
-        ("softmax.own_biases[tile] = bias[own + tile.start : own + tile.stop]", "pass"),
-        ("logits + bias - self.own_biases[tile]", "logits + bias"),
+        ("softmax.pair_biases[tile] = bias[offset + tile.start : offset + tile.stop]", "pass"),
+        ("logits + bias - self.pair_biases[tile]", "logits + bias"),
     ],
     ("tiled.py", "test_infonce.py::test_log_q_is_the_definition"): [
         ("return bias, middle, (bias - middle).exp()", "return bias, 0 * middle, bias.exp()"),
@@ -109,15 +117,12 @@ MUTANTS = {
     ("tiled.py", "test_infonce.py::test_float32_holds_where_probabilities_underflow"): [
         ("share = 1 / total if finds_sums else", "share ="),
     ],
-    ("plan.py", "test_infonce.py::test_powers_of_an_exponential"): [
+    ("terms.py", "test_infonce.py::test_powers_of_an_exponential"): [
         ("return round(ratio) if", "return 2 if"),
         ("MAX_EXPONENT = 100.0", "MAX_EXPONENT = 1e9"),
     ],
-    ("norms.py", "test_infonce.py::test_equals_the_definition"): [
-        ("whole = torch.linalg.vecdot(x, grad)", "whole = torch.linalg.vecdot(x, grad) * 1.01"),
-    ],
     ("ring.py", "test_ring.py::test_equals_the_joined_batch"): [
-        ("own = 0 if hop == 0 else None", "own = 0"),
+        ("offset = 0 if hop == 0 else None", "offset = 0"),
         ("returned = _pass_on(gradient, arriving)", "returned = None"),
         ("_add(gradient, returned())", "returned()"),
         (
