@@ -27,7 +27,13 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import normalizes_output, raw_features, refuse_other_models, unwrapped
+from st_magnitude.surgery.raw import (
+    normalizes_output,
+    output_width,
+    raw_features,
+    refuse_other_models,
+    unwrapped,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +206,27 @@ class EmbeddingLoss(nn.Module):
             raise ValueError(
                 f"The columns of a batch must have equally many texts, but have {tuple(sizes)}."
             )
+
+    def check_dims(self, terms: Sequence[Term]) -> None:
+        """Refuses prefixes that are too long, and warns if no term compares all dimensions."""
+        width = output_width(self.model)
+        dims = [term.dim or width for term in terms]
+        longest = max(dim or 0 for dim in dims)
+        if width is None or longest == width:
+            return
+        if longest > width:
+            raise ValueError(
+                f"Terms compare {longest} dimensions, but the embeddings of this model have"
+                f" {width}. Choose dims in 1..{width}."
+            )
+        logger.warning(
+            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a"
+            " term with dim=%d.",
+            self.name,
+            width,
+            longest,
+            width,
+        )
 
     def by_mean_norms(
         self,

@@ -53,6 +53,7 @@ class FalseNegatives:
         margin: float | None,
         margin_strategy: MarginStrategy,
         guide: SentenceTransformer | None,
+        keep_explicit_negatives: bool,
     ) -> None:
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
@@ -66,6 +67,7 @@ class FalseNegatives:
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
+        self.keep_explicit_negatives = keep_explicit_negatives
         self._given = guide
         self.guide: Guide | None = None
 
@@ -93,18 +95,28 @@ class FalseNegatives:
         are_plain = all(map(is_plain_text, columns))
         return Texts(keys=keys, bare=bare, guide=guide, are_plain=are_plain)
 
-    def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids | Above]:
-        """``exclude`` of infonce."""
+    def exclude(
+        self, texts: Texts, batch: Gathered, documents: Sequence[Tensor]
+    ) -> list[Tensor | Ids | Above]:
+        """``exclude`` of infonce, for documents (B, D) of each column."""
         exclude: list[Tensor | Ids | Above] = []
         if texts.keys:
             exclude += self._ids(texts, batch)
-        if self.margin is not None and texts.guide:
-            queries, *documents = texts.guide
-            guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in documents])
-            exclude.append(Above(self._threshold, guide))
-        elif self.margin is not None and self.guide is None:
-            exclude.append(Above(self._threshold))
-        return exclude
+        if self.margin is None or (self.guide is not None and not texts.guide):
+            return exclude
+        guide = None
+        if texts.guide:
+            queries, *others = texts.guide
+            guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in others])
+        spares = self._explicit(batch, documents) if self.keep_explicit_negatives else None
+        return [*exclude, Above(self._threshold, guide, spares)]
+
+    def _explicit(self, batch: Gathered, documents: Sequence[Tensor]) -> Ids:
+        """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
+        positives, *negatives = documents
+        of_rows = batch.join(unlike_all(positives, 0))
+        of_positives = batch.join(unlike_all(positives, 1))
+        return Ids(of_rows, torch.cat([of_positives, *(of_rows for _ in negatives)]))
 
     def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
         """The keys of the documents' texts and of their queries, (M,) each, and of queries and
@@ -206,6 +218,7 @@ class FalseNegatives:
             "margin": self.margin,
             "margin_strategy": self.margin_strategy,
             "guide": None if self.guide is None else self.guide.name,
+            "keep_explicit_negatives": self.keep_explicit_negatives,
         }
 
 
@@ -240,9 +253,9 @@ def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: boo
     if noted[0] or noted[1] or are_cut or (has_lists and not takes_lists):
         raise ValueError(
             f"{name} takes lists of texts as negatives, in columns after the positives; not of a"
-            " stream, not with labels='teacher' or 'doc_to_doc', which ask whose negatives they"
-            " are, and on several processes with gather_across_devices='ring' or False. Give each"
-            " text a column of its own: negative_1, negative_2, and so on."
+            " stream, not with labels='teacher', 'doc_to_doc' or keep_explicit_negatives, which ask"
+            " whose negatives they are, and on several processes with gather_across_devices='ring'"
+            " or False. Give each text a column of its own: negative_1, negative_2, and so on."
         )
     return [size for number, size in zip(noted, sizes, strict=True) if number is None]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -40,9 +39,7 @@ from st_magnitude.losses.prompts import warn_without_prompts
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width, raw_features
-
-logger = logging.getLogger(__name__)
+from st_magnitude.surgery.raw import raw_features
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.
 SCALE = 20.0
@@ -90,6 +87,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
             own similarity function and with its own prompts.
+        keep_explicit_negatives: Whether the explicit negatives of a row count for its query
+            whatever ``margin`` and ``guide`` say, as negatives that people chose should.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
@@ -141,6 +140,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
         guide: SentenceTransformer | None = None,
+        keep_explicit_negatives: bool = False,
         labels: Labels | None = None,
         teacher_temperature: float | None = None,
         teacher_weight: float = 1.0,
@@ -161,7 +161,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
-        self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
+        self.false_negatives = FalseNegatives(
+            same_text, margin, margin_strategy, guide, keep_explicit_negatives
+        )
         self.labels = labels
         self.teacher: Teacher | None = None
         if labels == "teacher":
@@ -238,7 +240,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
         self.start()
         queries, *documents = embeddings
-        similarity, terms = self._at(learned), self.terms
+        similarity = self._at(learned)
+        terms = self.terms
         gathers = bool(self.gather_across_devices)
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms, gathers)
         if self.scale != "auto":
@@ -265,7 +268,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             targets, targets_queries = self.teacher.targets(labels, batch)
 
         all_documents = torch.cat([batch.join(x) for x in documents])  # (M, D)
-        exclude = self.false_negatives.exclude(texts, batch)
+        exclude = self.false_negatives.exclude(texts, batch, documents)
         if exclude and torch.is_grad_enabled() and not batch.is_ring:  # which brings more documents
             known = Batch(queries, all_documents, batch.offset, None, exclude, positives, targets)
             self.false_negatives.count(left_out(known, similarity, terms), texts.are_plain)
@@ -360,7 +363,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self._kinds: set[tuple[bool, ...]] = set()
         self.false_negatives.start(self.model)
         super().prepare_model()
-        self._check_dims()
+        self.check_dims(self.terms)
 
     def check_model(self) -> None:
         super().check_model()
@@ -370,27 +373,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
                 " Leave mini_batch_size out."
             )
-
-    def _check_dims(self) -> None:
-        """Refuses prefixes that are too long, and warns if no term compares all dimensions."""
-        width = output_width(self.model)
-        dims = [term.dim or width for term in self.terms]
-        longest = max(dim or 0 for dim in dims)
-        if width is None or longest == width:
-            return
-        if longest > width:
-            raise ValueError(
-                f"Terms compare {longest} dimensions, but the embeddings of this model have"
-                f" {width}. Choose dims in 1..{width}."
-            )
-        logger.warning(
-            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a"
-            " term with dim=%d.",
-            self.name,
-            width,
-            longest,
-            width,
-        )
 
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine, as engine_of names it, that cannot train what the loss learns."""
@@ -413,7 +395,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 f" {len(columns)}."
             )
         gathers = self.gather_across_devices is True and num_ranks() > 1
-        asks_whose = self.labels == "teacher" or "doc_to_doc" in self.directions
+        asks_whose = (
+            self.labels == "teacher"
+            or "doc_to_doc" in self.directions
+            or self.false_negatives.keep_explicit_negatives
+        )
         sizes = sizes_without_lists(self.name, columns, not (gathers or asks_whose))
         self.refuse_unequal(sizes)
         check_labels(self.name, self.labels, labels, sizes)

@@ -274,6 +274,29 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     )
 
 
+@pytest.mark.parametrize("plain_scores", [2**15, 0], ids=["plain", "tiled"])
+@BATCHING
+def test_explicit_negatives_of_a_row_can_stay(model, monkeypatch, plain_scores, mini_batch_size):
+    """For the query of the row, whatever they score; other queries leave them out."""
+    monkeypatch.setattr("st_magnitude.kernel.infonce.PLAIN_SCORES", plain_scores)
+    options = {"scale": 3.0, "margin": 0.3, "mini_batch_size": mini_batch_size}
+    loss = stm.CosineRankingLoss(model, keep_explicit_negatives=True, **options)
+    columns = batch_of(model, ROWS[:5])  # with two negatives each
+    embeddings = raw_embeddings(model, columns)
+    scores = stm.COSINE(embeddings[0], torch.cat(embeddings[1:]))
+    excluded = too_close(scores, scores.diagonal(), 0.3, "absolute")
+    excluded |= equal_texts(ROWS[:5])
+    before = excluded.sum()
+    for row in range(5):
+        for place in (5 + row, 10 + row):
+            excluded[row, place] = False
+    assert 5 < excluded.sum() < before
+    expected = reference(embeddings, stm.COSINE, loss.terms, excluded=excluded)
+    assert_same(model, loss(columns), expected)
+    share = (excluded.sum() - 5).item() / (5 * 14)
+    assert loss.get_log()["excluded_negatives"] == pytest.approx(share)
+
+
 def test_a_relative_margin_of_negative_scores(model):
     """The unit is the absolute score of the positive."""
     embeddings = [torch.randn(6, 8) for _ in range(3)]

@@ -165,6 +165,7 @@ RULES = [
     {},
     {"margin": 0.1, "margin_strategy": "relative"},
     {"margin": 0.02, "guide": "cls"},
+    {"margin": 0.3, "keep_explicit_negatives": True},
     {"prior": COUNTS},
 ]
 WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]

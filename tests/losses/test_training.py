@@ -147,7 +147,12 @@ def test_lists_of_any_length_are_negatives(model, tmp_path, mini_batch_size):
 
 
 @pytest.mark.parametrize(
-    "options", [{"labels": "teacher"}, {"directions": ("query_to_doc", "doc_to_doc")}]
+    "options",
+    [
+        {"labels": "teacher"},
+        {"directions": ("query_to_doc", "doc_to_doc")},
+        {"keep_explicit_negatives": True},
+    ],
 )
 def test_lists_that_belong_to_rows_are_refused(model, options):
     batch = features(model, 3, 1)
