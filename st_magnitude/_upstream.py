@@ -103,8 +103,10 @@ def forward_hooks(module: nn.Module) -> list[object]:
     return list(module._forward_hooks.values())
 
 
-def has_cpu_bf16() -> bool:
-    """Whether the CPU has instructions for bfloat16 (AVX-512 BF16, AMX or Arm's); torch has no
-    public question."""
+def has_fast_bf16() -> bool:
+    """Whether this machine computes in bfloat16: GPUs since Ampere, and CPUs with instructions for
+    it (AVX-512 BF16, AMX or Arm's), about which torch has no public question."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
     return any(getattr(torch.cpu, name, bool)() for name in names)

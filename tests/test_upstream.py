@@ -97,4 +97,4 @@ def test_cpu_bf16():
     assert any(
         hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     )
-    assert isinstance(_upstream.has_cpu_bf16(), bool)
+    assert isinstance(_upstream.has_fast_bf16(), bool)

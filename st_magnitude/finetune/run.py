@@ -38,8 +38,8 @@ from st_magnitude.training.run_folder import (
     record_run,
     remove_checkpoints,
     saved,
-    train_or_stop,
 )
+from st_magnitude.training.stopping import train_or_stop
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
 

@@ -23,6 +23,7 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
 from transformers import set_seed
 
+from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.losses.base import half_weights
@@ -34,7 +35,6 @@ from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
-from st_magnitude.training.run_folder import has_fast_bf16
 
 __all__ = ["is_uneven", "make_trainer", "reading", "training_rows"]
 

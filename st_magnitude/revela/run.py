@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude._files import locked_folder
+from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData, digest
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.judge import judge
@@ -28,6 +29,7 @@ from st_magnitude.revela.trainer import RevelaTrainer, lora_config
 from st_magnitude.saving.export import loading
 from st_magnitude.surgery.adapters import merge_lora
 from st_magnitude.training import run_folder
+from st_magnitude.training.stopping import train_or_stop
 
 UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
@@ -150,7 +152,7 @@ def run(
             before = dict(evaluator.per_query)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
-        run_folder.train_or_stop(trainer, checkpoint, print)
+        train_or_stop(trainer, checkpoint, print)
         if len(unseen):
             gains["after"] = _gains(trainer)
         merge_lora(model)
@@ -189,7 +191,7 @@ def _trainer(
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         learning_rate=rate,
         gradient_checkpointing=config.gradient_checkpointing,
-        bf16=run_folder.has_fast_bf16() if config.bf16 is None else config.bf16,
+        bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=loss.model.device.type == "cpu",
         warmup_steps=config.warmup_steps,
         logging_steps=0.02,

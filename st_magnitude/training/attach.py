@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from datasets import Dataset, IterableDataset
 from pyarrow import ListArray
+from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.losses import has_static_embedding_input
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
@@ -179,6 +180,32 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
             " different ways, and each process may have a batch of another data set, so they would"
             " wait for each other forever. Give all data sets a loss with the same options, or let"
             " none of them gather: gather_across_devices=False, SIGReg(gather=False)."
+        )
+
+
+def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int = 1024) -> None:
+    """Refuses data in which most rows have no negative, as where all documents begin alike.
+
+    It reads ``num_rows`` rows, but at least a batch, in random batches of the Trainer's.
+    """
+    loss, data = trainer.loss, trainer.train_dataset
+    if not isinstance(loss, MagnitudeRankingLoss) or not isinstance(data, Dataset):
+        return
+    size = trainer.args.per_device_train_batch_size * trainer.args.world_size
+    rows = data.shuffle(seed=0)
+    shares = []
+    for start in range(0, max(min(len(rows), num_rows) - size, 0) + 1, size):
+        chosen = rows.select(range(start, min(start + size, len(rows))))
+        batch = trainer.data_collator(list(chosen))
+        features, _ = trainer.collect_features(batch)
+        shares.append(loss.false_negatives.share_without_negatives(features))
+    if (share := sum(shares) / len(shares)) > 0.5:
+        raise ValueError(
+            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a"
+            " loss of 0: all other documents have the text of the positive, as far as the model"
+            f" reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query."
+            " Read more tokens (max_length), leave out a prompt or letterhead that fills them,"
+            " take a model whose tokenizer knows the language, or raise the batch size."
         )
 
 

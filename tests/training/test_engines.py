@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
 from st_magnitude._distributed import engine_of
-from st_magnitude.training.run_folder import train_or_stop
+from st_magnitude.training.stopping import train_or_stop
 
 two_processes = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"

@@ -34,10 +34,10 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
 
 import st_magnitude as stm
+from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.losses import MagnitudeRankingLoss
-from st_magnitude.training.run_folder import has_fast_bf16
 
 TAUS = (0.03, 0.06, 0.1, 0.3)
 Figures = dict[str, float]

@@ -1,0 +1,139 @@
+"""Training that a signal stops without loss, and that says how long it takes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformerTrainer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from st_magnitude._distributed import engine_of_trainer
+from st_magnitude._upstream import load_checkpoint_into
+from st_magnitude.training.attach import attach, refuse_without_negatives
+from st_magnitude.training.run_folder import is_complete
+
+logger = logging.getLogger(__name__)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal stopped the run; the message says what was saved and how to continue."""
+
+    def __init__(self, number: int, message: str) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(f"Stopped by {self.signal.name} {message}")
+
+
+class _StopOnSignal(TrainerCallback):
+    """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint.
+
+    A second signal has its usual effect. Of several processes each would stop at another step, and
+    only the main thread may handle signals: there the callback ignores them. transformers'
+    ``enable_jit_checkpoint`` ignores Ctrl-C, and ends ``train`` without telling its caller.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.handlers = ExitStack()  # which gives the signals their handlers back
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: object, control: object, **_: object
+    ) -> None:
+        if args.world_size == 1 and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers.callback(signal.signal, number, signal.signal(number, self._receive))
+
+    def on_step_end(
+        self, args: object, state: object, control: TrainerControl, **_: object
+    ) -> None:
+        if control.should_training_stop:
+            self.received = None  # it was the last step
+        elif self.received is not None:
+            control.should_save = control.should_training_stop = True
+
+    def _receive(self, number: int, frame: object) -> None:
+        self.received = number
+        self.handlers.close()
+
+
+class _TimeLeft(TrainerCallback):
+    """Says after a few steps how many there are and how long they take, if that is minutes."""
+
+    FIRST = 5  # steps that are timed, after one that warms up
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.steps = 0
+        self.began = 0.0
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self.began = time.perf_counter()
+        if self.steps == 1 + self.FIRST and state.is_world_process_zero:
+            left = state.max_steps - state.global_step
+            minutes = left * (time.perf_counter() - self.began) / self.FIRST / 60
+            if minutes >= 1:
+                self.say(f"Training: {state.max_steps:,} steps, about {minutes:,.0f} min left.")
+
+
+def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
+    """The state of a checkpoint, or None if its run has still steps to make."""
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if arguments.max_steps > 0:
+        is_finished = state.global_step >= arguments.max_steps
+    else:  # the epoch is a quotient, and not exact
+        is_finished = (state.epoch or 0.0) + 1e-6 >= arguments.num_train_epochs
+    return state if is_finished else None
+
+
+def train_or_stop(
+    trainer: SentenceTransformerTrainer,
+    checkpoint: Path | None = None,
+    say: Callable[[str], None] = logger.info,
+) -> None:
+    """Attaches and trains. Afterwards the model encodes in its own precision.
+
+    ``say`` hears how long a run of minutes takes.
+    """
+    if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
+        raise ValueError(
+            f"{engine} gives each process a part of the weights, and this command saves only the"
+            " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
+            " that gathers the weights (docs/devices.md)."
+        )
+    if not any(weight.requires_grad for weight in trainer.model.parameters()):
+        raise ValueError("The model has no weights that training could change; choose another one.")
+    attach(trainer)
+    refuse_without_negatives(trainer)
+    stop = _StopOnSignal()
+    trainer.add_callback(stop)
+    trainer.add_callback(_TimeLeft(say))
+    try:
+        if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
+            load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
+            trainer.state = state
+        else:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception as error:
+        folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
+        if folder.exists() and not is_complete(folder):
+            raise OSError(
+                f"{folder} cannot be written ({error}). Free some space, and continue from the last"
+                " checkpoint with resume=True (--resume)."
+            ) from error
+        raise
+    finally:
+        stop.handlers.close()
+        trainer.remove_callback(stop)
+    if stop.received is not None:
+        step = trainer.state.global_step
+        how = f"after step {step}, which is saved. Continue with resume=True (--resume)."
+        raise Stopped(stop.received, how)
+    # accelerate leaves its autocast around forward: later encoding would still use bfloat16
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
