@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import dis
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -14,23 +14,27 @@ def lazy_names(
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, for the names under its ``if
     TYPE_CHECKING:``, which are imported on first use.
 
-    Type checkers read the same lines, so every name is declared once.
+    Type checkers read the same lines, so every name is declared once. They are read from the
+    compiled module, which an installation without sources has, too.
     """
     module = sys.modules[package]
-    source = module.__spec__.loader.get_source(package)  # type: ignore[union-attr]
-    guarded = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
-    imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: node.module or "" for node in imports for alias in node.names}
+    code = module.__spec__.loader.get_code(package)  # type: ignore[union-attr]
+    homes: dict[str, str] = {}
+    home = ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            home = step.argval
+        elif step.opname == "IMPORT_FROM" and step.argval not in vars(module):
+            homes[step.argval] = home
 
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        value = (
-            import_module(f"{home}.{name}")
-            if home == package
-            else getattr(import_module(home), name)
-        )
+        if home == package:
+            value: object = import_module(f"{home}.{name}")
+        else:
+            value = getattr(import_module(home), name)
         setattr(module, name, value)
         return value
 

@@ -1,7 +1,13 @@
 """Importing the package asks no network, and loads what is used and nothing else."""
 
+import compileall
+import shutil
+from pathlib import Path
+
 import pytest
 from _processes import python
+
+import st_magnitude
 
 GUARDED = """
 import socket, sys
@@ -56,3 +62,21 @@ for arguments in (["--help"], ["--version"], ["train", "--help"], ["revela", "--
     assert "torch" not in sys.modules, arguments
 """
     python("-c", code)
+
+
+def test_an_installation_without_sources_has_all_names(tmp_path):
+    for name in ("__init__", "_lazy", "clip/__init__"):
+        target = tmp_path / "st_magnitude" / f"{name}.py"
+        target.parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(Path(st_magnitude.__file__).parent / f"{name}.py", target)
+    compileall.compile_dir(tmp_path, quiet=1, legacy=True)
+    for source in tmp_path.rglob("*.py"):
+        source.unlink()
+    code = (
+        "import st_magnitude as s, st_magnitude.clip as c; print(s.__file__, s.__all__ + c.__all__)"
+    )
+    where, names = python("-c", code, cwd=tmp_path, environment={"PYTHONPATH": ""}).stdout.split(
+        maxsplit=1
+    )
+    assert where.endswith("__init__.pyc")
+    assert names.strip() == str(st_magnitude.__all__ + st_magnitude.clip.__all__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -65,8 +64,10 @@ def mine_negatives(
             "No document can be a negative: each is relevant to a query, or candidates names other "
             "documents than the corpus."
         )
-    own = {data.queries[query]: data.corpus[query] for query in data.own}
-    scorer = _Scorer(model, scoring_of(model, similarity), own, len(texts))
+    own_text = {data.queries[query]: data.corpus[query] for query in data.own}
+    position = {text: i for i, text in enumerate(dict.fromkeys([*texts, *positives]))}
+    own = [position.get(own_text.get(anchor, ""), -1) for anchor in dict.fromkeys(anchors)]
+    scorer = _Scorer(model, scoring_of(model, similarity), torch.tensor(own), len(texts))
     options |= {"faiss_batch_size": max(1, TILE // len(data.corpus)), "verbose": False}
     pairs = Dataset.from_dict({"anchor": anchors, "positive": positives})
     stand_in = cast(SentenceTransformer, scorer)
@@ -87,32 +88,28 @@ def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
 
 
 class _Scorer:
-    """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products."""
+    """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products.
 
-    similarity_pairwise = staticmethod(pairwise_dot_score)
+    The embedding of a query ends in its number, by which `similarity` finds the query's ``own``.
+    """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        similarity: Similarity,
-        own: Mapping[str, str],
-        num_candidates: int,
+        self, model: SentenceTransformer, similarity: Similarity, own: Tensor, num_candidates: int
     ) -> None:
         self._model = model
         self._similarity = similarity
-        self._own = own  # text of a query -> text of the document that is the query itself
+        self._own = own  # column of the document that is the query itself or -1, (n,)
         self._num_candidates = num_candidates  # of the documents, the first
+        self._documents: Tensor | None = None  # on the device
         self.device = model.device
 
     def encode_query(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
-        # `similarity` gets their embeddings in this order, some at a time
-        self._asked = iter(texts)
-        return self._similarity.query(self._raw("query", texts, options)).cpu().numpy()
+        embeddings = self._similarity.query(self._raw("query", texts, options))
+        numbers = torch.arange(len(texts)).to(embeddings)
+        return torch.cat([embeddings, numbers[:, None]], dim=1).cpu().numpy()
 
     def encode_document(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
-        self._position = {text: i for i, text in enumerate(texts)}
-        self._documents = self._similarity.document(self._raw("document", texts, options))
-        return self._documents.cpu().numpy()
+        return self._similarity.document(self._raw("document", texts, options)).cpu().numpy()
 
     def _raw(self, role: str, texts: list[str], options: Mapping[str, Any]) -> Tensor:
         """Embeddings in which a closing Normalize has its effect: (n, D)."""
@@ -121,12 +118,16 @@ class _Scorer:
         check_finite(embeddings, role, texts)
         return embeddings
 
-    def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
-        """Scores of all documents for the next queries: (n, D) -> (n, m)."""
-        scores = dot_score(torch.from_numpy(queries).to(self._documents.device), self._documents)
-        asked = islice(self._asked, len(queries))
-        own = [self._position.get(self._own.get(query, ""), -1) for query in asked]
-        hide_own(scores, torch.tensor(own, dtype=torch.long))
+    def similarity(self, queries: NDArray[np.float32], documents: Tensor) -> Tensor:
+        """Scores of all documents: (n, D + 1), (m, D) -> (n, m)."""
+        if self._documents is None:
+            self._documents = documents.to(self.device)
+        asked = torch.from_numpy(queries).to(self.device)
+        scores = dot_score(asked[:, :-1], self._documents)
+        hide_own(scores, self._own[asked[:, -1].long().cpu()])
         # mine_hard_negatives puts the positives behind the candidates
         scores[:, self._num_candidates :] = -torch.inf
         return scores
+
+    def similarity_pairwise(self, queries: NDArray[np.float32], documents: Tensor) -> Tensor:
+        return pairwise_dot_score(queries[:, :-1], documents)
