@@ -45,20 +45,15 @@ def to_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def interval(difference: tuple[float, float, float]) -> str:
-    """A difference with the ends of its interval."""
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*difference)
-
-
 def points(difference: tuple[float, float, float]) -> str:
     """A difference of nDCG@10 with the ends of its interval, in points: hundredths."""
     return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in difference))
 
 
 def cell(value: object) -> str:
-    """A value in a table: floats with four places, three as an interval, "-" for None and NaN."""
+    """A value in a table: floats with four places, three by `points`, "-" for None and NaN."""
     if isinstance(value, tuple) and len(value) == 3:
-        return interval(value)
+        return points(value)
     if value is None or (isinstance(value, (float, np.floating)) and math.isnan(value)):
         return "-"
     if isinstance(value, (bool, np.bool_)):

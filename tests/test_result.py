@@ -20,7 +20,7 @@ TABLE = Table(
 def test_text_fits_the_width_and_aligns_numbers():
     title, _, first, second, note = TABLE.to_text(80).splitlines()
     assert (title, note) == ("A title", "A note.")
-    assert first.endswith("+0.1000 [-0.0500, +0.2500]      1,200")
+    assert first.endswith("+10.0 points [-5.0, +25.0]      1,200")
     assert second.endswith("    7")
     assert max(map(len, Table(["a"], [["word " * 40]]).to_text(40).splitlines())) <= 40
 
@@ -35,7 +35,7 @@ def test_a_narrow_terminal_loses_no_word_and_no_number(width):
 
 
 def test_markdown_holds_the_cells():
-    cells = ["<script>", "0.5000", "+0.1000 [-0.0500, +0.2500]", "1,200", "two words", "-"]
+    cells = ["<script>", "0.5000", "+10.0 points [-5.0, +25.0]", "1,200", "two words", "-"]
     assert all(cell in TABLE.to_markdown() for cell in cells)
     assert "| --- | ---: | ---: | ---: |" in TABLE.to_markdown()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from st_magnitude.comparison.config import Candidate
-from st_magnitude.result import Result, Table, interval, to_plain
+from st_magnitude.result import Result, Table, points, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
@@ -23,6 +23,9 @@ class Entry:
     curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
     exponent: float  # of documents, the best one on dev; 1 is cosine
     seconds: float
+    # nDCG@10 of every dev query after the last of these steps; nothing if training diverged
+    ndcg: list[float] = field(default_factory=list)
+    second_seed: float | None = None  # nDCG@10 at the end, trained again with another seed
 
     @property
     def name(self) -> str:
@@ -34,12 +37,25 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """nDCG@10, or less than any if training diverged."""
-        return -math.inf if math.isnan(self.curve[-1][1]) else self.curve[-1][1]
+        """nDCG@10 with the first seed, or less than any if training diverged."""
+        return _or_lowest(self.curve[-1][1])
+
+    @property
+    def mean_score(self) -> float:
+        """The mean over both seeds; without a second one, `score`."""
+        if self.second_seed is None:
+            return self.score
+        return (self.score + _or_lowest(self.second_seed)) / 2
 
     @property
     def shown_score(self) -> str:
         return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures as plain JSON values, without those of every query."""
+        figures = {"name": self.name} | to_plain(self)
+        del figures["ndcg"]
+        return figures
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,10 @@ class CompareResult(Result):
 
     @property
     def first(self) -> Entry:
-        """The candidate with the highest nDCG@10 on dev at the end; of several, plain cosine."""
+        """The candidate with the highest nDCG@10 on dev at the end; of several, plain cosine.
+
+        Where the first two are not clearly different, a second seed of both decides.
+        """
         return self.candidates[0]
 
     @property
@@ -90,25 +109,33 @@ class CompareResult(Result):
     @property
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
-        name, exponent = self.winner.name, self.winner.exponent
+        name = self.winner.name
         over_cosine = self.test.over_cosine
         gain = self.test.over_pretrained[name]
+        over_bm25 = self.test.over_bm25.get(name)
+        better = ["the pretrained model"] if gain[2] < 0 else []
+        if over_bm25 is not None and over_bm25[2] < 0:
+            better.append("BM25")
         found = [f"Use {name}."]
-        if gain[2] < 0:
-            found = [f"Keep the pretrained model. The best candidate is {name}."]
+        if better:
+            found = [f"Use {' or '.join(better)}. The best candidate, {name}, is clearly worse."]
         if over_cosine is None:
             found.append("No other candidate has a higher nDCG@10 on dev.")
         else:
             verdict = _verdict(over_cosine, "a clear gain", "a clear loss", "no clear difference")
             found.append(
                 f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by "
-                f"{interval(over_cosine)} against {self.cosine.name}: {verdict}."
+                f"{points(over_cosine)} against {self.cosine.name}: {verdict}."
             )
         verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
-        found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on test.")
-        if name in self.test.over_bm25 and (over := self.test.over_bm25[name])[1] <= 0:
-            verdict = "BM25 is better" if over[2] < 0 else "It is not clearly better than BM25"
-            found.append(f"{verdict}: {interval(over)}. Consider fusing both (HybridEvaluator).")
+        found.append(f"{name} is {verdict} than the pretrained model: {points(gain)} on test.")
+        if over_bm25 is not None and over_bm25[1] <= 0:
+            verdict = _verdict(over_bm25, "", "clearly worse", "not clearly better")
+            found.append(
+                f"It is {verdict} than BM25: {points(over_bm25)}. Consider fusing both"
+                " (HybridEvaluator)."
+            )
+        exponent = self.winner.exponent
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
         else:
@@ -134,7 +161,7 @@ class CompareResult(Result):
             "recommendation": self.recommendation,
             "clear_difference": self.is_clear,
             **super().to_dict(),
-            "candidates": [{"name": entry.name} | to_plain(entry) for entry in self.candidates],
+            "candidates": [entry.to_dict() for entry in self.candidates],
         }
 
     def tables(self) -> Iterable[Table | str]:
@@ -143,12 +170,19 @@ class CompareResult(Result):
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
         title = f"Dev split, {self.dev_queries:,} queries, after {self.first.steps:,} steps"
         note = f"The pretrained model has {self.pretrained:.4f}."
+        if again := [entry for entry in self.candidates if entry.second_seed is not None]:
+            shown = " and ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
+            note += f" The first two are not clearly different; a second seed gave {shown}."
         if stopped := len(self.candidates) - len(whole):
             note += (
                 f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
             )
         yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
         yield self.recommendation
+
+
+def _or_lowest(ndcg: float) -> float:
+    return -math.inf if math.isnan(ndcg) else ndcg
 
 
 def _verdict(gain: Gain, better: str, worse: str, neither: str) -> str:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -146,33 +146,76 @@ class _Run:
             json.dump(known, file)
 
     def finish(self, name: str) -> CompareResult:
-        budget = seconds_of(self.setup.config.budget)
-        for candidate in self.setup.grid[len(self.entries) :]:
-            is_over = self.entries and time.perf_counter() - self.began >= budget
-            if is_over or self.test:
-                break
-            self._train(candidate)
+        if not self.test:
+            for candidate in self.setup.grid[len(self.entries) :]:
+                if self.entries and self._is_over():
+                    break
+                self._train(candidate)
+            for entry in self._rivals():
+                if entry.second_seed is None:
+                    self._train_again(entry)
         return self._conclude(name)
+
+    def _is_over(self) -> bool:
+        """Whether no candidate may begin. Two second seeds have their time kept for them."""
+        kept = 2 * max((entry.seconds for entry in self._rivals()), default=0.0)
+        budget = seconds_of(self.setup.config.budget)
+        return time.perf_counter() - self.began + kept >= budget
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
         shutil.rmtree(folder, ignore_errors=True)  # a process was killed before it noted the model
         entry = self.setup.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
         self.entries.append(entry)
+        self._note(f"{len(self.entries)}/{len(self.setup.grid)} {entry.name}", entry)
+
+    def _train_again(self, entry: Entry) -> None:
+        """Trains a candidate with a second seed."""
+        folder, seed = self.folder(entry.candidate), self.setup.config.seed + 1
+        again = self.setup.train(entry.candidate, self.rungs[-1:], lambda *_: False, folder, seed)
+        known = replace(entry, second_seed=again.curve[-1][1])
+        self.entries[self.entries.index(entry)] = known
+        self._note(f"{entry.name}, second seed", again)
+
+    def _note(self, name: str, entry: Entry) -> None:
         self._save()
         gc.collect()  # the Trainer is part of cycles
         minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
-        done = f"[{minutes}:{seconds:02d}] {len(self.entries)}/{len(self.setup.grid)}"
-        self.say(f"{done} {entry.name}: {entry.shown_score} after {entry.steps:,} steps")
+        done = f"[{minutes}:{seconds:02d}] {name}"
+        self.say(f"{done}: {entry.shown_score} after {entry.steps:,} steps")
+
+    def _ranked(self) -> list[Entry]:
+        """The candidates by their steps and nDCG@10 with the first seed; of equal ones, cosine."""
+        return sorted(
+            self.entries,
+            key=lambda entry: (-entry.steps, -entry.score, entry.candidate.loss != "cosine"),
+        )
+
+    def _whole(self) -> list[Entry]:
+        """Those that were trained to their end."""
+        last = self.rungs[-1]
+        return [e for e in self._ranked() if e.steps == last and math.isfinite(e.score)]
+
+    def _rivals(self) -> list[Entry]:
+        """The first two, if dev does not tell them apart."""
+        first = self._whole()[:2]
+        if len(first) < 2:
+            return []
+        differences = np.subtract(first[0].ndcg, first[1].ndcg)
+        is_open = judge(differences, seed=self.setup.config.seed).verdict == "undecided"
+        return first if is_open else []
 
     def _goes_on(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
-        """At the first rung, the best of its loss does; at the end, the best and the control do."""
+        """At the first rung, the best of its loss does; at the end, the first two and the control
+        are saved."""
         if math.isnan(ndcg):
             return False
         rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
+        if steps == self.rungs[-1] and len(ahead) < 2:
+            return True
         if steps == self.rungs[-1] and candidate.loss != "cosine":
-            return not ahead
+            return False
         return candidate.loss not in {other.loss for other in ahead}
 
     def folder(self, candidate: Candidate) -> Path:
@@ -181,9 +224,9 @@ class _Run:
 
     def _conclude(self, name: str) -> CompareResult:
         splits, grid = self.setup.splits, self.setup.grid
-        entries = sorted(
-            self.entries, key=lambda e: (-e.steps, -e.score, e.candidate.loss != "cosine")
-        )
+        entries = self._ranked()
+        if self._rivals():
+            entries[:2] = sorted(entries[:2], key=lambda entry: -entry.mean_score)
         whole = [e for e in entries if e.steps == self.rungs[-1] and math.isfinite(e.score)]
         compared = {entry.candidate.loss for entry in whole}
         missing = [c.loss for c in grid if c.loss not in compared]

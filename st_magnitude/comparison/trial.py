@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
@@ -132,9 +133,9 @@ class Setup:
         steps = min(self.config.max_steps, max(1, steps))
         return sorted({max(1, steps // 3), steps})
 
-    def measure(self, model: SentenceTransformer) -> tuple[float, float]:
-        """nDCG@10 on dev, nan if training diverged, and the document exponent of the scoring:
-        `ExponentCurve.best`.
+    def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
+        """nDCG@10 of every dev query, one nan if training diverged, and the document exponent of
+        the scoring: `ExponentCurve.best`.
 
         The model reads texts of its own length, as it will be saved, not that of training.
         """
@@ -145,22 +146,32 @@ class Setup:
             with reading(model, own):
                 encoded = self.splits.dev.encode(model)
         except NotFiniteError:
-            return float("nan"), exponent
+            return np.array([np.nan]), exponent
         per_query = ndcg_by_exponent(encoded, exponents)
         curve = exponent_curve(exponents, per_query, [], exponent, seed=self.config.seed)
-        return float(curve.at(curve.best).mean()), curve.best
+        return curve.at(curve.best), curve.best
 
-    def train(self, candidate: Candidate, rungs: list[int], goes_on: GoesOn, folder: Path) -> Entry:
+    def train(
+        self,
+        candidate: Candidate,
+        rungs: list[int],
+        goes_on: GoesOn,
+        folder: Path,
+        seed: int | None = None,
+    ) -> Entry:
         """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
 
         ``goes_on`` receives the steps and nDCG@10 on dev at a rung. It says whether to train on,
-        and at the last rung whether to save the model in the folder.
+        and at the last rung whether to save the model in the folder. ``seed`` replaces that of the
+        settings; the rows stay the same.
         """
         began = time.perf_counter()
         model = copy.deepcopy(self.base)
         # Otherwise every Trainer computes examples.
         model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
         settings = candidate.settings(self.config, rungs[-1])
+        if seed is not None:
+            settings = replace(settings, seed=seed)
         trainer = make_trainer(
             model, self.splits.train, self.rows, settings, folder.parent, saves=False
         )
@@ -174,8 +185,9 @@ class Setup:
             trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
             if at_rungs.measure(rungs[-1]):
                 self._save(trainer, at_rungs, folder)
+        seconds = time.perf_counter() - began
         curve = sorted(at_rungs.curve.items())
-        return Entry(candidate, curve, at_rungs.exponent, time.perf_counter() - began)
+        return Entry(candidate, curve, at_rungs.exponent, seconds, at_rungs.ndcg.tolist())
 
     def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
         model = measured.model
@@ -197,10 +209,12 @@ class _AtRungs(TrainerCallback):
         self.rungs = rungs
         self.goes_on = goes_on
         self.curve: dict[int, float] = {}
+        self.ndcg = np.empty(0)  # of every query at the last rung
         self.exponent = 1.0
 
     def measure(self, steps: int) -> bool:
-        self.curve[steps], self.exponent = self.setup.measure(self.model)
+        self.ndcg, self.exponent = self.setup.measure(self.model)
+        self.curve[steps] = float(self.ndcg.mean())
         return self.goes_on(steps, self.curve[steps])
 
     def on_step_end(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from st_magnitude.evaluation.compression import CompressionCell, table
 from st_magnitude.evaluation.judge import judge
-from st_magnitude.result import Result, Table
+from st_magnitude.result import Result, Table, points
 
 __all__ = ["Diagnosis", "ExponentChoice", "Geometry", "NormStatistics", "Recommendation"]
 
@@ -81,9 +81,9 @@ class Recommendation:
     def __str__(self) -> str:
         lines = [f"[{self.verdict}] {self.action}"]
         if self.gain is not None:
-            gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
             lines.append(
-                f"{self.gain_of}: {gain} on {self.num_queries:,} queries. Scoring: {self.scoring}."
+                f"{self.gain_of}: {points(self.gain)} on {self.num_queries:,} queries. Scoring:"
+                f" {self.scoring}."
             )
         choice = f"until then {self.choice}" if self.verdict == NOT_ENOUGH else self.choice
         return "\n     ".join([*lines, self.reason, f"-> {choice}"])
@@ -144,9 +144,10 @@ class Diagnosis(Result):
         ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
         legend = (
             f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
-            f"interval lies above 0 and reaches {self.settings.min_gain:g} nDCG@10. No benefit "
-            "expected: it excludes such a gain. Not enough data: it does neither. Smaller storage "
-            f"is compared with {1 - self.settings.tolerance:.0%} of the full nDCG@10."
+            f"interval lies above 0 and reaches {100 * self.settings.min_gain:g} points. No"
+            " benefit expected: it excludes such a gain. Not enough data: it does neither. Smaller"
+            " storage is compared"
+            f" with {1 - self.settings.tolerance:.0%} of the full nDCG@10."
         )
         return [facts, *map(str, ordered), legend]
 

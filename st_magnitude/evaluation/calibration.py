@@ -17,7 +17,7 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.evaluation.scoring import are_unit, own_scoring, scoring_of
 from st_magnitude.geometry import norms
-from st_magnitude.result import Result, Table, interval
+from st_magnitude.result import Result, Table, points
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -104,7 +104,7 @@ class ExponentCurve(_Curve):
         yield self._table("exponent", self.exponents, marks, title)
         ends = (("cosine", self.versus_cosine), ("dot", self.versus_dot))
         gains = [[f"{self.highest:g} minus {name}", gain] for name, gain in ends]
-        yield Table(["difference", "nDCG@10 with 95% interval"], gains)
+        yield Table(["difference", "of nDCG@10 [95 %]"], gains)
         if self.best != self.highest:
             is_kept = self.best == self.present
             why = "is today's" if is_kept else "loads anywhere, without st_magnitude"
@@ -265,7 +265,7 @@ class PriorCurve(_Curve):
         marks = {self.highest: "highest"} | {self.weight: "best"}
         sentence = (
             "With the prior, on queries that did not choose its weight: "
-            f"{interval(self.gain)} nDCG@10."
+            f"{points(self.gain)} of nDCG@10."
         )
         if self.highest and not self.weight:
             sentence += " This is not clearly a gain, so the recommended weight is 0."

@@ -21,6 +21,7 @@ from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData, digest
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.judge import judge
+from st_magnitude.result import points
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
@@ -235,6 +236,6 @@ def _differences(
     before: dict[str, NDArray[np.float64]],
 ) -> dict[str, tuple[float, float, float]]:
     found = {name: judge(after[name] - before[name]).gain for name in ("dense", "hybrid")}
-    for name, (gain, low, high) in found.items():
-        print(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
+    for name, gain in found.items():
+        print(f"{name}: {points(gain)} of nDCG@10")
     return found

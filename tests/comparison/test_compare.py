@@ -324,6 +324,30 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
 
 
+@pytest.mark.parametrize(("second", "seeds"), [(0.5, [None, None, 1, 1]), (0.1, [None, None])])
+def test_a_second_seed_decides_where_dev_does_not(
+    folder, model_path, tmp_path, monkeypatch, second, seeds
+):
+    """Candidates get fixed figures: the first has the better first seed, and the other the better
+    second one."""
+    train, seen = Setup.train, []
+
+    def fixed(self, candidate, rungs, goes_on, folder, seed=None):
+        seen.append(seed)
+        ndcg = {(0.05, None): 0.52, (0.1, None): second, (0.05, 1): 0.3, (0.1, 1): 0.6}
+        value = ndcg[candidate.temperature, seed]
+        entry = train(self, candidate, rungs, goes_on, folder, seed)
+        return replace(entry, curve=[(rungs[-1], value)], ndcg=[value] * 60)
+
+    monkeypatch.setattr(Setup, "train", fixed)
+    config = replace(SMALL, losses=["cosine"])
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    assert seen == seeds
+    assert result.first.candidate.temperature == (0.1 if len(seeds) == 4 else 0.05)
+    assert ("a second seed gave 0.6000" in " ".join(str(result).split())) == (len(seeds) == 4)
+    assert result.to_dict()["candidates"][0]["second_seed"] == (0.6 if len(seeds) == 4 else None)
+
+
 # --- the verdict ----------------------------------------------------------------------------------
 
 CLEAR, LEVEL, LOSS = (0.02, 0.01, 0.03), (0.01, -0.01, 0.03), (-0.03, -0.04, -0.01)
@@ -349,9 +373,13 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
         (result_with("qnorm", LOSS), "cosine", ["clear loss"]),
         (result_with("cosine", None), "cosine", ["is clearly better", "every server"]),
         (result_with("cosine", None, LEVEL), "cosine", ["is not clearly better"]),
-        (result_with("cosine", None, over_bm25=LOSS), "cosine", ["BM25 is better", "fusing"]),
-        (result_with("cosine", None, over_bm25=LEVEL), "cosine", ["not clearly better than BM25"]),
-        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Keep the pretrained model"]),
+        (result_with("cosine", None, over_bm25=LOSS), "cosine", ["Use BM25. The best", "fusing"]),
+        (
+            result_with("cosine", None, over_bm25=LEVEL),
+            "cosine",
+            ["Use cosine", "not clearly better than BM25"],
+        ),
+        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Use the pretrained model. The"]),
     ],
 )
 def test_the_verdict(result, winner, parts):
