@@ -57,7 +57,7 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
 
 
 def half_weights(model: nn.Module) -> list[nn.Parameter]:
-    """The weights that are trained in less than float32."""
+    """The trainable weights in less than float32."""
     trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
     return [parameter for parameter in trained if parameter.element_size() < 4]
 
@@ -236,8 +236,8 @@ class EmbeddingLoss(nn.Module):
         terms: Sequence[Term] = (),
         gathers: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and documents (B, D) of each column over the mean norms of queries and of
-        positives, of all ranks if the loss ``gathers``.
+        """Divides queries (B, D) and the documents (B, D) of each column by the mean norms of
+        queries and of positives, over all ranks if the loss ``gathers``.
 
         Norms are those of the longest prefix of the terms. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
@@ -252,7 +252,7 @@ class EmbeddingLoss(nn.Module):
 def _by_mean_norm(
     embeddings: list[Tensor], gamma: float | Tensor, dim: int | None, gathers: bool
 ) -> list[Tensor]:
-    """Embeddings (B, D) of each column over the mean norm of the first column."""
+    """Divides the embeddings (B, D) of each column by the mean norm of the first column."""
     if not isinstance(gamma, Tensor) and gamma == 1:
         return embeddings  # the similarity removes the norm
     embeddings = [at_least_float32(x) for x in embeddings]
@@ -274,23 +274,27 @@ class FiniteWatch:
         self._found: tuple[list[str], Tensor] | None = None  # names and flags of a batch
 
     def __call__(
-        self, columns: Sequence[Tensor], labels: Sequence[Tensor], losses: Mapping[str, Tensor]
+        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], losses: Mapping[str, Tensor]
     ) -> None:
-        """Columns (B, D) of embeddings, labels of any shape, and losses of a batch by name.
+        """Looks at the embeddings (B, D) of each column, labels of any shape, and losses by name.
 
         Raises:
             ValueError: If a label is nan or infinite.
         """
         if self._has_warned or not torch.is_grad_enabled():
             return
-        watched = [*columns, *labels, *losses.values()]
-        broken = torch.stack([~x.detach().isfinite().all() for x in watched])
-        names = [f"text column {i} of {len(columns)}" for i in range(1, len(columns) + 1)]
+        number = len(embeddings)
+        names = [f"text column {i} of {number}" for i in range(1, number + 1)]
         names += ["the labels" for _ in labels] + list(losses)
-        before = self._found
+        watched = [*embeddings, *labels, *losses.values()]
+        broken = torch.stack([~x.detach().isfinite().all() for x in watched])
         flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
-        self._found = names, flags.copy_(broken, non_blocking=broken.is_cuda)
-        names, flags = (before or ([], flags[:0])) if broken.is_cuda else self._found
+        flags.copy_(broken, non_blocking=broken.is_cuda)
+        ready = self._found if broken.is_cuda else (names, flags)
+        self._found = names, flags
+        if ready is None:
+            return
+        names, flags = ready
         found = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
         if "the labels" in found:
             raise ValueError(
@@ -315,15 +319,15 @@ def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init
     """
 
     def decorate(init: Init) -> Init:
-        own = dict(inspect.signature(init).parameters)
-        del own["options"]
+        declared = dict(inspect.signature(init).parameters)
+        del declared["options"]
         inherited = inspect.signature(base, eval_str=True).parameters
         options = {
             name: parameter.replace(kind=parameter.KEYWORD_ONLY)
             for name, parameter in inherited.items()
-            if name not in own and name not in without
+            if name not in declared and name not in without
         }
-        vars(init)["__signature__"] = inspect.Signature([*own.values(), *options.values()])
+        vars(init)["__signature__"] = inspect.Signature([*declared.values(), *options.values()])
         init.__annotations__.pop("options", None)
         init.__annotations__.update({name: x.annotation for name, x in options.items()})
         return init

@@ -66,7 +66,7 @@ def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> T
     """A 64-bit hash of the tokens of each text of a column from place ``start`` on, (B,): padding
     does not change it.
 
-    Inputs without token ids get keys that no other input has, on this rank and all others.
+    Inputs without token ids get keys that are unique across columns and ranks.
     """
     tokens = tokens_of(features)
     if tokens is None:
@@ -99,7 +99,7 @@ def bare_keys(columns: Sequence[Features], keys: list[Tensor], model: nn.Module)
 
 
 def unlike_all(rows: Tensor, column: int) -> Tensor:
-    """Numbers (B,) that nothing else has in the batches of all ranks."""
+    """Ids (B,) that are unique across columns and ranks."""
     return torch.arange(len(rows), device=rows.device) + ((get_rank() << 10 | column) << 32)
 
 

@@ -72,7 +72,7 @@ class FalseNegatives:
         self.guide: Guide | None = None
 
     def start(self, model: SentenceTransformer) -> None:
-        """Takes the model whose tokens the guide reads."""
+        """Starts anew, with the model whose tokens the guide reads."""
         self._has_warned = False
         self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
         self._unchecked = 10  # batches in which classes may repeat

@@ -58,7 +58,9 @@ class DocumentPrior:
     """
 
     def __init__(self, positives: _Table, negatives: _Table | None, smoothing: float) -> None:
-        self._positives, self._negatives, self._smoothing = positives, negatives, smoothing
+        self._positives = positives
+        self._negatives = negatives
+        self._smoothing = smoothing
         self._has_begun = False
 
     @classmethod

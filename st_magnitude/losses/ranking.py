@@ -60,11 +60,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         model: The model to train, whose ``similarity_fn_name`` becomes the one that ranks alike.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
-        temperature: Temperature of a loss of one term. None: the terms as they are.
-        scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
+        temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
+            are s / (tau · n) with ``scale="auto"``, and s · (scale / 20) / tau with a number.
+        scale: ``"auto"`` divides the scores by n, the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
             of the batch (of all devices, if gathered) and at the longest prefix: a temperature
             means what it means for cosine. A number is the paper's factor of scores at tau 0.05.
+            The logits are s / (tau · n) or s · (scale / 20) / tau.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or
             pairs of one and its weight. The loss is then a dict of named terms, which the Trainer
             sums and logs. A method ``of_columns`` gets the list of columns, (B, D) each, instead.
@@ -179,23 +181,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         columns = list(sentence_features)
         if self.directions == ("doc_to_query",):
             columns = columns[:2]  # no text is ranked against the negatives
-            if self.labels == "teacher" and labels is not None:
-                labels = self._of_pairs(labels)
+            if labels is not None and labels.ndim == 3:  # a teacher's embeddings of all columns
+                labels = labels[:, :2]
         texts = self.read(columns, labels)
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
             total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
             return self._named(total, texts.losses)
         return self.compute_loss_from_embeddings(self.embed(columns), texts)
-
-    def _of_pairs(self, labels: Tensor) -> Tensor:
-        """What the labels of a teacher say of queries and positives, (B, 2, T)."""
-        if labels.ndim != 3:
-            raise ValueError(
-                f"directions=('doc_to_query',) rank queries, and labels {tuple(labels.shape)} score"
-                " documents. Give the teacher's embeddings of all columns, (B, 1 + n, T)."
-            )
-        return labels[:, :2]
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch, before modules change them in place."""

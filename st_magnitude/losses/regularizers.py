@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,17 @@ CITATION = """
 }
 """
 
-Regularizer = Callable[[Tensor], Tensor]
+
+@runtime_checkable
+class OfColumns(Protocol):
+    """A regularizer that tells the columns of a batch apart."""
+
+    def of_columns(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """A scalar, from the embeddings (B, D) of each column."""
+        ...
+
+
+Regularizer = Callable[[Tensor], Tensor] | OfColumns  # the first from embeddings (n, D)
 
 # Names that a Trainer logs, and the names of the main losses
 TAKEN = {"infonce", "contrastive", "loss", "steps", "learning_rate", "grad_norm", "epoch"}
@@ -55,8 +65,8 @@ class Penalties(nn.ModuleDict):
         self.weighted: dict[str, tuple[Regularizer, float]] = {}
         for given in regularizers:
             regularizer, weight = given if isinstance(given, tuple) else (given, 1.0)
-            is_function = callable(regularizer) or hasattr(regularizer, "of_columns")
-            if not is_function or not isinstance(weight, Real):
+            is_regularizer = callable(regularizer) or isinstance(regularizer, OfColumns)
+            if not is_regularizer or not isinstance(weight, Real):
                 raise TypeError(
                     "regularizers are functions of embeddings, or pairs of one and its weight, such"
                     f" as regularizers=[(SIGReg(), 0.05)]; got {(regularizer, weight)!r}."
@@ -77,15 +87,15 @@ class Penalties(nn.ModuleDict):
     def __bool__(self) -> bool:
         return bool(self.weighted)
 
-    def forward(self, columns: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The weighted penalties of the embeddings of a batch, (B, D) for each column."""
+    def forward(self, embeddings: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The weighted penalties of a batch by name, from the embeddings (B, D) of each column."""
         penalties = {}
         for name, (regularizer, weight) in self.weighted.items():
-            of_columns = getattr(regularizer, "of_columns", None)
-            if of_columns is None:
-                penalties[name] = weight * regularizer(torch.cat(list(columns)))
+            if isinstance(regularizer, OfColumns):
+                penalty = regularizer.of_columns(embeddings)
             else:
-                penalties[name] = weight * of_columns(columns)
+                penalty = regularizer(torch.cat(list(embeddings)))
+            penalties[name] = weight * penalty
         return penalties
 
     def get_config_dict(self) -> dict[str, float]:

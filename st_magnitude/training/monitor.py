@@ -175,9 +175,9 @@ class NormMonitor(TrainerCallback):
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
         matched = list(roles.values())[:2]
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
-            own = torch.arange(len(matched[0]))
-            by_dot = (DOT(*matched).argmax(dim=1) == own).double().mean().item()
-            by_cosine = (COSINE(*matched).argmax(dim=1) == own).double().mean().item()
+            pairs = torch.arange(len(matched[0]))
+            by_dot = (DOT(*matched).argmax(dim=1) == pairs).double().mean().item()
+            by_cosine = (COSINE(*matched).argmax(dim=1) == pairs).double().mean().item()
             row["dot_cosine_gap"] = by_dot - by_cosine
         self._unlogged = row
         self.rows.append({"step": step, **row})
