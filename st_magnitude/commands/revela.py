@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Option
 
-from st_magnitude.commands.core import Figures, command, folder
+from st_magnitude.commands.core import Figures, command, folder, say
 from st_magnitude.revela.config import RevelaConfig
 
 
@@ -34,6 +33,6 @@ def revela(
     from st_magnitude.revela.run import run
 
     judged = None if data is None else load_splits(data)[split]
-    figures = run(corpus, retriever, lm, output, settings, data=judged)
-    typer.echo(f"Saved to {output}.")
+    figures = run(corpus, retriever, lm, output, settings, data=judged, say=say)
+    say(f"Saved to {output}.")
     return figures

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,8 @@ from st_magnitude.saving.export import loading
 from st_magnitude.surgery.adapters import merge_lora
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
+
+logger = logging.getLogger(__name__)
 
 UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
@@ -98,6 +102,7 @@ def run(
     config: RevelaConfig | None = None,
     *,
     data: RetrievalData | None = None,
+    say: Callable[[str], None] = logger.info,
 ) -> dict[str, object]:
     """Trains a retriever on raw text with a language model, and measures it before and after.
 
@@ -109,6 +114,7 @@ def run(
         lm: Folder or hub id of a causal decoder; it gets a LoRA.
         output: Folder for the retriever, a plain SentenceTransformer, and ``revela.json``.
         data: Judged queries for the retriever, for BM25 and for both fused, before and after.
+        say: Function that receives the progress line by line.
 
     Returns:
         The content of ``revela.json``: settings, log, gains and, with ``data``, the figures on it.
@@ -127,8 +133,14 @@ def run(
         checkpoint = run_folder.check_output(output, config.resume)
         # before the documents are read, which may take minutes
         model = load_retriever(retriever, config.max_length)
-        names = ("temperature", "read_weight", "v_norm", "max_length")
-        loss = RevelaLoss(model, *load_lm(lm), **{name: getattr(config, name) for name in names})
+        loss = RevelaLoss(
+            model,
+            *load_lm(lm),
+            temperature=config.temperature,
+            read_weight=config.read_weight,
+            v_norm=config.v_norm,
+            max_length=config.max_length,
+        )
         groups = build_groups(corpus, group_size=config.group_size, max_words=config.max_words)
         number = max(1, len(groups) - min(UNSEEN, -(-len(groups) // 10)))
         train = groups.select(range(number))
@@ -138,24 +150,26 @@ def run(
         settings["groups"] = digest(map("\0".join, groups["chunks"]))
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
-        print(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
+        say(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
         trainer = _trainer(config, loss, train, unseen, output)
         is_first = trainer.is_world_process_zero()
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
-        gains = {"before": _gains(trainer)} if len(unseen) else {}
+        gains = {}
+        if len(unseen):
+            gains["before"] = _gains(trainer, say)
         record: dict[str, object] = {}
         evaluator = None
         if data is not None and is_first:
             judged = (data.queries, data.corpus, data.relevant)
             evaluator = HybridEvaluator(*judged, show_progress_bar=len(data.corpus) > 1000)
-            record["before"] = _measure(evaluator, model, "before")
+            record["before"] = _measure(evaluator, model, "before", say)
             before = dict(evaluator.per_query)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
-        train_or_stop(trainer, checkpoint, print)
+        train_or_stop(trainer, checkpoint, say)
         if len(unseen):
-            gains["after"] = _gains(trainer)
+            gains["after"] = _gains(trainer, say)
         merge_lora(model)
         record |= {
             "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
@@ -167,8 +181,8 @@ def run(
         }
         if is_first:
             if evaluator is not None:
-                record["after"] = _measure(evaluator, model, "after")
-                record["differences"] = _differences(evaluator.per_query, before)
+                record["after"] = _measure(evaluator, model, "after", say)
+                record["differences"] = _differences(evaluator.per_query, before, say)
             with run_folder.saved(model, output, "revela.json", record):
                 pass  # nothing is added to it
             run_folder.remove_checkpoints(output)
@@ -214,28 +228,32 @@ def _trainer(
     )
 
 
-def _gains(trainer: RevelaTrainer) -> dict[str, float]:
+def _gains(trainer: RevelaTrainer, say: Callable[[str], None]) -> dict[str, float]:
     """The gains of reading others and of choosing among them, on held-out groups, in nats."""
     trainer.evaluate()
     found = trainer.state.log_history[-1]
     reading = found["eval_reading_gain"]
     choice = found["eval_choice_gain"]
-    print(f"Gain on held-out groups:  reading {reading:+.3f} nats, choice {choice:+.3f} nats")
+    say(f"Gain on held-out groups:  reading {reading:+.3f} nats, choice {choice:+.3f} nats")
     return {"reading_gain": reading, "choice_gain": choice}
 
 
-def _measure(evaluator: HybridEvaluator, model: SentenceTransformer, when: str) -> dict[str, float]:
+def _measure(
+    evaluator: HybridEvaluator, model: SentenceTransformer, when: str, say: Callable[[str], None]
+) -> dict[str, float]:
     found = evaluator(model)
     figures = (f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
-    print(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
+    say(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
     return found
 
 
 def _differences(
-    after: dict[str, NDArray[np.float64]],
-    before: dict[str, NDArray[np.float64]],
+    after: Mapping[str, NDArray[np.float64]],
+    before: Mapping[str, NDArray[np.float64]],
+    say: Callable[[str], None],
 ) -> dict[str, tuple[float, float, float]]:
-    found = {name: judge(after[name] - before[name]).gain for name in ("dense", "hybrid")}
-    for name, gain in found.items():
-        print(f"{name}: {points(gain)} of nDCG@10")
-    return found
+    gains = {}
+    for name in ("dense", "hybrid"):
+        gains[name] = judge(after[name] - before[name]).gain
+        say(f"{name}: {points(gains[name])} of nDCG@10, with 95 % interval")
+    return gains
