@@ -8,7 +8,10 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-all lint docs site serve-site dist release-check gpu bench clean
+.PHONY: help demo test test-slow test-all lint docs site serve-site dist release-check gpu bench clean
+
+help:  ## what each target does
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
 
 demo: $(BIN)/.installed  ## train on your own environment's API docs, with controls (a minute on 2 cores)
 	$(BIN)/python examples/demo.py --output runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -24,7 +27,7 @@ test-slow: $(BIN)/.installed  ## the slow tests
 
 test-all: test test-slow  ## all tests
 
-lint: $(BIN)/.installed
+lint: $(BIN)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -75,5 +78,5 @@ $(BIN)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-clean:
+clean:  ## removes environments, runs and what was built
 	rm -rf $(VENV) $(SITE) $(RELEASE) .venv-minimum dist runs checkpoints site
