@@ -1,10 +1,12 @@
-"""Every private name of an upstream package that st_magnitude._upstream uses: it exists and still
-does what we need.
+"""Every name that the package imports from an upstream package exists, and the private ones of
+st_magnitude._upstream still do what we need.
 
 A release of sentence-transformers, transformers or torch that moves one of them fails here, in the
 test that names it.
 """
 
+import ast
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +21,24 @@ from transformers import Trainer
 
 from st_magnitude import _upstream
 from st_magnitude.modules import ExponentNorm
+
+UPSTREAM = ("sentence_transformers", "transformers", "mteb", "peft", "open_clip")
+
+
+def imported():
+    """The modules of these packages and what is taken from each, in functions too."""
+    found = set()
+    for path in Path(_upstream.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in UPSTREAM:
+                found |= {(node.module, alias.name) for alias in node.names}
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("module", "name"), imported())
+def test_imported_names_exist(module, name):
+    pytest.importorskip(module.split(".")[0])
+    assert hasattr(import_module(module), name)
 
 
 def test_features_of_a_text_column(model):
