@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from st_magnitude.commands.core import Figures, Model, Source, command, say, sho
 
 if TYPE_CHECKING:
     from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.data.task import EncodedTask
+    from st_magnitude.evaluation.abstention import Abstention
 
 SHOWN = 150  # characters of a document
 FAR = 0.05  # share of known questions whose best score is as low
@@ -32,11 +35,20 @@ def search(
         str | None, Option(help="Folder or hub id of another model, to show its ranks, too.")
     ] = None,
     top_k: Annotated[int, Option(min=1, help="Documents of each model to show.")] = 5,
+    risk: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            help="Largest share of wrong answers: say where nothing answers well enough for it.",
+        ),
+    ] = None,
 ) -> Figures:
     """Show what a retriever finds for a question.
 
     All documents of the data are searched. A search always finds something, so the last line
-    compares the best score with those of questions that have an answer.
+    compares the best score with those of questions that have an answer. With --risk, such as 0.1,
+    the dev split gives a rule that says when nothing answers.
     """
     from st_magnitude.data.beir import folded
 
@@ -48,13 +60,19 @@ def search(
             answers.setdefault(folded(part.queries[query]), set()).update(grades)
     known = parts.get("dev") or next(iter(parts.values()))
     searchers = [_Searcher(name, known) for name in (model, against) if name]
+    rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
     for text in [question] if question else _lines():
         found = [searcher.find(text, top_k) for searcher in searchers]
         _show(found, known.corpus, answers.get(folded(text), set()))
-        say(searchers[0].compare(found[0]))
-        searches.append({"question": text, "found": found})
-    return {"model": model, "against": against, "searches": searches}
+        answered = None
+        if rule is None:
+            say(searchers[0].compare(found[0]))
+        else:
+            answered = searchers[0].answers(text, rule)
+            say("The first one answers, by the rule." if answered else "By the rule, none answers.")
+        searches.append({"question": text, "found": found, "answered": answered})
+    return {"model": model, "against": against, "rule": rule, "searches": searches}
 
 
 def _lines() -> Iterator[str]:
@@ -84,19 +102,24 @@ class _Searcher:
         from st_magnitude.saving.export import load
 
         self.model = load(name)
+        self.known = known
         self.ids = known.document_ids
         self.similarity = scoring_of(self.model)
         self.encoded = known.encode(self.model, show_progress_bar=show_progress())
         first = self.encoded.top(self.similarity, 1)
         self.best = self.encoded.scores(self.similarity, first)[:, 0]  # (n,)
 
-    def find(self, question: str, top_k: int) -> list[Hit]:
+    def _task(self, question: str) -> EncodedTask:
+        """The corpus and the question."""
         import torch
 
         from st_magnitude.surgery.raw import encode_raw
 
         query = encode_raw(self.model, [question], "query", keep_normalize=True)  # (1, D)
-        task = replace(self.encoded, queries=query, columns=(), own=torch.tensor([-1]))
+        return replace(self.encoded, queries=query, columns=(), own=torch.tensor([-1]))
+
+    def find(self, question: str, top_k: int) -> list[Hit]:
+        task = self._task(question)
         top = task.top(self.similarity, top_k)
         scores = task.scores(self.similarity, top)[0].tolist()
         norms = [None] * len(scores)
@@ -104,6 +127,20 @@ class _Searcher:
             norms = task.documents[top[0]].norm(dim=1).tolist()
         ids = [self.ids[column] for column in top[0].tolist()]
         return [Hit(*row) for row in zip(ids, scores, norms, strict=True)]
+
+    def rule_for(self, risk: float) -> Abstention | None:
+        """Prints the rule that the known questions give; None if they are too few for one."""
+        from st_magnitude.evaluation.abstention import calibrate_abstention
+
+        encode = {"show_progress_bar": show_progress()}
+        rule = calibrate_abstention(self.model, self.known, risk, encode=encode)
+        typer.echo(f"{rule}\n")
+        return rule if math.isfinite(rule.threshold) else None
+
+    def answers(self, question: str, rule: Abstention) -> bool:
+        """Whether the first document answers by the rule."""
+        task = self._task(question)
+        return bool(rule.answers(task.scores(rule.similarity, task.top(rule.similarity, 2)))[0])
 
     def compare(self, found: Sequence[Hit]) -> str:
         """A sentence on the best score next to those of questions that have an answer."""

@@ -1,10 +1,12 @@
 """From a file of pairs to a verdict, a retriever and a look at what it finds."""
 
 import csv
+import json
 
 import pytest
 from _cli import figures, invoke
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
 
 COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
 THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
@@ -47,6 +49,26 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     assert [len(hits) for hits in search["found"]] == [3, 3]
     shown = invoke("search", output, "red door", data=pairs, top_k=64).output
     assert shown.count(" yes ") == 1
+    assert "answer have no higher score" in " ".join(shown.split())
+
+
+def test_search_says_by_a_rule_that_nothing_answers(tmp_path):
+    """Each known question shares a word with its answer; that of another kind shares none."""
+    rows = [{"query": f"word{i} please", "document": f"word{i}", "split": "dev"} for i in range(99)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = [f"word{i}" for i in range(99)]
+    SentenceTransformer(modules=[BoW([*words, "please"])]).save_pretrained(str(tmp_path / "bow"))
+    options = {"data": tmp_path / "pairs.jsonl", "risk": 0.2}
+    for question, answered in (("word7 please", True), ("please", False)):
+        found = figures("search", tmp_path / "bow", question, **options)
+        assert found["searches"][0]["answered"] is answered
+        assert found["rule"]["max_risk"] == 0.2
+    said = invoke("search", tmp_path / "bow", "please", **options).output
+    assert "risk at most 0.2 with probability 0.95" in said
+    assert "By the rule, none answers." in said
+    said = invoke("search", tmp_path / "bow", "please", **options | {"risk": 0.01}).output
+    assert "for the guarantee, use more queries" in said  # and then as without a rule
+    assert "no higher score" in said
 
 
 def test_a_dev_split_of_the_user_stays_a_dev_split(pairs, tmp_path):
