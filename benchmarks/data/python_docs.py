@@ -15,8 +15,8 @@ from typing import Any
 
 from lxml import etree
 
+from st_magnitude.data.documents import chunk, fold, trim_lines
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.revela.documents import chunk, fold, trim_lines
 
 _GENERIC_TITLES = """
 abstract, acknowledgements, acknowledgments, acknowledgement, appendix, attributes, author,

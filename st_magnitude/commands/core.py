@@ -136,7 +136,7 @@ class Source:
         str,
         Option(
             help="Pairs: a CSV, TSV, JSONL or Parquet file, a folder of them, or a data set of the"
-            " hub; or a folder in BEIR's layout."
+            " hub; a folder in BEIR's layout; or texts without labels."
         ),
     ]
     columns: Annotated[

@@ -61,7 +61,7 @@ def train(
     figures["norm_warning"] = trained.norm_warning
     verdict, stuck = trained.verdict, trained.advice
     if verdict is not None:
-        say(verdict.headline(dev_split))
+        say(f"{verdict.headline(dev_split)} {splits.caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
     if trained.output is not None:
         stock = verdict is None or verdict.saved.exponent in (0.0, 1.0)

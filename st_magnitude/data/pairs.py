@@ -15,6 +15,7 @@ from st_magnitude._checks import positive
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, folded
+from st_magnitude.data.documents import as_document, holds_texts, neighbours, read_documents
 from st_magnitude.data.retrieval import RetrievalData, read_folder, read_split
 from st_magnitude.data.tables import PARTS, Row, Source, read_rows
 
@@ -47,6 +48,7 @@ class Splits(dict[str, RetrievalData]):
             there are.
         drawn: Names of the splits that were drawn at random.
         folder: The folder in BEIR's layout that they were read from, or None.
+        caveat: What the queries are, if nobody asked them: chunks of texts without labels.
     """
 
     def __init__(self, name: str, notes: list[str], folder: Path | None = None) -> None:
@@ -54,6 +56,7 @@ class Splits(dict[str, RetrievalData]):
         self.notes = notes
         self.folder = folder
         self.drawn: set[str] = set()
+        self.caveat = ""
         self.broken: dict[str, DataError] = {}
 
     def __missing__(self, split: str) -> RetrievalData:
@@ -106,6 +109,10 @@ def load_splits(
     query of ten is held out for it. No query is in two splits, and none of dev or test is a
     document of a training pair. docs/cli.md says more.
 
+    Texts without labels, which are a .txt or .md file, a folder of them, or rows with the column
+    text alone, are cut into chunks: a chunk is a query, and its neighbours are what it should find.
+    One document of ten is dev, and one test.
+
     Args:
         columns: Other names, ``{"query": "title", "document": "body"}`` or
             ``"query=title,document=body"``; roles are query, document, negative, score and split.
@@ -131,7 +138,15 @@ def load_splits(
                 raise DataError(f"{source} is BEIR's folder: columns and threshold are of pairs.")
             return _read_folder(Path(source), skip_empty)
     notes: list[str] = []
-    rows = list(read_rows(source, notes))
+    documents = None
+    if isinstance(source, str | Path) and holds_texts(Path(source)):
+        documents = read_documents(source)
+    else:
+        rows = list(read_rows(source, notes))
+        if rows and all(row.cells.keys() == {"text"} for row in rows):
+            documents = (as_document(row.cells, row.where) for row in rows)
+    if documents is not None:
+        rows = neighbours(documents, seed)
     name = Path(source).stem if isinstance(source, str | Path) else "pairs"
     if not rows:
         raise DataError(f"{name} has no rows.")
@@ -143,7 +158,15 @@ def load_splits(
     pairs = _read_pairs(rows, chosen, threshold, notes)
     pairs = _spell_names(pairs, notes)
     part_of, kept = _assign(pairs, seed, notes)
-    return _build(pairs, part_of, kept, name, notes)
+    if documents is None:
+        return _build(pairs, part_of, kept, name, notes)
+    splits = _build(pairs, part_of, kept, f"neighbouring chunks of {name}", notes)
+    splits.drawn = set()  # folds of queries would train on their documents
+    splits.caveat = (
+        "The texts have no labels: each query is a chunk, and its answers are the chunks next to"
+        " it. For questions of people the difference can be another."
+    )
+    return splits
 
 
 def _read_folder(folder: Path, skip_empty: bool) -> Splits:

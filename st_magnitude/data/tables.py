@@ -161,6 +161,8 @@ def _separator(path: Path, text: str) -> str:
         widths = [len(cells) for cells in islice(reader, 1000) if cells]
         if widths and widths[0] > 1:
             found.append((widths.count(widths[0]) / len(widths), widths[0], mark))
+    if not found and text.splitlines()[:1] == ["text"]:  # without labels
+        return ","
     if not found:
         raise DataError(f"{path}: has one column; separate several by comma, semicolon or tab.")
     return max(found)[2]

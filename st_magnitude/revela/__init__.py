@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from st_magnitude.data.documents import chunk as chunk
+    from st_magnitude.data.documents import read_documents as read_documents
     from st_magnitude.revela.config import RevelaConfig as RevelaConfig
-    from st_magnitude.revela.documents import chunk as chunk
-    from st_magnitude.revela.documents import read_documents as read_documents
     from st_magnitude.revela.groups import build_groups as build_groups
     from st_magnitude.revela.loss import RevelaLoss as RevelaLoss
     from st_magnitude.revela.loss import group_similarity as group_similarity

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import at_least
-from st_magnitude.revela.documents import (
+from st_magnitude.data.documents import (
     Documents,
     as_document,
     chunk,

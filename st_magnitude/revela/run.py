@@ -20,12 +20,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude._files import locked_folder
 from st_magnitude._upstream import has_fast_bf16
+from st_magnitude.data.documents import Documents
 from st_magnitude.data.retrieval import RetrievalData, digest
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.result import points
 from st_magnitude.revela.config import RevelaConfig
-from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config

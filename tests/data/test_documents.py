@@ -8,8 +8,8 @@ from _texts import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from st_magnitude.data.documents import sentences
 from st_magnitude.revela import chunk, read_documents
-from st_magnitude.revela.documents import sentences
 
 
 def test_a_folder(tmp_path):
@@ -135,6 +135,6 @@ def test_code_is_cut_at_the_margin_before_blank_lines():
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(ImportError, match=r'sentencex.*pip install "\.\[revela\]"'):
+    with pytest.raises(ImportError, match=r'sentencex.*pip install "\.\[table\]"'):
         chunk("One. Two.")
     assert chunk("x = 1", code=True) == ["x = 1"]

@@ -1,17 +1,21 @@
-"""Files to documents, and documents to chunks of whole sentences or of whole blocks of code."""
+"""Files to documents, documents to chunks of whole sentences or of whole blocks of code, and
+neighbouring chunks as pairs."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
 from st_magnitude._checks import at_least, needs
-from st_magnitude.data.beir import json_lines
+from st_magnitude.data.beir import DataError, json_lines
+from st_magnitude.data.tables import SUFFIXES, Row
 
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
@@ -165,7 +169,7 @@ def _pack(
 
 def sentences(text: str, whole: Span) -> Iterator[Span]:
     """Spans of the sentences, without the whitespace after them."""
-    with needs("Cutting text into sentences", "revela"):
+    with needs("Cutting text into sentences", "table"):
         from sentencex import get_sentence_boundaries  # type: ignore[attr-defined]
     for paragraph, end in _cut(_PARAGRAPH_END, text, whole):
         begin = paragraph
@@ -224,3 +228,43 @@ _PARAGRAPHS = partial(_cut, re.compile(_BLANK_LINES))
 _LINES = partial(_cut, re.compile(r"\n"))
 _PROSE_LEVELS = (sentences, _LINES, split_words)
 _CODE_LEVELS = (_BLOCKS, _PARAGRAPHS, _LINES, split_words)
+
+
+CHUNK, SHORTEST = 40, 8  # words of a chunk, at most and at least
+HELD_OUT, MOST = 10, 2000  # one document of ten for test, and for dev, up to so many rows each
+
+
+def holds_texts(path: Path) -> bool:
+    """Whether a path is a text, or a folder with texts and without pairs."""
+    files = [path] if path.is_file() else path.rglob("*")
+    kinds = {file.suffix.lower() for file in files if not file.name.startswith(".")}
+    return bool(kinds & _PROSE) and not kinds & {*SUFFIXES}
+
+
+def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:
+    """A row for each chunk and each of its neighbours in its document, which is in one split.
+
+    Fewer than three documents are not split.
+    """
+    chunked: list[list[str]] = []
+    for document in documents:
+        pieces = chunk(document["text"], CHUNK, code=document["code"])
+        chunked.append([piece for piece in pieces if count_words(piece) >= SHORTEST])
+    chunked = [pieces for pieces in chunked if len(pieces) > 1]
+    if not chunked:
+        raise DataError(
+            f"The texts have no labels, and none of them has two chunks of {SHORTEST} words."
+        )
+    chunked.sort(key=lambda pieces: hashlib.sha256(f"{seed} {pieces}".encode()).digest())
+    number = max(len(chunked) // HELD_OUT, len(chunked) > 2)
+    rows: list[Row] = []
+    for part in ("test", "dev", "train"):
+        left = number if part != "train" else len(chunked)
+        first = len(rows)
+        while left and (part == "train" or len(rows) - first < MOST):
+            left -= 1
+            for before, after in pairwise(chunked.pop()):
+                for query, answer in ((before, after), (after, before)):
+                    cells = {"query": query, "document": answer}
+                    rows.append(Row(f"neighbours {len(rows)}", part, cells))
+    return rows
