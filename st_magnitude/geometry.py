@@ -91,7 +91,8 @@ def norms(x: ArrayLike) -> Array:
         >>> norms([[3.0, 4.0], [0.0, 2.0]])
         array([5., 2.])
     """
-    return np.linalg.norm(matrix_of(x), axis=1)
+    found: Array = np.linalg.norm(matrix_of(x), axis=1)
+    return found
 
 
 def mean_cosine(x: ArrayLike) -> float:
@@ -191,7 +192,9 @@ def _scatter(x: ArrayLike) -> Array:
     # constant columns: exactly 0
     centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)
     centred = np.ldexp(centred, -np.frexp(np.abs(centred).max())[1])
-    return centred.T @ centred if centred.shape[0] > centred.shape[1] else centred @ centred.T
+    narrow = centred.T if centred.shape[0] > centred.shape[1] else centred
+    gram: Array = narrow @ narrow.T
+    return gram
 
 
 # --- functions of samples, such as norms of embeddings or figures of queries ----------------------
@@ -275,7 +278,7 @@ def norm_warning(d: float, error: float, before: float = math.nan) -> str:
 
 
 def adjusted_cohens_d(values: ArrayLike, covariate: ArrayLike, is_relevant: ArrayLike) -> float:
-    """Cohen's d of the residuals of a regression of the values on a covariate: (n,) thrice -> d.
+    """Cohen's d of the residuals of a regression of the values on a covariate: 3 x (n,) -> d.
 
     This is the control for relevant documents that are merely longer texts: with norms as values
     and logarithms of text lengths as covariate, d falls to 0 where the text length explains the

@@ -197,7 +197,8 @@ class SIGReg(nn.Module):
 
         real, imaginary = sums / number
         error = (real - target).square() + imaginary.square()  # (K, T)
-        return number * (error @ weights).mean()
+        loss: Tensor = number * (error @ weights).mean()
+        return loss
 
     def _draw(self, x: Tensor) -> Tensor:
         """The directions of this call, (D, K)."""
@@ -206,7 +207,8 @@ class SIGReg(nn.Module):
         directions = torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)
         if self.gather and num_ranks() > 1:
             dist.broadcast(directions, src=0)
-        return directions / torch.linalg.vector_norm(directions, dim=0)
+        unit: Tensor = directions / torch.linalg.vector_norm(directions, dim=0)
+        return unit
 
 
 def knots_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

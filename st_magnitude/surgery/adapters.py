@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from sentence_transformers import SentenceTransformer
 from torch import nn
@@ -58,7 +58,7 @@ def merge_lora(model: Model) -> Model:
             f"merge_lora computes new weights, and {len(names)} of this model are integers, such "
             f"as {names[0]}. Load the model without quantization."
         )
-    plain: Any = _plain(model)
+    plain = cast(Model, _plain(model))
     for part in plain.modules():
         if isinstance(part, PreTrainedModel):
             forget_adapter(part)

@@ -64,7 +64,8 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
     factor = factor.clamp(max=torch.finfo(x.dtype).max)
     # x - fixed is zero, so the value is x to the last bit; its derivative is the factor. The
     # product is computed in the precision of the factor and rounded once.
-    return fixed + (factor * (x - fixed)).to(x.dtype)
+    same: Tensor = fixed + (factor * (x - fixed)).to(x.dtype)
+    return same
 
 
 def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
