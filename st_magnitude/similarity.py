@@ -32,7 +32,7 @@ def safe_norm(embeddings: Tensor) -> Tensor:
     With it a zero vector stays a zero vector, scores 0 against everything, and has finite
     gradients.
     """
-    norm = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
     # In float32 the square of 1e19 overflows; an infinite norm would give finite scores but
     # gradients of nan.
     return norm.masked_fill(norm == 0, 1.0).clamp(max=torch.finfo(norm.dtype).max)
@@ -153,7 +153,7 @@ class Similarity:
         return _divide_by_norm(embeddings, self.gamma_document)
 
     def document_divisor(self, embeddings: Embeddings) -> Tensor:
-        """What `document` divides by, |x|^gamma_document, and 1 for a zero vector: (..., D) ->
+        """The divisor of `document`, |x|^gamma_document, and 1 for a zero vector: (..., D) ->
         (..., 1).
 
         It turns inner products of raw documents into scores for several exponents without another
@@ -166,7 +166,8 @@ class Similarity:
         rows = torch.atleast_2d(self.query(queries))
         columns = torch.atleast_2d(self.document(documents))
         with without_autocast(rows):
-            return rows @ columns.to(rows.dtype).T
+            scores: Tensor = rows @ columns.to(rows.dtype).T
+        return scores
 
     def pairwise(self, queries: Embeddings, documents: Embeddings) -> Tensor:
         """Scores of row i against row i: (n, D), (n, D) -> (n,)."""

@@ -16,10 +16,10 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import Similarity, at_least_float32
 
-Direction = Literal["sym", "i2t", "t2i"]
+ClipDirection = Literal["sym", "i2t", "t2i"]
 
 # The rows of Table 6: (image_norm, text_norm, direction)
-PRESETS: dict[str, tuple[bool, bool, Direction]] = {
+PRESETS: dict[str, tuple[bool, bool, ClipDirection]] = {
     "norm-sym": (True, True, "sym"),
     "nonorm-sym": (False, False, "sym"),
     "imgnorm-i2t": (True, False, "i2t"),
@@ -78,7 +78,7 @@ class AsymmetricClipLoss(nn.Module):
         self,
         image_norm: bool | float = True,
         text_norm: bool | float = True,
-        direction: Direction = "sym",
+        direction: ClipDirection = "sym",
         *,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         gather_across_devices: bool = False,

@@ -53,10 +53,8 @@ Exclude = Tensor | Ids | Above | Sequence[Tensor | Ids | Above]
 
 @dataclass(frozen=True)
 class Batch:
-    """B queries, M documents, and what is known about their pairs; :func:`~st_magnitude.infonce`
-    explains the fields.
-
-    Query i and document ``offset + i`` are a *pair*, and ``offset + i`` is its number.
+    """B queries and M documents, with the rules and targets that :func:`~st_magnitude.infonce` has
+    as arguments. Query i and document ``offset + i`` are a *pair*, with the number ``offset + i``.
     """
 
     queries: Tensor  # (B, D)

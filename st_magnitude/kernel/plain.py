@@ -46,8 +46,8 @@ def plain_infonce(
 
 
 class Comparison:
-    """The rows of a direction, the B queries or their positives, with its M columns: who is a
-    positive, and who does not count. Query i and its positive have the number ``offset + i``."""
+    """The B rows of a direction, queries or their positives, and its M columns: their scores, the
+    targets, and the columns that are left out."""
 
     def __init__(
         self, batch: Batch, similarity: Similarity, dims: set[int], direction: Direction

@@ -120,7 +120,8 @@ def _scores_of_pairs(rows: Vectors, columns: Vectors) -> Tensor:
     left, right = rows.x, columns.x
     if rows.guide is not None and columns.guide is not None:
         left, right = rows.guide, columns.guide
-    return torch.linalg.vecdot(left, right[: len(left)])
+    scores: Tensor = torch.linalg.vecdot(left, right[: len(left)])
+    return scores
 
 
 def _pass_on(block: Block, size: int) -> Callable[[], Block]:

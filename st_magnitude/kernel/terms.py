@@ -79,12 +79,12 @@ class Plan:
 
     dims: tuple[int, ...]  # ascending prefixes
     terms: tuple[Term, ...]  # prefix by prefix, by falling temperature
-    members: tuple[range, ...]  # of a prefix, the places of its terms
-    powers: tuple[int, ...]  # of a term, the power of the exponential before it that it is, or 0
-    num_losses: float  # losses of rows whose mean is the loss of the batch
-    tile_rows: int | None  # of a tile; None: as the device likes it
+    members: tuple[range, ...]  # indices of the terms of each prefix
+    powers: tuple[int, ...]  # of each term: its exponential is this power of the one before, or 0
+    num_losses: float  # the number of rows whose mean loss is the loss of the batch
+    tile_rows: int | None  # None: the default of the device
     hardness_strength: float
-    bounded: bool  # whether no logit is too large or too small for the exponential of a float32
+    bounded: bool  # whether the exponentials of all logits are finite and positive in float32
 
     @classmethod
     def of(
@@ -142,7 +142,7 @@ def _number(term: Term) -> float:
 
 
 def _power(before: Term, after: Term) -> int:
-    """2 or 3 if the exponential of a term is this power of the one before, which is cheaper."""
+    """2 or 3 if the exponential of a term is this power of the one before, and 0 otherwise."""
     if before.dim != after.dim or not _number(after):
         return 0
     ratio = _number(before) / _number(after)

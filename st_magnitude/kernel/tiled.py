@@ -29,7 +29,7 @@ Round = Callable[[Direction, Vectors, Vectors, bool], Iterator[Panel]]
 
 
 class _Known(torch.autograd.Function):
-    """The loss as a function of the tensors whose gradients are given."""
+    """A loss with known gradients, which backward multiplies by the outer gradient."""
 
     @staticmethod
     def forward(
@@ -58,7 +58,7 @@ def tiled_infonce(
     plan: Plan,
     ring: Round | None = None,
 ) -> Tensor:
-    """The mean loss of softmaxes, with a ring over the columns of all ranks."""
+    """The mean loss of softmaxes; with ``ring``, they run over the columns of all ranks."""
     with without_autocast(batch.queries):
         divided = partial(vectors_of, batch, plan.dims, is_block=ring is not None)
         queries = divided(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
@@ -85,7 +85,8 @@ def tiled_infonce(
             loss = torch.stack([softmax.loss() for softmax in found]).sum()
             of_terms = torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)  # (T,)
             gradients = [of_terms, *(x for v in vectors for x in (v.grad, v.grad_scale))]
-        return _Known.apply(loss, gradients, *tensors)
+        known: Tensor = _Known.apply(loss, gradients, *tensors)
+        return known
 
 
 def _compared(
@@ -123,7 +124,7 @@ class Softmax:
         of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
         # (T, B), weights of the rows' losses in the loss of the batch
         self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
-        self.pulls = self.weights * self.inverse  # (T, B), d loss / d score of a probability of 1
+        self.pulls = self.weights * self.inverse  # (T, B), gradient weights of a unit probability
         self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
         self.pair_scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.pair_biases = torch.zeros_like(row_weights)  # (B,)
@@ -292,11 +293,8 @@ def _multiply_factors(block: Block, k: int, x: Tensor) -> None:
 def _apply_rules(
     panels: Sequence[Panel], parts: Sequence[slice], tile: slice, scores: Sequence[Tensor]
 ) -> Tensor | None:
-    """Makes the scores of excluded columns very low.
-
-    Returns the targets (n, M) of the first panel, not yet divided by their sums; None: the pairs
-    alone.
-    """
+    """Makes the scores of excluded columns very low. Returns the targets (n, M) of the first panel,
+    not yet divided by their sums; None if each row has one positive."""
     found = []
     for panel, part in zip(panels, parts, strict=True):
         longest = scores[-1][:, part]
@@ -372,8 +370,8 @@ def _best(plan: Plan, scores: Tensor) -> Tensor:
 
 
 def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tensor:
-    """Scores less the best one of their row, (n, M), in a buffer; those of a shorter prefix, whose
-    factors have gradients, are needed as they are."""
+    """Scores less the best one of their row, (n, M), in a buffer: the gradients of the factors of a
+    shorter prefix need the scores themselves."""
     return scores if plan.bounded else torch.sub(scores, best[:, None], out=buffer)
 
 

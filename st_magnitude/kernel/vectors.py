@@ -54,7 +54,7 @@ def vectors_of(
     number = len(x)
 
     def part_of(given: Tensor) -> Tensor:
-        """What is given for these vectors alone, or their rows of what is given for all pairs."""
+        """The rows of these vectors, from values for them alone or for all pairs."""
         return given if len(given) == number else given[first : first + number]
 
     def of_ids(given: Sequence[Ids]) -> Tensor | None:
