@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
@@ -16,10 +16,12 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.saving.export import load
 from st_magnitude.surgery.raw import unwrapped
 
-if TYPE_CHECKING:
+with needs("st_magnitude.mteb", "eval"):
+    import mteb
     from mteb.abstasks import AbsTaskRetrieval
     from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
-    from mteb.models import EncoderProtocol, ModelMeta
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.models import EncoderProtocol, ModelMeta, SentenceTransformerEncoderWrapper
     from mteb.results import ModelResult
 
 __all__ = ["evaluate", "local_model", "retrieval_task"]
@@ -38,11 +40,6 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never
     gives an old score to changed data.
     """
-    with needs("st_magnitude.mteb", "eval"):
-        from mteb.abstasks import AbsTaskRetrieval
-        from mteb.abstasks.task_metadata import TaskMetadata
-    from datasets import Dataset
-
     contents = data.digest
     others = data.queries.keys() & data.corpus.keys() - data.own
     names = {query: f"{query}, the query" if query in others else query for query in data.query_ids}
@@ -82,8 +79,6 @@ def local_model(path: str | Path) -> EncoderProtocol:
     Its name is ``local/FOLDER`` and its revision is a hash of weights and configuration, by which
     mteb's cache tells models apart.
     """
-    with needs("st_magnitude.mteb", "eval"):
-        from mteb.models import SentenceTransformerEncoderWrapper
     folder = Path(path).resolve()
     model = SentenceTransformerEncoderWrapper(load(folder))
     known = {"name": f"local/{_file_name(folder.name)}", "revision": _revision(folder)}
@@ -108,19 +103,17 @@ def evaluate(
 
     Raises:
         ValueError: If mteb does not know a name, or a model without a name is to be kept in
-            ``output``, or a file of its results is torn.
+            ``output``.
     """
-    with needs("st_magnitude.mteb", "eval"):
-        import mteb
     if not isinstance(model, (str, Path)):
         model = unwrapped(model)
-    if isinstance(model, SentenceTransformer) and output is not None:
-        raise ValueError(
-            "mteb keeps results by the name of a model: save this one, and pass its folder."
-        )
+        if output is not None:
+            raise ValueError(
+                "mteb keeps results by the name of a model: save this one, and pass its folder."
+            )
+    runs: SentenceTransformer | EncoderProtocol | ModelMeta
     try:
         chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
-        runs: SentenceTransformer | EncoderProtocol | ModelMeta
         if isinstance(model, SentenceTransformer):
             runs = model
         elif Path(model).is_dir():
@@ -132,30 +125,12 @@ def evaluate(
     cache = None if output is None else mteb.ResultCache(output)
     options: Any = {"show_progress_bar": False, **(encode or {})}
     bars = options["show_progress_bar"]
-    try:
-        return mteb.evaluate(
-            runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars
-        )
-    except Exception:
-        if output is not None:
-            _refuse_torn(Path(output))
-        raise
+    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars)
 
 
 def _file_name(name: str) -> str:
     """A name that mteb can give to a file or a folder: at most 50 letters, digits and hyphens."""
     return re.sub(r"[^\w.-]+", "-", name)[:50].strip("-.") or "local"
-
-
-def _refuse_torn(output: Path) -> None:
-    """Names a file of mteb's results that is not JSON, as a killed process leaves it."""
-    for file in sorted(output.rglob("*.json")):
-        try:
-            json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"{file} is torn ({error}). Remove it, and mteb computes it again."
-            ) from error
 
 
 def _revision(folder: Path) -> str:
