@@ -56,25 +56,3 @@ def engine_of_trainer(trainer: Trainer) -> str | None:
     if trainer.is_deepspeed_enabled:
         return f"DeepSpeed ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage}"
     return "FSDP" if trainer.is_fsdp_enabled else None
-
-
-def refuse_engine(
-    engine: str | None, name: str, caches: bool, learns_exponents: bool = False
-) -> None:
-    """Refuses a loss that an engine would train wrongly, or in which it would fail."""
-    if engine is None:
-        return
-    if learns_exponents and engine != "DeepSpeed ZeRO-2":
-        # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
-        why = f"learns exponents, each a single number, and {engine} shards all parameters"
-        how = "fix them: MagnitudeRankingLoss(model, stm.Similarity(1, 0.5))"
-    elif caches and engine.startswith("DeepSpeed"):
-        # "Gradient computed twice for this partition": sentence-transformers, issue 3173
-        why = f"caches gradients in several backward passes a step, and {engine} allows one"
-        how = "leave mini_batch_size out"
-    else:
-        return
-    raise ValueError(
-        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or "
-        f"{how}."
-    )

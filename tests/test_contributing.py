@@ -8,10 +8,8 @@ from typing import Annotated
 
 import pytest
 import torch
-from _tiny import columns
+from _trainer import train
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
-from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.nn.functional import cross_entropy
 from typer import Option
 from typer.testing import CliRunner
@@ -22,7 +20,7 @@ from st_magnitude._config import check_ranges
 from st_magnitude.commands.core import Figures, app, command
 from st_magnitude.comparison.config import CompareConfig, grid_of
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.finetune import run
 from st_magnitude.losses.table import LOSSES, NamedLoss
 
 HALF = stm.Similarity(query=1.0, document=0.5)
@@ -55,8 +53,8 @@ def test_add_a_loss(static_path, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     row = NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True, is_compared=True)
     monkeypatch.setitem(LOSSES, "double", row)
-    config = TrainConfig(loss="double", max_steps=2, folds=0)
-    trained = train(str(static_path), data, tmp_path / "model", config)
+    config = run.TrainConfig(loss="double", max_steps=2, folds=0)
+    trained = run.train(str(static_path), data, tmp_path / "model", config)
     assert isinstance(trained.trainer.loss, DoubleLoss)
     assert trained.trainer.model.similarity_fn_name == "dot"
     tried = grid_of(CompareConfig(losses=["double"]), is_static=True)
@@ -74,12 +72,7 @@ class FarColumns:
 
 def test_add_a_regularizer(model, tmp_path):
     loss = stm.CosineRankingLoss(model, regularizers=[shortness, (FarColumns(), 0.5)])
-    args = SentenceTransformerTrainingArguments(
-        str(tmp_path), max_steps=1, logging_steps=1, use_cpu=True, report_to=[]
-    )
-    data = Dataset.from_dict(columns())
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss)
-    stm.attach(trainer).train()
+    trainer = train(model, loss, tmp_path, max_steps=1)
     assert {"shortness", "far_columns", "infonce"} <= trainer.state.log_history[0].keys()
 
 

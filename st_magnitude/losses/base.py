@@ -80,6 +80,8 @@ class EmbeddingLoss(nn.Module):
     """
 
     citation = CITATION
+    uses_gradient_cache = False
+    learns_exponents = False
     model: SentenceTransformer
 
     def __init__(
@@ -140,15 +142,17 @@ class EmbeddingLoss(nn.Module):
             self.begin()
 
     def begin(self) -> None:
-        """Warns of weights in half precision, and if the saved model will score in another way than
-        the loss trains it to.
+        """Checks the engine, and warns of weights in half precision and if the saved model will
+        score in another way than the loss trains it to.
 
         Several losses of one Trainer may disagree, and the loss that was built last sets the
         similarity function. The stock functions have no fractional exponent.
         """
         model = unwrapped(self.model)
-        # an engine keeps float32 copies of weights
-        if (half := half_weights(model)) and engine_of(self.model) is None:
+        engine = engine_of(self.model)
+        self.check_engine(engine)
+        half = half_weights(model)
+        if half and engine is None:  # an engine keeps float32 copies of weights
             logger.warning(
                 "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
                 " they were. Call model.float() before you build the loss (for LoRA, cast the"
@@ -175,7 +179,23 @@ class EmbeddingLoss(nn.Module):
             )
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as engine_of names it, that cannot train the loss."""
+        """Refuses an engine, as engine_of names it, that would train the loss wrongly or fail."""
+        if engine is None:
+            return
+        if self.learns_exponents and engine != "DeepSpeed ZeRO-2":
+            # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
+            why = f"learns exponents, each a single number, and {engine} shards all parameters"
+            how = "fix them: MagnitudeRankingLoss(model, stm.Similarity(1, 0.5))"
+        elif self.uses_gradient_cache and engine.startswith("DeepSpeed"):
+            # "Gradient computed twice for this partition": sentence-transformers, issue 3173
+            why = f"caches gradients in several backward passes a step, and {engine} allows one"
+            how = "leave mini_batch_size out"
+        else:
+            return
+        raise ValueError(
+            f"{self.name} {why}. Use DistributedDataParallel (torchrun, without"
+            f" {engine.split()[0]}), or {how}."
+        )
 
     def get_log(self) -> dict[str, float]:
         """Figures for a line of the Trainer's log, which may wait for the device."""

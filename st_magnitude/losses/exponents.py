@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from st_magnitude._distributed import refuse_engine
 from st_magnitude.losses.base import exponent_norm, with_options_of
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
@@ -93,6 +92,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     :func:`st_magnitude.load`.
     """
 
+    learns_exponents = True
+
     @with_options_of(MagnitudeRankingLoss, without=["similarity"])
     def __init__(
         self,
@@ -131,13 +132,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
 
-    def check_engine(self, engine: str | None) -> None:
-        refuse_engine(engine, self.name, self.uses_gradient_cache, learns_exponents=True)
-
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity  # the model may have lost its ExponentNorm after the training
         exponents = similarity.gamma_query, similarity.gamma_document
         return [torch.as_tensor(exponent) for exponent in exponents]
-
-    def _at(self, learned: list[Tensor]) -> Similarity:
-        return Similarity(*learned)

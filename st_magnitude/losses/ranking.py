@@ -18,7 +18,7 @@ from sentence_transformers.base.losses.gradcache import (
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude._distributed import engine_of, num_ranks, refuse_engine
+from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
@@ -230,10 +230,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def losses(
         self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
     ) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
+        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column and the
+        exponents that the loss learns."""
         self.start()
         queries, *documents = embeddings
-        similarity = self._at(learned)
+        similarity = Similarity(*learned) if learned else self.similarity
         terms = self.terms
         gathers = bool(self.gather_across_devices)
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms, gathers)
@@ -331,15 +332,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         penalties = {name: loss for name, loss in losses.items() if name != "infonce"}
         return {"infonce": total - sum(penalties.values()), **penalties}
 
-    # --- what the loss learns besides the weights of the model ------------------------------------
-
     def _learned(self) -> list[Tensor]:
-        """The present values, 0-d tensors: of LearnableNormLoss, its exponents."""
+        """The exponents that the loss learns, 0-d tensors."""
         return []
-
-    def _at(self, learned: list[Tensor]) -> Similarity:
-        """The similarity at values as `_learned` returns them."""
-        return self.similarity
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -367,16 +362,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 " Leave mini_batch_size out."
             )
 
-    def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as engine_of names it, that cannot train what the loss learns."""
-        refuse_engine(engine, self.name, self.uses_gradient_cache)
-
     def get_log(self) -> dict[str, float]:
         return self.false_negatives.get_log()
-
-    def begin(self) -> None:
-        super().begin()
-        self.check_engine(engine_of(self.model))
 
     def _check_inputs(
         self, columns: list[dict[str, Tensor]], labels: Tensor | None

@@ -11,12 +11,11 @@ from _helpers import (
     batch_of,
     features,
     gradients,
-    logged,
-    train,
     value_and_gradients,
 )
 from _ranks import on_ranks
 from _tiny import ROWS, formula, load_transformer, raw_embeddings
+from _trainer import logged, train
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
 from torch.nn.parallel import DistributedDataParallel

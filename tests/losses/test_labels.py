@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import features, gradients, logged, train
+from _helpers import features, gradients
 from _ranks import on_ranks
 from _tiny import columns, load_transformer, raw_embeddings
+from _trainer import logged, train
 from datasets import Dataset
 from torch.nn.functional import cross_entropy
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from _helpers import logged, train
 from _tiny import ROWS, columns, load_transformer
+from _trainer import logged, train
 from datasets import Dataset
 from peft import LoraConfig
 from sentence_transformers import InputExample, SentenceTransformer

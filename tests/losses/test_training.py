@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from _helpers import BATCHING, features, train
+from _helpers import BATCHING, features
 from _processes import TWO_RANKS, python
 from _tiny import ROWS, columns, load_transformer
+from _trainer import train
 from datasets import Dataset, DatasetDict
 from sentence_transformers import (
     InputExample,

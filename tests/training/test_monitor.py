@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from _tiny import ROWS, columns, load_transformer
+from _trainer import train as trainer_of
 from datasets import Dataset, DatasetDict
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
@@ -17,10 +17,6 @@ from transformers import TrainerCallback
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-
-ARGUMENTS = {"max_steps": 6, "per_device_train_batch_size": 8, "logging_steps": 2}
-ARGUMENTS |= {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "save_strategy": "no"}
-ARGUMENTS |= {"report_to": [], "disable_tqdm": True, "use_cpu": True}
 
 
 class Listener(TrainerCallback):
@@ -33,22 +29,14 @@ class Listener(TrainerCallback):
         self.logs.append(dict(logs))
 
 
-def train(model, loss, output, monitor=None, data=None, eval_data=None, **options):
-    """Trains, and returns the Trainer and the logs that a tracker would receive."""
+def train(model, loss, output, monitor=None, **options):
+    """Trains with a monitor; returns the Trainer and the logs that a tracker would receive."""
     listener = Listener()
     if monitor:
         monitor.loss = loss
-    trainer = SentenceTransformerTrainer(
-        model,
-        SentenceTransformerTrainingArguments(str(output), **ARGUMENTS | options),
-        train_dataset=data or Dataset.from_dict(columns()),
-        eval_dataset=eval_data,
-        loss=loss,
-        callbacks=[listener, monitor] if monitor else None,
-    )
-    stm.attach(trainer)
-    trainer.train()
-    return trainer, listener.logs
+    callbacks = [listener, monitor] if monitor else [listener]
+    defaults = {"max_steps": 6, "logging_steps": 2, "callbacks": callbacks}
+    return trainer_of(model, loss, output, **defaults | options), listener.logs
 
 
 def by_hand(x, lr):
@@ -132,9 +120,8 @@ def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
     similarity = stm.COSINE if tail and isinstance(tail[0], Normalize) else stm.Similarity(1, 0.5)
     loss = stm.MagnitudeRankingLoss(model, similarity, mini_batch_size=mini_batch_size)
     monitor = stm.NormMonitor(every=2)
-    data = Dataset.from_dict(columns(num_negatives=2))
-    options = {"per_device_train_batch_size": 16, "max_steps": 3}
-    trainer, _ = train(model, loss, tmp_path, monitor, data, **options)
+    options = {"num_negatives": 2, "per_device_train_batch_size": 16, "max_steps": 3}
+    trainer, _ = train(model, loss, tmp_path, monitor, **options)
     assert [row["step"] for row in monitor.rows] == [1, 2]
     for role, x in zip(["query", "document", "negative_1", "negative_2"], raw, strict=True):
         assert_measures(monitor.rows[0], role, x, 1e-3)
@@ -146,11 +133,8 @@ def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
 
 def test_the_loss_is_needed(model, tmp_path):
     """Three columns would otherwise be taken for two."""
-    args = SentenceTransformerTrainingArguments(str(tmp_path), **ARGUMENTS)
-    options = {"train_dataset": Dataset.from_dict(columns()), "callbacks": [stm.NormMonitor()]}
-    trainer = SentenceTransformerTrainer(model, args, **options)
     with pytest.raises(ValueError, match=r"NormMonitor\(loss\)"):
-        trainer.train()
+        trainer_of(model, stm.DotRankingLoss(model), tmp_path, callbacks=[stm.NormMonitor()])
 
 
 class Odd(MultipleNegativesRankingLoss):
@@ -170,8 +154,8 @@ class Odd(MultipleNegativesRankingLoss):
 )
 def test_losses_that_embed_in_their_own_way(model, tmp_path, make, roles):
     monitor = stm.NormMonitor(every=1)
-    data = Dataset.from_dict(columns(num_negatives=1))
-    train(model, make(model), tmp_path, monitor, data, per_device_train_batch_size=6, max_steps=1)
+    options = {"num_negatives": 1, "per_device_train_batch_size": 6, "max_steps": 1}
+    train(model, make(model), tmp_path, monitor, **options)
     measured = {key.removesuffix("_norm_mean") for key in monitor.rows[0] if "norm_mean" in key}
     assert measured == roles
 
@@ -211,6 +195,6 @@ def test_several_data_sets(model, tmp_path):
     monitor = stm.NormMonitor(every=1)
     data = DatasetDict(pairs=pairs, triplets=triplets)
     options = {"multi_dataset_batch_sampler": "round_robin", "max_steps": 4}
-    train(model, losses, tmp_path, monitor, data, **options)
+    train(model, losses, tmp_path, monitor, data=data, **options)
     assert sum("negative_1_norm_mean" in row for row in monitor.rows) == 2
     assert not any("all_norm_mean" in row for row in monitor.rows)
