@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.studies.boilerplate import forgetting, pages
+from benchmarks.studies.boilerplate import pages
 from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
-from benchmarks.studies.known import defaults, run, scope
-from benchmarks.studies.merging import merging
+from benchmarks.studies.known import defaults, few_shot, run, scope
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.recommendation import recommendation
@@ -48,12 +47,11 @@ TABLES: dict[str, Table] = {
     **temperature.TABLES,
     **compression.TABLES,
     **convergence.TABLES,
-    "forgetting": forgetting.table,
     **pages.TABLES,
-    **merging.TABLES,
     **run.TABLES,
     "known scope": scope.table,
     "known defaults": defaults.table,
+    "known few shot": few_shot.table,
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
     **inheritance.TABLES,

@@ -1,16 +1,15 @@
 """Few-shot intents that no training has seen: are prototypes better under DNorm?
 
-    python benchmarks/studies/known/few_shot.py FOLDER [--base MiniLM]
+    python benchmarks/studies/known/few_shot.py FOLDER
 
-FOLDER has the files of BANKING77 and CLINC150. A model learns from 60 % of the intents with
-prototypes, means of five raw embeddings, of which 32 are in a step with a question each. On the
-quarter of the intents that training and dev have not seen, prototypes of 1, 5 and 10 questions
-classify the others by accuracy. *Euclidean* scores -|q - p|² / 2; its temperature and that of DNorm
-are over the mean norms of the batch, as ``scale="auto"`` does. The *probe* is a logistic regression
-on the directions of the cosine model, whose C dev chooses. The base is wordllama's table, trained
-whole, or a linear map of MiniLM's raw embeddings, which begins as the identity. Dev chooses the
-temperature at five questions with seed 0; a seed is a split of the intents, an order and ten draws
-of the questions. Runs are lines of few_shot.jsonl.
+FOLDER has the files of BANKING77 and CLINC150. wordllama's table learns from 60 % of the intents
+with prototypes, means of five raw embeddings, of which 32 are in a step with a question each. On
+the quarter of the intents that training and dev have not seen, prototypes of 1, 5 and 10 questions
+classify the others; accuracy. *Euclidean* scores -|q - p|² / 2; its temperature and that of DNorm
+are over the mean norms of the batch, as with ``scale="auto"``. The *probe* is a logistic regression
+on the directions of the cosine model, whose C dev chooses. Dev chooses the temperature, at five
+questions with seed 0; a seed is a split of the intents, an order, and ten draws of the questions.
+Runs are lines of few_shot.jsonl.
 
 Version 3 of the magnitude paper says that DNorm is ahead on few-shot tasks. Expected, before the
 runs: DNorm ranks as cosine does, and only the norm of a query in training can tell them apart, so
@@ -31,11 +30,12 @@ import torch.nn.functional as F
 from benchmarks.data import banking77, clinc150
 from benchmarks.studies.estimates import in_points, markdown, paired, show
 from benchmarks.studies.known.run import seeds
-from benchmarks.studies.models import minilm, rows_alone, static_model
+from benchmarks.studies.models import rows_alone, static_model
 from benchmarks.studies.store import Figures, Store, packed, unpacked
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor, nn
+from torch import Tensor
 
 import st_magnitude as stm
 
@@ -44,14 +44,13 @@ LOSSES = ("cosine", "dnorm", "euclidean")
 TAUS = (0.05, 0.1, 0.2)
 SHOTS = (1, 5, 10)
 STEPS, CLASSES, DRAWS = 300, 32, 10
-RATES = {"table": 0.03, "MiniLM": 1e-3}
+RATE = 0.03
 Split = list[list[int]]  # the questions of each of its intents
 
 
 @dataclass(frozen=True)
 class Cell:
     data: str
-    base: str
     loss: str
     temperature: float
     seed: int = 0
@@ -85,38 +84,8 @@ def splits(data: str, folder: Path, seed: int) -> list[Split]:
     return [shuffled[:first], shuffled[first:second], shuffled[second:]]
 
 
-@cache
-def of_minilm(data: str, folder: Path) -> Tensor:
-    """Raw embeddings of all texts, (n, 384)."""
-    texts = questions(data, folder)[0]
-    return stm.strip_normalize(minilm()).encode(texts, batch_size=128, convert_to_tensor=True)
-
-
-class Table(nn.Module):
-    """wordllama's table over the texts of a data set."""
-
-    def __init__(self, data: str, folder: Path) -> None:
-        super().__init__()
-        self.model = static_model()
-        self.texts = questions(data, folder)[0]
-
-    def forward(self, numbers: list[int]) -> Tensor:
-        features = self.model.preprocess([self.texts[i] for i in numbers])
-        return self.model(features)["sentence_embedding"]
-
-
-class Mapped(nn.Module):
-    """A linear map of MiniLM's embeddings."""
-
-    def __init__(self, data: str, folder: Path) -> None:
-        super().__init__()
-        self.embeddings = of_minilm(data, folder)
-        self.map = nn.Linear(384, 384)
-        nn.init.eye_(self.map.weight)
-        nn.init.zeros_(self.map.bias)
-
-    def forward(self, numbers: list[int]) -> Tensor:
-        return self.map(self.embeddings[numbers])
+def embed(model: SentenceTransformer, texts: list[str], numbers: list[int]) -> Tensor:
+    return model(model.preprocess([texts[i] for i in numbers]))["sentence_embedding"]
 
 
 # --- one training ---------------------------------------------------------------------------------
@@ -141,40 +110,27 @@ def scores(queries: Tensor, prototypes: Tensor, loss: str) -> Tensor:
     return F.normalize(queries) @ F.normalize(prototypes).T  # DNorm ranks as cosine does
 
 
-def trained(cell: Cell, train: Split, folder: Path) -> nn.Module:
-    torch.manual_seed(cell.seed)
+def trained(cell: Cell, train: Split, texts: list[str]) -> SentenceTransformer:
     rng = np.random.default_rng(cell.seed)
-    model = (Table if cell.base == "table" else Mapped)(cell.data, folder)
+    model = static_model()
     if cell.loss == "untrained":
         return model
-    if cell.base == "table":
-        with rows_alone(model.model, model.texts):
-            fit(model, cell, train, rng)
-    else:
-        fit(model, cell, train, rng)
-    return model
-
-
-def fit(model: nn.Module, cell: Cell, train: Split, rng: np.random.Generator) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATES[cell.base], weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 - i / STEPS)
-    for _ in range(STEPS):
-        chosen = rng.permutation(len(train))[:CLASSES]
-        numbers = [int(i) for c in chosen for i in rng.permutation(train[c])[:6]]
-        embeddings = model(numbers).view(len(chosen), 6, -1)
-        loss = loss_of(embeddings[:, 0], embeddings[:, 1:].mean(dim=1), cell)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+    with rows_alone(model, texts):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 - i / STEPS)
+        for _ in range(STEPS):
+            chosen = rng.permutation(len(train))[:CLASSES]
+            numbers = [int(i) for c in chosen for i in rng.permutation(train[c])[:6]]
+            embeddings = embed(model, texts, numbers).view(len(chosen), 6, -1)
+            loss = loss_of(embeddings[:, 0], embeddings[:, 1:].mean(dim=1), cell)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return model.eval()
 
 
 # --- measuring ------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def embedded(model: nn.Module, split: Split) -> list[Tensor]:
-    return [model(numbers) for numbers in split]
 
 
 def accuracies(classes: list[Tensor], shots: int, loss: str, C: float = 0.0) -> NDArray[np.float64]:
@@ -200,8 +156,10 @@ def accuracies(classes: list[Tensor], shots: int, loss: str, C: float = 0.0) -> 
 
 def measure(cell: Cell, folder: Path) -> Figures:
     train, *held_out = splits(cell.data, folder, cell.seed)
-    model = trained(cell, train, folder).eval()
-    dev, test = (embedded(model, split) for split in held_out)
+    texts = questions(cell.data, folder)[0]
+    model = trained(cell, train, texts)
+    with torch.no_grad():
+        dev, test = ([embed(model, texts, x) for x in split] for split in held_out)
     figures: Figures = {"dev": round(float(accuracies(dev, 5, cell.loss).mean()), 5)}
     figures |= {str(k): packed(accuracies(test, k, cell.loss)) for k in SHOTS}
     if cell.loss == "cosine":
@@ -214,19 +172,19 @@ def measure(cell: Cell, folder: Path) -> Figures:
 # --- runs and the table ---------------------------------------------------------------------------
 
 
-def chosen(data: str, base: str, loss: str) -> Cell:
+def chosen(data: str, loss: str) -> Cell:
     known = CELLS.found
-    cells = [x for x in known if (x.data, x.base, x.loss, x.seed) == (data, base, loss, 0)]
+    cells = [x for x in known if (x.data, x.loss, x.seed) == (data, loss, 0)]
     return max(cells, key=lambda cell: known[cell]["dev"])
 
 
 def table() -> list[str]:
     """Accuracy of cosine, and what the others add to it."""
     known, rows = CELLS.found, []
-    for data, base in dict.fromkeys((x.data, x.base) for x in known):
-        plain = seeds(chosen(data, base, "cosine"))
+    for data in SETS:
+        plain = seeds(chosen(data, "cosine"))
         for name in ("cosine", "untrained", *LOSSES[1:], "probe"):
-            cells = plain if name == "probe" else seeds(chosen(data, base, name))
+            cells = plain if name == "probe" else seeds(chosen(data, name))
             shown = []
             for k in map(str, SHOTS):
                 first = np.array([unpacked(known[x][k]) for x in plain])
@@ -235,23 +193,22 @@ def table() -> list[str]:
                 shown.append(
                     in_points(first) if name == "cosine" else show(paired([found - first]))
                 )
-            rows.append([data, base, name, *shown])
-    return markdown(["data", "base", "", *(f"{k} examples" for k in SHOTS)], rows, "lll")
+            rows.append([data, name, *shown])
+    return markdown(["data", "", "1 example", "5 examples", "10 examples"], rows, "ll")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--base", choices=RATES, default="table")
     given = parser.parse_args()
     torch.set_num_threads(1)
     measured = partial(measure, folder=given.folder)
     for data in SETS:
         for loss in LOSSES:
-            tried = [Cell(data, given.base, loss, tau) for tau in TAUS]
+            tried = [Cell(data, loss, tau) for tau in TAUS]
             CELLS.run(measured, tried)
-            CELLS.run(measured, seeds(chosen(data, given.base, loss)))
-        CELLS.run(measured, seeds(Cell(data, given.base, "untrained", 0.0)))
+            CELLS.run(measured, seeds(chosen(data, loss)))
+        CELLS.run(measured, seeds(Cell(data, "untrained", 0.0)))
 
 
 if __name__ == "__main__":
