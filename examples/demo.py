@@ -35,7 +35,7 @@ from torch import Tensor, nn
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.judge import judge
-from st_magnitude.finetune.run import TrainConfig, TrainedModel, train
+from st_magnitude.finetune.train import TrainConfig, TrainedModel, train
 from st_magnitude.result import Table, points, to_plain, wrap
 
 ROWS = 1024  # of the batch whose step is timed

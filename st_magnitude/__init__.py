@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from st_magnitude import clip as clip
     from st_magnitude import geometry as geometry
     from st_magnitude import revela as revela
-    from st_magnitude.comparison.run import compare as compare
+    from st_magnitude.comparison.compare import compare as compare
     from st_magnitude.data.pairs import load_splits as load_splits
     from st_magnitude.data.retrieval import RetrievalData as RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as diagnose

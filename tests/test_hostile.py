@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, Dense
 import st_magnitude as stm
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.finetune.train import TrainConfig, train
 
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
 

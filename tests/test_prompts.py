@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.finetune.run import TrainConfig
-from st_magnitude.finetune.setup import make_trainer, training_rows
+from st_magnitude.finetune.train import TrainConfig
+from st_magnitude.finetune.trainer import make_trainer, training_rows
 from st_magnitude.losses.negatives import Guide
 from st_magnitude.modules import ExponentNorm
 

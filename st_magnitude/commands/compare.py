@@ -25,7 +25,7 @@ def compare(
     measures the best one, plain cosine and the pretrained model on the test split. Give the same
     command again to continue a run that was stopped.
     """
-    from st_magnitude.comparison.run import compare as run
+    from st_magnitude.comparison.compare import compare as run
 
     result = run(model, source.splits(), output, settings, say=say)
     typer.echo(f"\n{result}")

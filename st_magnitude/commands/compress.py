@@ -8,14 +8,14 @@ import typer
 from typer import Option
 
 from st_magnitude._config import Ints, whole_numbers
-from st_magnitude.commands.core import Figures, Model, Scored, command, show_progress
+from st_magnitude.commands.core import Figures, Model, Ranked, command, show_progress
 
 
 @command
 def compress(
     model: Model,
     *,
-    judged: Scored,
+    judged: Ranked,
     dims: Annotated[Ints, whole_numbers("Dimensions to keep; default: all, 1/2, 1/4, 1/8.")] = None,
     top_k: Annotated[int, Option(min=1, help="Documents to rescore after binary search.")] = 100,
 ) -> Figures:

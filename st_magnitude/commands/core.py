@@ -188,7 +188,7 @@ class Judged(Source):
 
 
 @dataclass(frozen=True)
-class Scored(Judged):
+class Ranked(Judged):
     """Options of the commands that also score with a similarity."""
 
     similarity: Annotated[

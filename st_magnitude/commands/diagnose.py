@@ -9,14 +9,14 @@ import typer
 from typer import Option
 
 from st_magnitude._files import refuse_foreign, written
-from st_magnitude.commands.core import Figures, Model, Scored, command, folder
+from st_magnitude.commands.core import Figures, Model, Ranked, command, folder
 
 
 @command
 def diagnose(
     model: Model,
     *,
-    judged: Scored,
+    judged: Ranked,
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
     min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
     seed: Annotated[int, Option(help="Seed for the halves and the intervals.")] = 0,

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Figures, Model, Scored, command
+from st_magnitude.commands.core import Figures, Model, Ranked, command
 
 
 @dataclass(frozen=True)
-class Mined(Scored):
+class Mined(Ranked):
     split: Annotated[str, Option(help="Split whose queries get negatives.")] = "train"
 
 

@@ -35,7 +35,7 @@ def train(
     folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
-    from st_magnitude.finetune.run import train as run
+    from st_magnitude.finetune.train import train as run
 
     splits = source.splits()
     if save_data is not None:

@@ -116,7 +116,7 @@ class Candidate:
         return f"{self.loss} tau={self.temperature:g} lr={self.learning_rate:g}"
 
     def settings(self, config: CompareConfig, steps: int) -> TrainConfig:
-        """The settings of `st_magnitude.finetune.run.train`."""
+        """The settings of `st_magnitude.finetune.train.train`."""
         loss, _, prior = self.loss.partition("-")
         return TrainConfig(
             loss=loss,

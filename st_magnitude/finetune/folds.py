@@ -18,7 +18,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
 from st_magnitude.finetune.measure import Found, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.setup import make_trainer, reading, training_rows
+from st_magnitude.finetune.trainer import make_trainer, reading, training_rows
 
 __all__ = ["FOLDS", "cross_validate", "folds_of", "parts_of"]
 

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.losses.table import LOSSES
 from st_magnitude.result import points
 
@@ -337,7 +337,7 @@ def test_a_file_that_somebody_writes_during_a_run_stays(place, monkeypatch, name
 
 
 # before and after modules.json
-@pytest.mark.parametrize("fails", ["training.run_folder.write_model", "finetune.run.add_section"])
+@pytest.mark.parametrize("fails", ["training.run_folder.write_model", "finetune.train.add_section"])
 def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")

@@ -14,10 +14,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.comparison import run as run_module
+from st_magnitude.comparison import compare as compare_module
 from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
-from st_magnitude.comparison.trial import Setup, make_splits
+from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.finetune.verdict import own_ndcg
 
@@ -135,31 +135,31 @@ def test_data_that_cannot_rank_is_refused(dev, message):
 
 
 @pytest.fixture
-def setup(folder, model_path):
-    return Setup(stm.load(model_path), make_splits(folder, SMALL), SMALL)
+def trials(folder, model_path):
+    return Trials(stm.load(model_path), make_splits(folder, SMALL), SMALL)
 
 
-def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
+def trained(trials, candidate, rungs, folder, goes_on=lambda steps: True):
     """nDCG@10 on dev by steps, of a candidate that is saved."""
-    return dict(setup.train(candidate, rungs, lambda steps, ndcg: goes_on(steps), folder).curve)
+    return dict(trials.train(candidate, rungs, lambda steps, ndcg: goes_on(steps), folder).curve)
 
 
-def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup, tmp_path):
+def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trials, tmp_path):
     candidate = Candidate("qnorm", 0.05, 0.03)
-    whole = trained(setup, candidate, [3, 9, 27], tmp_path / "whole")
-    ended = trained(setup, candidate, [3, 9, 27], tmp_path / "ended", lambda steps: steps < 9)
+    whole = trained(trials, candidate, [3, 9, 27], tmp_path / "whole")
+    ended = trained(trials, candidate, [3, 9, 27], tmp_path / "ended", lambda steps: steps < 9)
     assert list(whole) == [3, 9, 27]
     assert ended == {steps: whole[steps] for steps in (3, 9)}
     assert not (tmp_path / "ended").exists()
-    alone = trained(setup, candidate, [27], tmp_path / "alone")
+    alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(whole[27], abs=1e-9)
+    assert own_ndcg(model, trials.splits.dev).mean() == pytest.approx(whole[27], abs=1e-9)
 
 
-def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
+def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
     candidate = Candidate("qnorm", 0.05, 1e38)
-    curve = trained(setup, candidate, [6], tmp_path / "model", lambda steps: False)
+    curve = trained(trials, candidate, [6], tmp_path / "model", lambda steps: False)
     assert math.isnan(curve[6])
 
 
@@ -167,18 +167,18 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     config, lengths = replace(SMALL, max_length=4), []
     model = load_transformer(save_transformer(tmp_path / "tiny"))
     model.max_seq_length = 24
-    setup = Setup(model, make_splits(folder, config), config)
-    setup.base.register_forward_pre_hook(  # of the copies that are trained, too
+    trials = Trials(model, make_splits(folder, config), config)
+    trials.base.register_forward_pre_hook(  # of the copies that are trained, too
         lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
     )
-    curve = trained(setup, Candidate("cosine", 0.05, 1e-3), [2, 6], tmp_path / "model")
+    curve = trained(trials, Candidate("cosine", 0.05, 1e-3), [2, 6], tmp_path / "model")
     assert max(length for is_training, length in lengths if is_training) == 4
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(curve[6], abs=1e-9)
+    assert own_ndcg(model, trials.splits.dev).mean() == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert own_ndcg(model, setup.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
+    assert own_ndcg(model, trials.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md", "train.yaml"}
@@ -234,7 +234,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
 
 
 def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
-    train, seen, lines = Setup.train, [], []
+    train, seen, lines = Trials.train, [], []
 
     def stop_at_third(self, candidate, rungs, goes_on, folder):
         def interrupted(steps, ndcg):
@@ -262,11 +262,11 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
         patch.setattr("st_magnitude.training.run_folder.write_model", full)
         with pytest.raises(OSError, match=r"Make room"):
             run()
-    monkeypatch.setattr(Setup, "train", stop_at_third)
+    monkeypatch.setattr(Trials, "train", stop_at_third)
     with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
         run()
     noted = lambda self, c, *rest: seen.append(c.name) or train(self, c, *rest)  # noqa: E731
-    monkeypatch.setattr(Setup, "train", noted)
+    monkeypatch.setattr(Trials, "train", noted)
     with pytest.raises(FileExistsError, match=r"batch_size \(8 there, 4 now\)"):
         run(replace(SMALL, batch_size=4))
 
@@ -299,14 +299,14 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
 
 
 def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monkeypatch):
-    clock, train = [0.0], Setup.train
-    monkeypatch.setattr(run_module.time, "perf_counter", lambda: clock[0])
+    clock, train = [0.0], Trials.train
+    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
 
     def slow(*arguments):
         clock[0] += 40
         return train(*arguments)
 
-    monkeypatch.setattr(Setup, "train", slow)
+    monkeypatch.setattr(Trials, "train", slow)
     config = replace(SMALL, budget="30s")
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
@@ -330,7 +330,7 @@ def test_a_second_seed_decides_where_dev_does_not(
 ):
     """Candidates get fixed figures: the first has the better first seed, and the other the better
     second one."""
-    train, seen = Setup.train, []
+    train, seen = Trials.train, []
 
     def fixed(self, candidate, rungs, goes_on, folder, seed=None):
         seen.append(seed)
@@ -339,7 +339,7 @@ def test_a_second_seed_decides_where_dev_does_not(
         entry = train(self, candidate, rungs, goes_on, folder, seed)
         return replace(entry, curve=[(rungs[-1], value)], ndcg=[value] * 60)
 
-    monkeypatch.setattr(Setup, "train", fixed)
+    monkeypatch.setattr(Trials, "train", fixed)
     config = replace(SMALL, losses=["cosine"])
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert seen == seeds

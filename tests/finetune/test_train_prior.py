@@ -14,7 +14,7 @@ from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.finetune.train import TrainConfig, train
 
 NOUNS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"

@@ -32,7 +32,7 @@ import st_magnitude as stm
 from st_magnitude.data.pairs import Splits
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.setup import make_trainer, training_rows
+from st_magnitude.finetune.trainer import make_trainer, training_rows
 from st_magnitude.finetune.verdict import own_ndcg
 
 FILE = Path(__file__).with_suffix(".jsonl")

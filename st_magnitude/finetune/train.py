@@ -22,7 +22,7 @@ from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import folds_of
 from st_magnitude.finetune.measure import RetrievalEvaluator
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
+from st_magnitude.finetune.trainer import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.geometry import norm_warning
 from st_magnitude.losses.ranking import MagnitudeRankingLoss

@@ -20,13 +20,13 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import BM25, CompareResult, Entry, Gain, OnTest
-from st_magnitude.comparison.trial import Setup, make_splits
+from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.setup import reading
+from st_magnitude.finetune.trainer import reading
 from st_magnitude.finetune.verdict import own_ndcg
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
@@ -87,7 +87,7 @@ def compare(
         pass  # a model without such a limit is refused
     try:
         with locked_folder(output):
-            run = _Run(Setup(base, splits, config), output, say)
+            run = _Run(Trials(base, splits, config), output, say)
             run.begin(json.loads(json.dumps(settings)))
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
@@ -96,12 +96,12 @@ def compare(
 
 
 class _Run:
-    def __init__(self, setup: Setup, output: Path, say: Callable[[str], None]) -> None:
-        self.setup = setup
+    def __init__(self, trials: Trials, output: Path, say: Callable[[str], None]) -> None:
+        self.trials = trials
         self.output = output
         self.say = say
         self.began = time.perf_counter()
-        self.rungs = setup.rungs
+        self.rungs = trials.rungs
         self.file = output / "progress.json"  # what follows, until the result is written
         self.settings: dict[str, object] = {}
         self.pretrained = float("nan")  # nDCG@10 on dev
@@ -116,10 +116,10 @@ class _Run:
         else:
             if any(not path.name.startswith(".") for path in self.output.iterdir()):
                 raise FileExistsError(f"{self.output} is not empty; choose another folder.")
-            self.pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
+            self.pretrained = float(own_ndcg(self.trials.base, self.trials.splits.dev).mean())
             self._save()
         (self.output / "models").mkdir(exist_ok=True)
-        self.say(f"{len(self.setup.grid)} candidates of up to {self.rungs[-1]:,} steps")
+        self.say(f"{len(self.trials.grid)} candidates of up to {self.rungs[-1]:,} steps")
         if self.entries:
             self.say(f"Continuing after {len(self.entries)} training runs.")
 
@@ -147,7 +147,7 @@ class _Run:
 
     def finish(self, name: str) -> CompareResult:
         if not self.test:
-            for candidate in self.setup.grid[len(self.entries) :]:
+            for candidate in self.trials.grid[len(self.entries) :]:
                 if self.entries and self._is_over():
                     break
                 self._train(candidate)
@@ -159,20 +159,20 @@ class _Run:
     def _is_over(self) -> bool:
         """Whether no candidate may begin. Two second seeds have their time kept for them."""
         kept = 2 * max((entry.seconds for entry in self._rivals()), default=0.0)
-        budget = seconds_of(self.setup.config.budget)
+        budget = seconds_of(self.trials.config.budget)
         return time.perf_counter() - self.began + kept >= budget
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
         shutil.rmtree(folder, ignore_errors=True)  # a process was killed before it noted the model
-        entry = self.setup.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
+        entry = self.trials.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
         self.entries.append(entry)
-        self._note(f"{len(self.entries)}/{len(self.setup.grid)} {entry.name}", entry)
+        self._note(f"{len(self.entries)}/{len(self.trials.grid)} {entry.name}", entry)
 
     def _train_again(self, entry: Entry) -> None:
         """Trains a candidate with a second seed."""
-        folder, seed = self.folder(entry.candidate), self.setup.config.seed + 1
-        again = self.setup.train(entry.candidate, self.rungs[-1:], lambda *_: False, folder, seed)
+        folder, seed = self.folder(entry.candidate), self.trials.config.seed + 1
+        again = self.trials.train(entry.candidate, self.rungs[-1:], lambda *_: False, folder, seed)
         known = replace(entry, second_seed=again.curve[-1][1])
         self.entries[self.entries.index(entry)] = known
         self._note(f"{entry.name}, second seed", again)
@@ -202,7 +202,7 @@ class _Run:
         if len(first) < 2:
             return []
         differences = np.subtract(first[0].ndcg, first[1].ndcg)
-        is_open = judge(differences, seed=self.setup.config.seed).verdict == "undecided"
+        is_open = judge(differences, seed=self.trials.config.seed).verdict == "undecided"
         return first if is_open else []
 
     def _goes_on(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
@@ -223,7 +223,7 @@ class _Run:
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def _conclude(self, name: str) -> CompareResult:
-        splits, grid = self.setup.splits, self.setup.grid
+        splits, grid = self.trials.splits, self.trials.grid
         entries = self._ranked()
         if self._rivals():
             entries[:2] = sorted(entries[:2], key=lambda entry: -entry.mean_score)
@@ -244,12 +244,12 @@ class _Run:
         return result
 
     def _on_test(self, whole: list[Entry]) -> OnTest:
-        test = self.setup.splits.test
+        test = self.trials.splits.test
         if not self.test:
             cosine = next((entry for entry in whole if entry.candidate.loss == "cosine"), None)
             if cosine is None:
                 raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
-            models = {"pretrained": self.setup.base}
+            models = {"pretrained": self.trials.base}
             for entry in (cosine, whole[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
             self.test = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
@@ -261,7 +261,7 @@ class _Run:
         control, *others = trained.values()
 
         def gain(after: list[float], before: list[float]) -> Gain:
-            return judge(np.subtract(after, before), seed=self.setup.config.seed).gain
+            return judge(np.subtract(after, before), seed=self.trials.config.seed).gain
 
         return OnTest(
             queries=len(test.query_ids),
@@ -275,7 +275,7 @@ class _Run:
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
         candidate = result.winner.candidate
-        settings = candidate.settings(self.setup.config, self.rungs[-1])
+        settings = candidate.settings(self.trials.config, self.rungs[-1])
         usual = vars(TrainConfig())
         changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
         note = "# st-magnitude train --config train.yaml --data ... --model ... --output ..."

@@ -31,14 +31,14 @@ from st_magnitude.evaluation.calibration import (
 )
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import FOLDS, parts_of
-from st_magnitude.finetune.run import save_trained
-from st_magnitude.finetune.setup import is_uneven, make_trainer, reading, training_rows
+from st_magnitude.finetune.train import save_trained
+from st_magnitude.finetune.trainer import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Parts", "Setup", "make_splits"]
+__all__ = ["Parts", "Trials", "make_splits"]
 
 MOST_HELD_OUT = 500  # queries, and at most one of FOLDS
 
@@ -107,7 +107,7 @@ def _sample(
 
 
 @dataclass(frozen=True)
-class Setup:
+class Trials:
     """The pretrained model, the splits and the settings of all candidates."""
 
     base: SentenceTransformer
@@ -202,9 +202,9 @@ class _AtRungs(TrainerCallback):
     """Measures a model at the rungs, and ends its training before the last one if it is behind."""
 
     def __init__(
-        self, setup: Setup, model: SentenceTransformer, rungs: list[int], goes_on: GoesOn
+        self, trials: Trials, model: SentenceTransformer, rungs: list[int], goes_on: GoesOn
     ) -> None:
-        self.setup = setup
+        self.trials = trials
         self.model = model
         self.rungs = rungs
         self.goes_on = goes_on
@@ -213,7 +213,7 @@ class _AtRungs(TrainerCallback):
         self.exponent = 1.0
 
     def measure(self, steps: int) -> bool:
-        self.ndcg, self.exponent = self.setup.measure(self.model)
+        self.ndcg, self.exponent = self.trials.measure(self.model)
         self.curve[steps] = float(self.ndcg.mean())
         return self.goes_on(steps, self.curve[steps])
 
