@@ -20,7 +20,7 @@ from st_magnitude._config import check_ranges
 from st_magnitude.commands.core import Figures, app, command
 from st_magnitude.comparison.config import CompareConfig, grid_of
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.train import TrainConfig, train
+from st_magnitude.finetune import train as finetune
 from st_magnitude.losses.table import LOSSES, NamedLoss
 
 HALF = stm.Similarity(query=1.0, document=0.5)
@@ -53,8 +53,8 @@ def test_add_a_loss(static_path, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     row = NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True, is_compared=True)
     monkeypatch.setitem(LOSSES, "double", row)
-    config = TrainConfig(loss="double", max_steps=2, folds=0)
-    trained = train(str(static_path), data, tmp_path / "model", config)
+    config = finetune.TrainConfig(loss="double", max_steps=2, folds=0)
+    trained = finetune.train(str(static_path), data, tmp_path / "model", config)
     assert isinstance(trained.trainer.loss, DoubleLoss)
     assert trained.trainer.model.similarity_fn_name == "dot"
     tried = grid_of(CompareConfig(losses=["double"]), is_static=True)
