@@ -194,7 +194,7 @@ def _check_supported(base: PreTrainedModel) -> None:
         raise ValueError(f"{type(base).__name__} {reason}")
 
 
-def attach(lm: nn.Module) -> None:
+def set_in_batch_attention(lm: nn.Module) -> None:
     """Switches all layers of a decoder to in-batch attention, in place; it is not saved.
 
     Without ``in_batch`` (generation, evaluation) the model computes what ``sdpa`` computes.
@@ -210,8 +210,8 @@ def two_streams(lm: nn.Module, input_ids: Tensor, neighbours: Neighbours) -> tup
     """The last hidden states (B, L, D) of the plain model, e, and of h, which reads others too.
 
     Documents (B, L) are padded on the right; values at padding are meaningless. The model must have
-    been through :func:`attach`. Gradient checkpointing may not be reentrant, which would leave
-    ``neighbours.similarity`` without a gradient.
+    been through :func:`set_in_batch_attention`. Gradient checkpointing may not be reentrant, which
+    would leave ``neighbours.similarity`` without a gradient.
 
     Source: Revela, Eq. 3-8, section 3.4.
     """

@@ -121,7 +121,7 @@ class RevelaLoss(nn.Module):
         if prefixes is None:
             prefixes = prompt_of(model, "query"), prompt_of(model, "document")
             prefixes = prefixes if any(prefixes) else ("Query: ", "Passage: ")
-        attention.attach(lm)
+        attention.set_in_batch_attention(lm)
         self.collator = GroupCollator(
             model.preprocess, lm_tokenizer, prefixes=prefixes, max_length=max_length
         )

@@ -51,28 +51,34 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     """
     callbacks = trainer.callback_handler.callbacks
     if not any(isinstance(callback, _LossLog) for callback in callbacks):
-        losses = _losses_by_name(trainer)
-        for loss in losses.values():
-            for part in _embedding_losses(loss):
-                part.check_engine(engine_of_trainer(trainer))
-        for name, place, dataset in _data_sets(trainer):
-            loss_of_it = losses.get(name, losses.get(""))
-            parts = [] if loss_of_it is None else _embedding_losses(loss_of_it)
-            if not parts:
-                continue
-            are_ranking = all(isinstance(part, MagnitudeRankingLoss) for part in parts)
-            if are_ranking and isinstance(dataset, Dataset):
-                lay_lists_end_to_end(trainer)
-            else:
-                refuse_lists(dataset, place)
-            refuse_uneven_labels(dataset, place)
-            refuse_dispatched_tables(trainer, dataset, place)
-        if trainer.args.world_size > 1:
-            refuse_unlike_gathering(losses)
+        _check(trainer)
         trainer.add_callback(_LossLog(trainer))
     # The figures reach the callbacks after these two; all others keep their order.
     callbacks.sort(key=lambda callback: not isinstance(callback, NormMonitor | _LossLog))
     return trainer
+
+
+def _check(trainer: Trainer) -> None:
+    """Refuses engines and data sets that the losses cannot train on."""
+    losses = _losses_by_name(trainer)
+    engine = engine_of_trainer(trainer)
+    for loss in losses.values():
+        for part in _embedding_losses(loss):
+            part.check_engine(engine)
+    for name, place, dataset in _data_sets(trainer):
+        loss_of_it = losses.get(name, losses.get(""))
+        parts = [] if loss_of_it is None else _embedding_losses(loss_of_it)
+        if not parts:
+            continue
+        are_ranking = all(isinstance(part, MagnitudeRankingLoss) for part in parts)
+        if are_ranking and isinstance(dataset, Dataset):
+            lay_lists_end_to_end(trainer)
+        else:
+            refuse_lists(dataset, place)
+        refuse_uneven_labels(dataset, place)
+        refuse_dispatched_tables(trainer, dataset, place)
+    if trainer.args.world_size > 1:
+        refuse_unlike_gathering(losses)
 
 
 def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
@@ -188,7 +194,8 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int 
 
     It reads ``num_rows`` rows, but at least a batch, in random batches of the Trainer's.
     """
-    loss, data = trainer.loss, trainer.train_dataset
+    loss = trainer.loss
+    data = trainer.train_dataset
     if not isinstance(loss, MagnitudeRankingLoss) or not isinstance(data, Dataset):
         return
     size = trainer.args.per_device_train_batch_size * trainer.args.world_size

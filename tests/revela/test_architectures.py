@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from st_magnitude.revela import attention
-from st_magnitude.revela.attention import Neighbours, attach, two_streams
+from st_magnitude.revela.attention import Neighbours, set_in_batch_attention, two_streams
 
 LENGTHS = (4, 3, 1, 3, 5)
 GROUPS = [0, 0, 1, 1, 1]
@@ -64,7 +64,7 @@ def decoder(family: str, **options: object) -> PreTrainedModel:
 
 
 def first_batch(lm: PreTrainedModel) -> None:
-    attach(lm)
+    set_in_batch_attention(lm)
     ids, mask = padded([torch.tensor([3, 4]), torch.tensor([5, 6, 7])])
     two_streams(lm, ids, Neighbours.of(torch.ones(2, 2, dtype=torch.float64), mask))
 
@@ -116,7 +116,7 @@ def test_architecture_is_equation_3_to_8(family: str, v_norm: bool, monkeypatch)
     wanted = torch.autograd.grad(expected, leaves, allow_unused=True)
     assert wanted[0].abs().max() > 1e-3
 
-    attach(lm)
+    set_in_batch_attention(lm)
     ids, mask = padded(documents)
     found = two_streams(lm, ids, Neighbours.of(similarity, mask, v_norm=v_norm))
     for states, reference in zip(found, (e, h), strict=True):

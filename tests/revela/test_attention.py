@@ -7,7 +7,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from st_magnitude.revela import attention as A
-from st_magnitude.revela.attention import Neighbours, attach, in_batch_attention, two_streams
+from st_magnitude.revela.attention import (
+    Neighbours,
+    in_batch_attention,
+    set_in_batch_attention,
+    two_streams,
+)
 
 LENGTHS = (5, 3, 1, 4, 6)
 
@@ -20,7 +25,7 @@ def documents() -> list[Tensor]:
 @pytest.fixture(scope="module")
 def lm():
     model = decoder()
-    attach(model)
+    set_in_batch_attention(model)
     return model
 
 
@@ -49,7 +54,7 @@ def test_pairs_that_are_left_out_do_not_matter(lm, monkeypatch) -> None:
 
 def test_bfloat16_autocast_stays_near_float32() -> None:
     model = decoder().float()
-    attach(model)
+    set_in_batch_attention(model)
     ids, mask = padded(documents())
     weights = torch.full((5, 5), 0.25)
     _, exact = two_streams(model, ids, Neighbours.of(weights, mask))
@@ -74,7 +79,7 @@ def test_zero_values_and_huge_scores_stay_finite(v_norm: bool) -> None:
 
 def test_nothing_of_it_is_saved(tmp_path) -> None:
     model = decoder().float()
-    attach(model)
+    set_in_batch_attention(model)
     model.save_pretrained(tmp_path)
     assert "st_magnitude" not in (tmp_path / "config.json").read_text()
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -88,8 +93,8 @@ def test_the_loss_of_documents_of_one_token_is_zero(lm) -> None:
 
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="LlamaModel is not a causal decoder"):
-        attach(decoder().model)
+        set_in_batch_attention(decoder().model)
     ids, mask = padded(documents())
     model = decoder()
-    with pytest.raises(ValueError, match="reached 0 of 2 layers"):  # without attach
+    with pytest.raises(ValueError, match="reached 0 of 2 layers"):  # without set_in_batch_attention
         two_streams(model, ids, Neighbours.of(torch.ones(5, 5), mask))

@@ -16,7 +16,12 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.attention import (
+    Neighbours,
+    next_token_loss,
+    set_in_batch_attention,
+    two_streams,
+)
 from st_magnitude.revela.groups import Group
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 
@@ -87,7 +92,7 @@ def warmed_lm(seed: int, v_norm: bool, max_steps: int = 2000) -> PreTrainedModel
     torch.manual_seed(seed)
     tokens = tokenizer()
     lm = decoder()
-    attach(lm)
+    set_in_batch_attention(lm)
     optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3)
     rng = random.Random(seed)
     given = torch.block_diag(*[partners()] * GROUPS)

@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.attention import (
+    Neighbours,
+    next_token_loss,
+    set_in_batch_attention,
+    two_streams,
+)
 
 LENGTH = 64  # tokens of a chunk
 VOCABULARY = 2048
@@ -84,7 +89,7 @@ def new_lm() -> LlamaForCausalLM:
         attention.k_proj.weight.copy_(1.5 * embedding.before.weight.T)
         attention.v_proj.weight.copy_(identity)
         attention.o_proj.weight.copy_(0.2 * identity)
-    attach(lm)
+    set_in_batch_attention(lm)
     return lm
 
 
