@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 import torch
-from _trainer import train
+from _trainer import train as train_tiny
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from torch.nn.functional import cross_entropy
 from typer import Option
@@ -72,7 +72,7 @@ class FarColumns:
 
 def test_add_a_regularizer(model, tmp_path):
     loss = stm.CosineRankingLoss(model, regularizers=[shortness, (FarColumns(), 0.5)])
-    trainer = train(model, loss, tmp_path, max_steps=1)
+    trainer = train_tiny(model, loss, tmp_path, max_steps=1)
     assert {"shortness", "far_columns", "infonce"} <= trainer.state.log_history[0].keys()
 
 
