@@ -1,4 +1,4 @@
-"""FSDP2 on two gloo processes against one process, and what FSDP and DeepSpeed cannot train.
+"""FSDP2 on two and four processes against one, and what FSDP and DeepSpeed cannot train.
 
 accelerate has FSDP on GPUs only, so `fully_shard` is called here as accelerate does there.
 DeepSpeed is not installed: its engine is known by its name.
@@ -11,13 +11,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from _ranks import on_ranks
 from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
@@ -42,43 +49,81 @@ LOSSES = {
     "regression": partial(stm.SimilarityMSELoss, scale=0.5),
 }
 FULL = StateDictOptions(full_state_dict=True)
+IN_BF16 = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)}
+# of four processes: the loss, and what is different
+SETTINGS = {
+    "hybrid": ("cached", {"mesh": (2, 2)}),
+    "uneven": ("ring", {"sizes": (5, 5, 4, 2)}),
+    "accumulates": ("cached", {"accumulates": True}),
+    "bf16": ("qnorm", {"policy": IN_BF16}),
+    "resumes": ("regression", {"steps": 2}),
+}
 
 
-def sharded(model):
+def sharded(model, **options):
     """A model as accelerate prepares it with fsdp_version=2: its layers, then the rest."""
     for layer in model[0].auto_model.transformer.layer:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     return model
 
 
-def train(folder, name, shard):
-    """Losses, weights and embeddings of three steps on the half of the batch that a rank has, or on
-    all of it."""
+def train(
+    folder,
+    name,
+    sizes=None,
+    *,
+    steps=3,
+    mesh=None,
+    policy=None,
+    accumulates=False,
+    loads=None,
+    saves=None,
+):
+    """Losses, weights and embeddings of steps on the rows that a rank has, or on all of them."""
     torch.manual_seed(0)
     model = load_transformer(folder).double()
     loss = LOSSES[name](model).double()
     own = slice(None)
-    if shard:
-        sharded(model)
-        own = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
+    if sizes:
+        options = policy or {}
+        if mesh:
+            options = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=("copies", "shards"))}
+        sharded(model, **options)
+        start = sum(sizes[: dist.get_rank()])
+        own = slice(start, start + sizes[dist.get_rank()])
     # some gradients are rounding errors
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+    if loads:
+        stored = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.load(stored, checkpoint_id=loads)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=stored["model"],
+            optim_state_dict=stored["optimizer"],
+        )
     texts = [list(column)[own] for column in zip(*ROWS, strict=True)][:3]
     labels = None
     if name == "regression":
         texts = texts[:2]
         labels = torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own]
     values = []
-    for _ in range(3):
-        value = loss([dict(model.preprocess(column)) for column in texts], labels)
-        value = sum(value.values()) if isinstance(value, dict) else value
+    for _ in range(steps):
         optimizer.zero_grad()
-        value.backward()
+        for is_last in (False, True) if accumulates else (True,):
+            if sizes:
+                model.set_requires_gradient_sync(is_last)
+            value = loss([dict(model.preprocess(column)) for column in texts], labels)
+            value = sum(value.values()) if isinstance(value, dict) else value
+            value.backward()
         optimizer.step()
         values.append(value.item())
-    weights = get_model_state_dict(model, options=FULL) if shard else model.state_dict()
+    if saves:
+        stored = zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
+        dcp.save(dict(stored), checkpoint_id=saves)
+    weights = get_model_state_dict(model, options=FULL) if sizes else model.state_dict()
     documents = [row[1] for row in ROWS]
     with torch.no_grad():
         encoded = model.encode_document(documents, batch_size=5, convert_to_tensor=True)
@@ -86,9 +131,20 @@ def train(folder, name, shard):
     return {"values": values, "model": state, "encoded": encoded}
 
 
-def on_two_shards(folder):
-    found = {name: train(folder, name, shard=True) for name in LOSSES}
+def on_two_shards(folder, checkpoint):
+    found = {}
+    for name in LOSSES:
+        saves = checkpoint if name == "regression" else None
+        found[name] = train(folder, name, (8, 8), saves=saves)
     return found, refusal(load_transformer(folder))
+
+
+def on_four_shards(folder, checkpoint):
+    found = {}
+    for setting, (name, options) in SETTINGS.items():
+        loads = checkpoint if setting == "resumes" else None
+        found[setting] = train(folder, name, **{"sizes": (4, 4, 4, 4), "loads": loads} | options)
+    return found
 
 
 def refusal(model):
@@ -101,26 +157,63 @@ def refusal(model):
 
 
 @pytest.fixture(scope="module")
-def shards(folder):
-    return on_ranks(2, on_two_shards, folder)
+def checkpoint(tmp_path_factory):
+    """Of two processes, after three steps."""
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def shards(folder, checkpoint):
+    return on_ranks(2, on_two_shards, folder, checkpoint)
+
+
+@pytest.fixture(scope="module")
+def four_shards(folder, checkpoint, shards):
+    return on_ranks(4, on_four_shards, folder, checkpoint)
+
+
+def assert_equal(found, expected, rtol=1e-5, atol=1e-6):
+    """The losses of all steps, and what the sharded model encodes after them."""
+    values = torch.tensor([rank["values"] for rank in found], dtype=torch.float64).mean(dim=0)
+    assert values.tolist() == pytest.approx(expected["values"][-len(values) :], rel=rtol)
+    for rank in found:
+        encoded = rank["encoded"].double()
+        torch.testing.assert_close(encoded, expected["encoded"], rtol=rtol, atol=atol)
+
+
+def assert_equal_weights(found, expected):
+    """All weights, which rank 0 has, as for a checkpoint."""
+    weights = found[0]["model"]
+    assert weights.keys() == expected["model"].keys()
+    for key, weight in weights.items():
+        torch.testing.assert_close(weight, expected["model"][key], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow
 @two_processes
 @pytest.mark.parametrize("name", LOSSES)
 def test_two_shards_are_one_process(folder, shards, name):
-    """The losses, all weights after three steps of AdamW, and what the sharded model encodes."""
-    expected = train(folder, name, shard=False)
-    found = [rank[name] for rank, _ in shards]
-    assert sum(rank["values"][0] for rank in found) / 2 == pytest.approx(
-        expected["values"][0], rel=1e-6
-    )
-    for rank in found:
-        torch.testing.assert_close(rank["encoded"], expected["encoded"], rtol=1e-5, atol=1e-6)
-    weights = found[0]["model"]  # rank 0 has them, as for a checkpoint
-    assert weights.keys() == expected["model"].keys()
-    for key, weight in weights.items():
-        torch.testing.assert_close(weight, expected["model"][key], rtol=1e-5, atol=1e-7)
+    found, expected = [rank[name] for rank, _ in shards], train(folder, name)
+    assert_equal(found, expected)
+    assert_equal_weights(found, expected)
+
+
+@pytest.mark.slow
+@two_processes
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_four_shards_are_one_process(folder, four_shards, setting):
+    """Also in 2 x 2, with batches of several sizes, after two batches a step, in bfloat16, and from
+    the checkpoint of two processes."""
+    name, options = SETTINGS[setting]
+    steps = 5 if setting == "resumes" else 3
+    expected = train(folder, name, steps=steps, accumulates="accumulates" in options)
+    found = [rank[setting] for rank in four_shards]
+    if setting == "bf16":  # AdamW makes large steps of the rounding errors of small gradients
+        assert all(rank["encoded"].dtype == torch.bfloat16 for rank in found)
+        assert_equal(found, expected, rtol=0.02, atol=0.1)
+    else:
+        assert_equal(found, expected)
+        assert_equal_weights(found, expected)
 
 
 @pytest.mark.slow
