@@ -91,7 +91,7 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tiny_path, mark, monkeypatch, name) -> None:
     """Without a question at the terminal, too, which transformers asks unless it is told not to
     trust."""
-    package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.run")
+    package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.models")
     load = getattr(package, name)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"

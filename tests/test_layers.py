@@ -60,7 +60,7 @@ def test_imports_point_down(path: Path):
 
 def test_only_settings_and_commands_load_the_command_line():
     for path in MODULES:
-        if home(path) not in ("_config", "commands", "comparison", "finetune", "revela"):
+        if home(path) not in ("_config", "commands", "comparison", "finetune"):
             text = path.read_text(encoding="utf-8")
             assert not re.search(r"^\s*(import|from) (typer|st_magnitude\._config)", text, re.M), (
                 path

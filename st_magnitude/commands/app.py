@@ -13,7 +13,7 @@ __all__ = ["app", "main"]
 # In the order in which `st-magnitude --help` lists them. Each module registers its command.
 for _name in (
     *("train", "search", "compare", "mine", "calibrate"),
-    *("diagnose", "compress", "check_serving", "mteb", "revela"),
+    *("diagnose", "compress", "check_serving", "mteb"),
 ):
     import_module(f"st_magnitude.commands.{_name}")
 

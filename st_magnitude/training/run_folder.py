@@ -103,7 +103,7 @@ def saved(
 ) -> Iterator[Path]:
     """Moves a model and its record, a JSON file, into the folder of a run, after the block, which
     gets the new folder."""
-    remedy = "Make room, and run it again (train and revela: with resume=True, --resume)."
+    remedy = "Make room, and run it again (train: with resume=True, --resume)."
     with with_remedy(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(model, folder)
         text = json.dumps(to_plain(record), indent=2) + "\n"

@@ -128,12 +128,6 @@ def place_of(command, model, **options):
     """The arguments of a command that takes its model as an option or as an argument."""
     if command in ("train", "compare"):
         return (command,), options | {"model": model}
-    if command == "revela":
-        return (command,), options | {
-            "corpus": options.pop("data"),
-            "retriever": model,
-            "lm": model,
-        }
     return (command, model), options
 
 
@@ -154,7 +148,7 @@ def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_pat
     assert f"such as {copied!r}" in refusal(*arguments, **options)
 
 
-@pytest.mark.parametrize("command", ["train", "revela", "compare", "calibrate"])
+@pytest.mark.parametrize("command", ["train", "compare", "calibrate"])
 def test_a_folder_with_other_things_is_refused_and_stays(
     data_folder, static_path, tmp_path, command
 ):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from _cli import invoke
 from _processes import TWO_RANKS, python
-from _tiny import load_transformer, save_decoder, save_transformer
-from conftest import CORPUS, save_splits
+from _tiny import load_transformer, save_transformer
+from conftest import save_splits
 from sentence_transformers import SentenceTransformer
 from test_docs import HUB_ID, ROOT, python_blocks
 
@@ -24,17 +24,10 @@ COMMAND = ("-m", "st_magnitude")
 
 
 def fill(folder):
-    """The folder with a model, a data set, and a text corpus with a tiny language model."""
+    """The folder with a model and a data set."""
     save_splits(folder / "data", "train", "dev")
     model = load_transformer(save_transformer(folder / "plain"))
     stm.prepare(model, "cosine").save_pretrained(str(folder / "model"))  # as most published models
-    (folder / "texts").mkdir()
-    for number in range(6):
-        texts = list(CORPUS.values())[3 * number : 3 * number + 3]
-        titles = [" ".join(text.split()[:3]) for text in texts]
-        sections = [f"# {title}\n\nOn {text}" for title, text in zip(titles, texts, strict=True)]
-        (folder / "texts" / f"{number}.md").write_text("\n\n".join(sections) + "\n")
-    save_decoder(folder / "lm")
     return folder
 
 
@@ -200,15 +193,3 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     python(*TWO_RANKS, *COMMAND, *RANKS, "--output", "killed", "--resume", cwd=place)
     expected, found = (stm.load(place / name, device="cpu") for name in ("ranks", "killed"))
     torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
-
-
-def test_revela(place):
-    (place / "command.py").write_text(WATCHED)
-    command = "revela --corpus texts --data data --retriever model --lm lm --output out --json"
-    command += " --group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2"
-    done = python(*TWO_RANKS, "command.py", *command.split(), "--max-length", 16, cwd=place)
-    assert_gloo_has_ended(done)
-    figures = json.loads(done.stdout)
-    assert figures["processes"] == 2
-    assert {"before", "after", "differences"} <= figures.keys()
-    assert (place / "out" / "modules.json").exists()
