@@ -106,9 +106,10 @@ def main() -> None:
     title = "documents, word vectors trained with cosine and SGD"
     figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
     for axis, panel in zip(axes.flat, PANELS, strict=True):
-        table.filter(regex=f"^step$|_{panel}$").plot(
-            x="step", ax=axis, title=panel, legend=axis is axes[0, 0]
-        )
+        lines = table.set_index("step").filter(regex=f"_{panel}$")
+        lines.plot(ax=axis, title=panel, legend=False)
+    runs = [column.removesuffix(f"_{PANELS[-1]}") for column in lines]
+    figure.legend(axis.get_lines(), runs, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(title)
     figure.savefig(arguments.output / "watch_norms.png", dpi=150)
     print(f"saved {arguments.output / 'watch_norms.png'}")

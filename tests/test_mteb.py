@@ -15,7 +15,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 
 pytest.importorskip("mteb")
-from st_magnitude.mteb import evaluate, local_model, retrieval_task
+from st_magnitude.mteb import evaluate, local_model
 
 PUSHED = "me/retriever"
 MTEB_RUN = """
@@ -228,20 +228,3 @@ def test_unknown_names_are_refused(static_model, task, tmp_path, monkeypatch):
         ("data", "data", "dev", "['test']"),
     ):
         assert named in refusal("mteb", model, task, split=split)
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_mtebs_faiss_backend_searches_by_the_models_similarity(
-    static_model, task, tmp_path, similarity
-):
-    import mteb
-    from mteb.models import SearchEncoderWrapper
-    from mteb.models.search_encoder_index import FaissSearchIndex
-
-    pytest.importorskip("faiss")
-    stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-    model, local = local_model(tmp_path / "model"), retrieval_task(RetrievalData(*task.values()))
-    wrapper = SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model))
-    found = ndcg(mteb.evaluate(wrapper, local, cache=None, show_progress_bar=False))
-    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
-    assert found == pytest.approx(expected, abs=6e-6)
