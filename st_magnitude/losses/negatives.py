@@ -49,6 +49,7 @@ class FalseNegatives:
 
     def __init__(
         self,
+        model: SentenceTransformer,
         same_text: SameText,
         margin: float | None,
         margin_strategy: MarginStrategy,
@@ -68,17 +69,12 @@ class FalseNegatives:
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
         self.keep_explicit_negatives = keep_explicit_negatives
-        self._given = guide
-        self.guide: Guide | None = None
-
-    def start(self, model: SentenceTransformer) -> None:
-        """Starts anew, with the model whose tokens the guide reads."""
+        self.guide = None if guide is None else Guide(guide, model)
         self._has_warned = False
         self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
         self._unchecked = 10  # batches in which classes may repeat
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
-        self.guide = None if self._given is None else Guide(self._given, model)
 
     def texts(
         self, model: nn.Module, columns: Sequence[Features], mini_batch_size: int | None

@@ -163,8 +163,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
-        self.false_negatives = FalseNegatives(
-            same_text, margin, margin_strategy, guide, keep_explicit_negatives
+        self._new_false_negatives = partial(
+            FalseNegatives,
+            same_text=same_text,
+            margin=margin,
+            margin_strategy=margin_strategy,
+            guide=guide,
+            keep_explicit_negatives=keep_explicit_negatives,
         )
         self.labels = labels
         self.teacher: Teacher | None = None
@@ -348,8 +353,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             refuse_in_ring("gather_across_devices", softmaxes, teacher=self.teacher)
 
     def prepare_model(self) -> None:
-        self._kinds: set[tuple[bool, ...]] = set()
-        self.false_negatives.start(self.model)
+        self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
+        self.false_negatives = self._new_false_negatives(self.model)
         super().prepare_model()
         self.check_dims(self.terms)
 

@@ -38,14 +38,24 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
-    """The terms of :class:`TempAggLoss`: one for each temperature."""
+    """The terms of :class:`TempAggLoss`: one for each temperature.
+
+    Example:
+        >>> temp_agg([0.03, 0.1])[0]
+        Term(dim=None, temperature=0.03, weight=1.0)
+    """
     return tuple(Term(None, temperature) for temperature in temperatures)
 
 
 def temp_agg_mrl(
     dims: Iterable[int], temperatures: Iterable[float] = TEMPERATURES
 ) -> tuple[Term, ...]:
-    """The terms of :class:`TempAggMRLLoss`: every prefix at every temperature."""
+    """The terms of :class:`TempAggMRLLoss`: every prefix at every temperature.
+
+    Example:
+        >>> [(term.dim, term.temperature) for term in temp_agg_mrl([64, 128], [0.03, 0.1])]
+        [(64, 0.03), (64, 0.1), (128, 0.03), (128, 0.1)]
+    """
     temperatures = tuple(temperatures)
     return tuple(Term(dim, tau) for dim in sorted(prefix_dims(dims)) for tau in temperatures)
 
