@@ -12,7 +12,7 @@ from typing import TextIO
 
 from filelock import FileLock, Timeout
 
-OWN = ".st-magnitude."  # how names begin that only this package uses
+OWN = ".st-magnitude."  # prefix of the names that only this package uses
 _LOCK = f"{OWN}lock"
 _NEW = f"{OWN}new"  # what is being written inside of a folder
 _MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
@@ -104,12 +104,13 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
 def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]:
     """Yields a new folder inside of a folder, and moves its content there when the block ends.
 
-    A move takes no room on the disk. With ``replace_all``, all that the folder contains is
-    replaced. Else nothing is, but for files that a killed process has moved there
-    (FileExistsError). The file ``last`` comes last; until then, a model does not load. After an
-    error, the folder is as it was.
+    A move takes no room on the disk. ``replace_all`` replaces the whole content of the folder;
+    without it nothing is replaced (FileExistsError), except files that a killed process has moved
+    there. The file ``last`` is moved last, and until then a model does not load. After an error,
+    the folder is as it was.
     """
-    new, moving = path / _NEW, path / _MOVING
+    new = path / _NEW
+    moving = path / _MOVING
     _remove(new)
     new.mkdir(parents=True)
     try:

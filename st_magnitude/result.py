@@ -71,7 +71,8 @@ def wrap(text: str, width: int | None = None) -> str:
         - Do: store the norm of each document
           next to its bits.
     """
-    width, lines = width or shutil.get_terminal_size().columns, []
+    width = width or shutil.get_terminal_size().columns
+    lines = []
     for line in text.splitlines():
         indent = {"-": 2, "[": 5}.get(line[:1], len(line) - len(line.lstrip()))
         lines += _lines_of(line, width, subsequent_indent=" " * indent) or [""]
@@ -114,7 +115,8 @@ class Table:
         """
         width = width or shutil.get_terminal_size().columns
         rows = [list(self.columns), *([cell(value) for value in row] for row in self.rows)]
-        widths, words = [], []
+        widths = []
+        words = []  # the longest word of each column
         for column in zip(*rows, strict=True):
             widths.append(max(map(len, column)))
             words.append(max(len(word) for text in column for word in text.split() or [""]))
@@ -123,7 +125,8 @@ class Table:
             # text before numbers
             widths[max(loose, key=lambda i: (not self.is_number[i], widths[i]))] -= 1
         grid = [line for row in rows for line in self._lines(row, widths)]
-        title, note = (textwrap.fill(text, width) for text in (self.title, self.note))
+        title = textwrap.fill(self.title, width)
+        note = textwrap.fill(self.note, width)
         return "\n".join(part for part in (title, *grid, note) if part)
 
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
@@ -144,10 +147,10 @@ class Table:
 
 
 class Result:
-    """Base of the dataclasses that measurements return, which are shown by their `tables`."""
+    """The base class of results: dataclasses that are printed as their `tables`."""
 
     def tables(self) -> Iterable[Table | str]:
-        """Tables and paragraphs, from the most important one on."""
+        """Tables and paragraphs, the most important one first."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:

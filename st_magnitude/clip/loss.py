@@ -138,7 +138,9 @@ class AsymmetricClipLoss(nn.Module):
         self, images: Tensor, texts: Tensor, logit_scale: Tensor | float, positives: Tensor | None
     ) -> Tensor:
         logit_scale = at_least_float32(logit_scale).reshape(())
-        all_images, all_texts, offset = images, texts, 0
+        all_images = images
+        all_texts = texts
+        offset = 0
         if self.gather_across_devices and num_ranks() > 1:
             sizes = agree(images.device, lambda: self._checked_sizes(images, texts), 2)
             if len({number for pair in sizes for number in pair}) > 1:

@@ -107,6 +107,10 @@ def folded(text: str) -> str:
 
     Case, width and composition of letters (NFKC), spaces, invisible characters and punctuation do
     not count. Symbols do, such as + and #. A text without anything else is kept.
+
+    Example:
+        >>> folded("Hello,  World?"), folded("C++"), folded("?!")
+        ('hello world', 'c++', '?!')
     """
     plain = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(plain.translate(_FOLD).split()) or plain.strip()

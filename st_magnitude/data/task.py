@@ -181,6 +181,10 @@ def ndcg(gains: ArrayLike, relevant: Iterable[Collection[int]], k: int = 10) -> 
         relevant: Grades of all relevant documents of each query, at least one.
         k: Number of ranks that count.
 
+    Example:
+        >>> ndcg([[3, 0], [0, 1]], relevant=[[3], [1, 3]]).round(3)
+        array([1.   , 0.174])
+
     Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with
         linear gains, as in trec_eval, mteb and InformationRetrievalEvaluator.
     """

@@ -61,7 +61,7 @@ def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> dict[str, floa
 
 
 def halves(task: EncodedTask, seed: int) -> Mask:
-    """Which queries choose: about half, at random, (n,). A shared document keeps them together."""
+    """A random half of the queries, (n,). Queries that share a relevant document stay together."""
     n = len(task.columns)
     rng = np.random.default_rng(seed)
     rows = np.repeat(np.arange(n), [len(c) for c in task.columns])
@@ -94,6 +94,7 @@ def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentCho
 
 
 def directions(task: EncodedTask) -> Geometry:
+    """How evenly the directions of the documents spread."""
     unit = COSINE.document(task.documents)
     m, dim = unit.shape
     return Geometry(
@@ -116,7 +117,7 @@ class Bench:
 
     @property
     def measuring(self) -> Mask:
-        """The queries that chose nothing, (n,)."""
+        """The half of the queries that measures, (n,)."""
         return ~self.choice.chose
 
     def gain(self, values: Array, reference: Array) -> Judgment:

@@ -34,7 +34,7 @@ STARTS = (0.125, 0.25, 0.5)  # coverages after which the sequences of tests begi
 
 @dataclass(frozen=True)
 class Abstention(Result):
-    """A rule that says which queries to answer, and what it did on some queries.
+    """A rule that decides which queries to answer, with its counts on a sample of queries.
 
     Attributes:
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
@@ -42,9 +42,9 @@ class Abstention(Result):
         document_exponent: Document exponent of the scores.
         max_risk, delta: A share of wrong answers above ``max_risk`` has the probability ``delta``.
         unanswerable: Share of the queries that have no relevant document in the guarantee.
-        queries, answered, wrong: Numbers of queries, of those answered, of wrong answers. Of
-            `calibrate_abstention` they are of the queries that chose the threshold: `measure` has
-            those of others.
+        queries, answered, wrong: Numbers of queries, of answered queries and of wrong answers. In
+            the result of `calibrate_abstention`, they count the queries that chose the threshold;
+            `measure` counts other queries.
     """
 
     signal: str
@@ -63,17 +63,23 @@ class Abstention(Result):
         return Similarity(1.0, self.document_exponent)
 
     def answers(self, scores: ArrayLike) -> NDArray[np.bool_]:
-        """Whether to answer each query, (n,), by the scores of its best documents, (n, >= 2)."""
+        """Whether to answer each query, (n,), by the scores of its best documents, (n, >= 2).
+
+        Example:
+            >>> rule = Abstention("gap", 0.1, 1.0, max_risk=0.1, delta=0.05, unanswerable=0.2)
+            >>> rule.answers([[0.9, 0.85], [0.7, 0.4]])
+            array([False,  True])
+        """
         return SIGNALS[self.signal](np.asarray(scores, dtype=np.float64)) >= self.threshold
 
     def tested(self, scores: Array, is_wrong: NDArray[np.bool_]) -> Abstention:
-        """The rule with what it does on other queries: (n, >= 2), (n,)."""
+        """The same rule with its counts on other queries, by scores (n, >= 2) and errors (n,)."""
         answered = self.answers(scores)
         wrong = int((answered & is_wrong).sum())
         return replace(self, queries=len(scores), answered=int(answered.sum()), wrong=wrong)
 
     def measure(self, model: SentenceTransformer, data: RetrievalData) -> Abstention:
-        """The rule with what it does on other data."""
+        """The same rule with its counts on other data."""
         return self.tested(*first_documents(model, data, self.similarity))
 
     @classmethod
@@ -107,7 +113,7 @@ def calibrate_abstention(
     similarity: Similarity | str | None = None,
     encode: Mapping[str, object] | None = None,
 ) -> Abstention:
-    """Finds when to answer: at most a share ``risk`` of the answers is wrong.
+    """Calibrates a threshold at which at most a share ``risk`` of the answers is wrong.
 
     The answer to a query is its first document, and wrong if that is not relevant. For each signal,
     score and gap, and each start, an eighth, a quarter and a half of the queries, the queries are
@@ -130,7 +136,7 @@ def calibrate_abstention(
         ValueError: If an argument is out of its range, or the corpus has a single document.
 
     Source: Angelopoulos et al., Learn then Test, arXiv 2110.01052, with thresholds at order
-    statistics, so that all queries choose and test; docs/research/abstention.md has the proof.
+    statistics, at which all queries choose and test; docs/research/abstention.md has the proof.
     """
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:

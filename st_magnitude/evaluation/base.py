@@ -77,7 +77,8 @@ class CsvEvaluator(SentenceEvaluator):
         if output_path is not None and self.write_csv:
             place = {"epoch": epoch, "steps": steps}
             _append(Path(output_path) / self.csv_file, place | metrics)
-        d, error = (metrics.get(key, math.nan) for key in ("cohens_d", "cohens_d_error"))
+        d = metrics.get("cohens_d", math.nan)
+        error = metrics.get("cohens_d_error", math.nan)
         if warning := norm_warning(d, error, self.first_d):
             logger.warning(warning)
         self.first_d = d if math.isnan(self.first_d) else self.first_d

@@ -111,7 +111,8 @@ def norm_figures(
         figures[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
     if is_relevant is not None and min(is_relevant.sum(), (~is_relevant).sum()) > 1:
         documents = geometry.norms(sides["document"])
-        relevant, others = documents[is_relevant], documents[~is_relevant]
+        relevant = documents[is_relevant]
+        others = documents[~is_relevant]
         d = geometry.cohens_d(relevant, others)
         figures["cohens_d"] = d
         figures["cohens_d_error"] = geometry.cohens_d_error(d, len(relevant), len(others))

@@ -20,7 +20,7 @@ def are_unit(norms: NDArray[np.float64]) -> bool:
 def scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """The given similarity, or the one that a model says it is for."""
+    """The given similarity, or the one that the model states."""
     model = refuse_other_models(model, "A measurement")
     if similarity is None:
         closing = getattr(list(model.children())[-1], "similarity", None)
@@ -34,7 +34,7 @@ def scoring_of(
 
 
 def own_scoring(model: SentenceTransformer) -> Similarity:
-    """The similarity that a model says it is for, and cosine in place of a distance."""
+    """The similarity that the model states; cosine if it states a distance."""
     model = refuse_other_models(model, "A measurement")
     return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
 
@@ -42,7 +42,7 @@ def own_scoring(model: SentenceTransformer) -> Similarity:
 def raw_scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """`scoring_of` for embeddings from before a closing Normalize, which makes it cosine."""
+    """`scoring_of` for embeddings that were taken before a closing Normalize."""
     own = scoring_of(model, similarity)
     if similarity is not None or not normalizes_output(model):
         return own

@@ -169,7 +169,8 @@ class RevelaLoss(nn.Module):
 
     def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The e stream (B, L, D_lm), and the next-token loss of the h stream."""
-        ids, mask = text["input_ids"], text["attention_mask"]
+        ids = text["input_ids"]
+        mask = text["attention_mask"]
         neighbours = Neighbours.of(self.read_weight * similarity, mask, v_norm=self.v_norm)
         e, h = two_streams(self.lm, ids, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)

@@ -114,9 +114,11 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
     if (name := class_of(path, kwargs)) != "SentenceTransformer":
-        kind, advice = "of another class", ""
+        kind = "of another class"
+        advice = ""
         if name in OTHERS:  # else a name that a stranger has chosen
-            kind, advice = f"a {name}", f" Load it with sentence_transformers.{name}({path!r})."
+            kind = f"a {name}"
+            advice = f" Load it with sentence_transformers.{name}({path!r})."
         raise TypeError(
             f"The model at {path!r} is {kind}, and stm.load loads a SentenceTransformer, which "
             f"would give other embeddings.{advice}"

@@ -204,7 +204,7 @@ def _num_tokens(model: SentenceTransformer, text: str) -> int:
 
 
 def probe_documents(limit: int | None) -> list[str]:
-    """The documents, and more of a quarter to twice as many words as the model reads tokens."""
+    """`DOCUMENTS`, and texts of a quarter to twice as many words as the token limit."""
     lengths = [int(share * (limit or 512)) for share in (0.25, 0.5, 1, 2)]
     lines = (f"In chapter {n} the harbour outlives {n * n} violins." for n in range(LONGEST))
     words = " ".join(lines).split()  # with something new in every line, which every cut changes

@@ -179,5 +179,5 @@ def _errors(served: Array, local: Array) -> Array:
 
 
 def _level(errors: Array, short: NDArray[np.bool_]) -> float:
-    """The error that nearly all short texts do not exceed; longer ones can be cut elsewhere."""
+    """The 90 % quantile of the errors of short texts, which no limit cuts."""
     return float(np.quantile(errors[short], NEARLY_ALL))
