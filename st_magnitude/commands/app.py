@@ -11,10 +11,8 @@ from st_magnitude.commands.core import app, report, show_progress
 __all__ = ["app", "main"]
 
 # In the order in which `st-magnitude --help` lists them. Each module registers its command.
-for _name in (
-    *("train", "search", "compare", "mine", "calibrate"),
-    *("diagnose", "compress", "check_serving", "mteb"),
-):
+_NAMES = ["train", "search", "compare", "calibrate", "diagnose", "compress"]
+for _name in [*_NAMES, "check_serving", "mteb"]:
     import_module(f"st_magnitude.commands.{_name}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +20,7 @@ from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["mine_negatives", "with_negatives"]
+__all__ = ["mine_negatives"]
 
 
 def mine_negatives(
@@ -72,19 +71,6 @@ def mine_negatives(
     pairs = Dataset.from_dict({"anchor": anchors, "positive": positives})
     stand_in = cast(SentenceTransformer, scorer)
     return mine_hard_negatives(pairs, stand_in, corpus=texts, **options)
-
-
-def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
-    """The data with the triplets of `mine_negatives` as judged negatives."""
-    document = {text: key for key, text in data.corpus.items()}
-    found: dict[str, set[str]] = {}
-    for anchor, negative in zip(mined["anchor"], mined["negative"], strict=True):
-        found.setdefault(anchor, set()).add(document[negative])
-    negatives = {}
-    for query, text in data.queries.items():
-        if documents := data.negatives.get(query, set()) | found.get(text, set()):
-            negatives[query] = documents
-    return replace(data, negatives=negatives)
 
 
 class _Scorer:

@@ -97,8 +97,7 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"max_length": 9}, "--max-length"),
         ("diagnose", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
-        ("mine", {"output": "rows.csv"}, "rows.csv"),
-        ("mine", {"split": "valid"}, "qrels/valid.tsv"),
+        ("compress", {"split": "valid"}, "qrels/valid.tsv"),
         ("train", {"dims": "64,x"}, "'--dims'"),
         ("train", {"temperature": "cold"}, "'--temperature'"),
         ("train", {"temperature": 0}, "temperature must be a positive number"),
@@ -110,14 +109,13 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("train", {"batch_size": 1}, "'--batch-size'"),
         ("train", {"epochs": "inf"}, "--epochs must be a finite number"),
         ("diagnose", {"tolerance": "nan"}, "--tolerance must be a finite number"),
-        ("mine", {"relative_margin": "nan"}, "--relative-margin must be a finite number"),
     ],
 )
 def test_options_are_checked_before_the_work(
     data_folder, static_path, tmp_path, monkeypatch, command, options, named
 ):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    if command in ("mine", "train"):
+    if command == "train":
         options = {"output": tmp_path / "out.tsv"} | options
     arguments, options = place_of(command, static_path, **{"data": data_folder} | options)
     assert named in refusal(*arguments, **options)
@@ -162,30 +160,23 @@ def test_a_folder_with_other_things_is_refused_and_stays(
     assert [file.read_text() for file in files] == ["mine", "mine"]
 
 
-@pytest.mark.parametrize("name", ["mine", "diagnosis.json", "diagnosis.md"])
+@pytest.mark.parametrize("name", ["diagnosis.json", "diagnosis.md"])
 def test_a_full_disk_leaves_what_was_there(data_folder, static_path, tmp_path, monkeypatch, name):
-    """No part of the new rows, and the old diagnosis."""
-
     def full(file):
         if name in os.readlink(f"/proc/self/fd/{file}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    if name == "mine":
-        options = {"output": tmp_path / "mine.tsv", "split": "train"}
-        assert f"'{options['output']}'" in refusal("mine", static_path, data=data_folder, **options)
-        assert not list(tmp_path.glob("*mine*"))
-    else:
-        (tmp_path / name).write_text("old")
-        assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
-        assert (tmp_path / name).read_text() == "old"
-        (tmp_path / name).unlink()
-        (tmp_path / name).symlink_to("precious")
-        monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-        assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
+    (tmp_path / name).write_text("old")
+    assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
+    assert (tmp_path / name).read_text() == "old"
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("precious")
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
 
 
-@pytest.mark.parametrize("command", ["calibrate", "compare", "mine", "train"])
+@pytest.mark.parametrize("command", ["calibrate", "compare", "train"])
 def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
     """With the option, calibrate runs, and the others refuse the model, which they load after the
     data."""
