@@ -103,9 +103,11 @@ def main() -> None:
     ]
     chunks, size = shown[0][:4] + shown[1][:4], len(shown[0][:4])
 
-    lm, tokenizer = (
-        stm.revela.load_lm(arguments.lm) if arguments.lm else smollm2(Path(package.origin).parent)
-    )
+    if arguments.lm:
+        lm = AutoModelForCausalLM.from_pretrained(arguments.lm, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.lm)
+    else:
+        lm, tokenizer = smollm2(Path(package.origin).parent)
     model = SentenceTransformer(bundled_minilm())
     # With a small weight and no V-normalisation, the language model hardly gets worse in a short
     # run.

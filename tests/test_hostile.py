@@ -4,7 +4,6 @@ outside the output."""
 import contextlib
 import json
 import pickle
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +86,7 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["load", "load_lm", "load_retriever"])
+@pytest.mark.parametrize("name", ["load", "load_retriever"])
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tiny_path, mark, monkeypatch, name) -> None:
     """Without a question at the terminal, too, which transformers asks unless it is told not to
     trust."""
@@ -131,14 +130,6 @@ def test_a_model_that_cannot_be_loaded_is_named(tiny_path, names) -> None:
         stm.load(tiny_path)
     with pytest.raises(ValueError, match="name of the model is empty"):
         stm.load("")
-
-
-def test_no_class_that_a_model_names_is_advised(tiny_path) -> None:
-    file = tiny_path / "config_sentence_transformers.json"
-    edit(file, lambda config: config | {"model_type": "Evil"})
-    with pytest.raises(TypeError, match="of another class") as refused:
-        stm.load(tiny_path)
-    assert not re.search("Evil|trust_remote_code", str(refused.value))
 
 
 @pytest.mark.parametrize("outside", ["../elsewhere", "/etc"])

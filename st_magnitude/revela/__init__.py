@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from st_magnitude.revela.groups import build_groups as build_groups
     from st_magnitude.revela.loss import RevelaLoss as RevelaLoss
     from st_magnitude.revela.loss import group_similarity as group_similarity
-    from st_magnitude.revela.models import load_lm as load_lm
     from st_magnitude.revela.models import load_retriever as load_retriever
     from st_magnitude.revela.trainer import RevelaTrainer as RevelaTrainer
     from st_magnitude.revela.trainer import lora_config as lora_config

@@ -1,34 +1,21 @@
-"""Language models and retrievers for Revela."""
+"""Retrievers for Revela."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude.saving.export import loading
 
 # without it, transformers asks at the terminal
 _NO_CODE = {"trust_remote_code": False}
-
-
-def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a causal decoder in float32, which leaves the precision to autocast, and its tokenizer.
-
-    Raises:
-        OSError: If there is no such folder or name on the hub.
-        ValueError: If the model needs code of its own (``trust_remote_code``).
-    """
-    with loading("language model", str(name)):
-        lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, **_NO_CODE)
-        return lm, AutoTokenizer.from_pretrained(str(name), **_NO_CODE)
 
 
 def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:

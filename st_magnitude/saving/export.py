@@ -25,7 +25,6 @@ __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 
 logger = logging.getLogger(__name__)
 
-OTHERS = ("CrossEncoder", "MultiVectorEncoder", "SparseEncoder")
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 _EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
@@ -103,9 +102,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     Raises:
         ImportError: If the table is asked for and not installed.
-        OSError: If there is no model of that name, or a file of it, which the error names, is
-            missing or damaged.
-        TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder.
+        OSError: If there is no model of that name, or a file of it is missing or damaged.
+        TypeError: If the model is a CrossEncoder in the format of transformers.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     path = str(path)
@@ -113,16 +111,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise ValueError("The name of the model is empty; give a folder or a hub id.")
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
-    if (name := class_of(path, kwargs)) != "SentenceTransformer":
-        kind = "of another class"
-        advice = ""
-        if name in OTHERS:  # else a name that a stranger has chosen
-            kind = f"a {name}"
-            advice = f" Load it with sentence_transformers.{name}({path!r})."
-        raise TypeError(
-            f"The model at {path!r} is {kind}, and stm.load loads a SentenceTransformer, which "
-            f"would give other embeddings.{advice}"
-        )
+    _refuse_cross_encoder(path, kwargs)
     ours: dict[str, type] = {
         f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
         _REFERENCE: ExponentNorm,
@@ -171,26 +160,27 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         ) from error
 
 
-def class_of(path: str, options: Mapping[str, Any]) -> str:
-    """The class of sentence-transformers that the files of a model name."""
+def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
+    """Refuses a CrossEncoder of older versions, which sentence-transformers loads without a word.
+
+    It is a folder of transformers with a classification head. Where a model names its class,
+    sentence-transformers warns that it converts it.
+    """
     names = ("token", "cache_folder", "revision", "local_files_only")
     place = {name: options[name] for name in names if name in options}
-
-    def read(name: str) -> dict[str, Any]:
-        try:
-            file = load_file_path(path, name, **place)
-            content = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
-        except (OSError, ValueError):  # the constructor says more about it
-            return {}
-        return content if isinstance(content, dict) else {}
-
-    if name := read("config_sentence_transformers.json").get("model_type"):
-        return str(name)
-    # A CrossEncoder of older versions is a folder of transformers with a classification head.
-    has_head = "ForSequenceClassification" in str(read("config.json").get("architectures"))
-    if has_head and not load_file_path(path, "modules.json", **place):
-        return "CrossEncoder"
-    return "SentenceTransformer"
+    try:
+        if load_file_path(path, "modules.json", **place):
+            return
+        file = load_file_path(path, "config.json", **place)
+        config = Path(file).read_text(encoding="utf-8") if file else "{}"
+        architectures = str(json.loads(config)["architectures"])
+    except (OSError, ValueError, KeyError, TypeError):  # the constructor says more about it
+        return
+    if "ForSequenceClassification" in architectures:
+        raise TypeError(
+            f"The model at {path!r} is a CrossEncoder, which scores pairs and embeds no texts. Load"
+            f" it with sentence_transformers.CrossEncoder({path!r})."
+        )
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:

@@ -13,9 +13,9 @@ from peft import LoraConfig
 from revela_tiny import arguments, groups, language_model, loss_for, retriever
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
-from st_magnitude.revela import RevelaTrainer, load_lm, load_retriever, merge_lora
+from st_magnitude.revela import RevelaTrainer, load_retriever, merge_lora
 from st_magnitude.revela.attention import base_model
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
@@ -190,7 +190,7 @@ def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     ids = model.preprocess([text])["input_ids"][0].tolist()
     assert ids[-1] == model.tokenizer.convert_tokens_to_ids("[EOS]")
     assert len(ids) <= 6
-    lm, _ = load_lm(folder)
+    lm = AutoModelForCausalLM.from_pretrained(folder)
     ids = model.preprocess(["green tea"])["input_ids"]
     with torch.no_grad():
         state = lm.model(ids).last_hidden_state[0, -1]
