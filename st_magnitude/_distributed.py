@@ -1,4 +1,4 @@
-"""The processes that train together, each of which is a rank, and the engines around a model."""
+"""The processes (ranks) that train together, and the engines around a model: FSDP and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def num_ranks() -> int:
 
 
 def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
-    """The ``size`` whole numbers that the check returns on each rank.
+    """Gathers the ``size`` whole numbers that the check returns on each rank.
 
     Where it raises on one rank, all raise, because one alone would leave the others waiting.
     """
@@ -52,7 +52,7 @@ def engine_of(model: Any) -> str | None:
 
 
 def engine_of_trainer(trainer: Trainer) -> str | None:
-    """The engine that a Trainer will put around its model, before it does so."""
+    """The engine that a Trainer is about to put around its model."""
     if trainer.is_deepspeed_enabled:
         return f"DeepSpeed ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage}"
     return "FSDP" if trainer.is_fsdp_enabled else None

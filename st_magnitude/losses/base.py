@@ -109,14 +109,14 @@ class EmbeddingLoss(nn.Module):
             self.prepare_model()
 
     def prepare_model(self) -> None:
-        """Checks the model, sets its similarity function, and starts what the loss learns anew."""
+        """Checks the model, sets its similarity function, and starts a new run."""
         self.check_model()
         self._has_begun = False
         if isinstance(unwrapped(self.model), SentenceTransformer):
             set_similarity_function(self.model, self.similarity)
 
     def check_model(self) -> None:
-        """Refuses a model that the loss cannot train, before anything of it is changed."""
+        """Refuses a model that the loss cannot train, before it changes it."""
         if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
@@ -286,7 +286,7 @@ def _by_mean_norm(
 
 class FiniteWatch:
     """Warns once if embeddings or losses are not finite, and refuses such labels. On a GPU it reads
-    the flags of a batch where the next one comes, so training does not wait for them."""
+    the flags of a batch at the next batch, which keeps the host from waiting."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -334,9 +334,7 @@ class FiniteWatch:
 
 
 def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init], Init]:
-    """Shows the arguments of a base class, but some, in place of the ``**options`` of an
-    ``__init__``.
-    """
+    """Shows the arguments of a base class, except some, in a signature with ``**options``."""
 
     def decorate(init: Init) -> Init:
         declared = dict(inspect.signature(init).parameters)

@@ -42,7 +42,7 @@ def is_plain_text(features: Features) -> bool:
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
-    """For each token its id, the number of its text, and its place or -1 for padding: (N,) each.
+    """The id of each token, the number of its text, and its place or -1 for padding: (N,) each.
 
     None for inputs that are not plain text, and for models without token ids.
     """
@@ -63,8 +63,8 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> Tensor:
-    """A 64-bit hash of the tokens of each text of a column from place ``start`` on, (B,): padding
-    does not change it.
+    """A 64-bit hash (B,) of the tokens of each text of a column from place ``start`` on, whatever
+    the padding.
 
     Inputs without token ids get keys that are unique across columns and ranks.
     """
@@ -81,7 +81,7 @@ def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> T
 
 
 def bare_keys(columns: Sequence[Features], keys: list[Tensor], model: nn.Module) -> list[Tensor]:
-    """The keys of the texts of columns without the prompts whose length a Transformer notes."""
+    """The keys of the texts of columns without their prompts, whose length a Transformer notes."""
     if not any("prompt_length" in features for features in columns):
         return keys
     found = []

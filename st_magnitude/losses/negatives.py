@@ -45,7 +45,8 @@ MOST = 0.75  # the share of negatives that may be left out without a warning
 
 
 class FalseNegatives:
-    """The documents of a batch that do not count as negatives, as MagnitudeRankingLoss says."""
+    """Which documents are left out of the negatives by ``same_text``, ``margin`` and ``guide``, and
+    how many."""
 
     def __init__(
         self,
@@ -220,8 +221,8 @@ class FalseNegatives:
 
 @torch.no_grad()
 def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Tensor:
-    """The documents that queries do not count as negatives, booleans (n, M), for all queries of a
-    small batch and the first ones of a large batch."""
+    """Which documents queries leave out of their negatives, booleans (n, M): for all queries of a
+    small batch, and the first ones of a large batch."""
     number = max(1, PLAIN_SCORES // len(batch.documents))
     queries = at_least_float32(batch.queries[:number])
     exclude = list(batch.excluded)
@@ -238,7 +239,7 @@ def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Ten
 
 
 def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:
-    """The numbers of texts of all columns but those of lists, which hold any number of negatives.
+    """The number of texts in each column, except in columns of lists, which hold any number.
 
     :func:`~st_magnitude.attach` marks such columns, and lays their lists end to end.
     """

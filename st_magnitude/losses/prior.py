@@ -144,7 +144,7 @@ class DocumentPrior:
 
 
 class _Table:
-    """log q by the key of a text: sorted keys (K,), and where they are their log q (K,)."""
+    """log q by the key of a text: sorted keys (K,), and their log q (K,)."""
 
     def __init__(self, keys: Tensor, counts: Tensor, smoothing: float) -> None:
         self.keys, texts = keys.unique(return_inverse=True)  # texts may have the same tokens

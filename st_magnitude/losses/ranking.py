@@ -305,8 +305,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """Raw embeddings of a mini-batch, and what the loss learns as more columns, whose gradient
-        is cached, scaled and synchronised with the encoder's: (n, D + L)."""
+        """Raw embeddings (n, D) of a mini-batch, and L learned exponents as more columns, whose
+        gradient is cached, scaled and synchronised with the encoder's: (n, D + L)."""
         features = minibatch_of(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             random_state = RandContext(*features.values()) if copy_random_state else None
@@ -331,7 +331,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return total
 
     def _named(self, total: Tensor, losses: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        """The losses of a cached step by name, of which one has the gradient of the total."""
+        """Splits the total of a cached step by name; InfoNCE has the gradient of the total."""
         if not self.regularizers:
             return total
         penalties = {name: loss for name, loss in losses.items() if name != "infonce"}
@@ -373,7 +373,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def _check_inputs(
         self, columns: list[dict[str, Tensor]], labels: Tensor | None
     ) -> tuple[int, int]:
-        """The number of columns and rows of a batch that the loss takes."""
+        """Refuses a batch that cannot be trained on; returns its numbers of columns and rows."""
         if len(columns) < 2:
             raise ValueError(
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"

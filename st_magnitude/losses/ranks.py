@@ -1,4 +1,4 @@
-"""The batches of the processes that train together."""
+"""Batches across ranks: gathered, and checked to match."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Gathered:
         return all_gather_with_grad(x) if x.requires_grad else all_gather(x)
 
     def join_queries(self, x: Tensor) -> Tensor:
-        """The same for what belongs to queries."""
+        """Likewise for rows of queries, if a softmax runs over queries."""
         return self.join(x) if self._gathers_queries else x
 
 
 def check_on_all_ranks(
     check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool
 ) -> None:
-    """Checks the batch of this rank, and that it fits to those of other ranks.
+    """Checks the batch of this rank, and that it matches those of other ranks.
 
     ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the
     device; None if they do not share negatives. Where one rank raises, all do.

@@ -51,7 +51,7 @@ TAKEN = {"infonce", "contrastive", "loss", "steps", "learning_rate", "grad_norm"
 
 
 class Penalties(nn.ModuleDict):
-    """Weighted regularizers by the names that they are logged under.
+    """Weighted regularizers by their names in the log.
 
     The name is the attribute ``name``, or the name of the function or class in snake case:
     ``sigreg``, ``sigreg_2``. A name that the log has for something else is numbered too:

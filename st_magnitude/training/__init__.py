@@ -1,4 +1,4 @@
-"""Around a Trainer: what watches a run, and what a run needs that resumes."""
+"""Around a Trainer: monitoring, logging, stopping and resuming."""
 
 from st_magnitude.training.attach import attach
 from st_magnitude.training.monitor import NormMonitor

@@ -88,12 +88,12 @@ def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
 
 
 def _embedding_losses(loss: nn.Module) -> list[EmbeddingLoss]:
-    """The losses of this package in a loss, which another one may be around."""
+    """The losses of this package in a loss: itself, or what it wraps."""
     return [module for module in loss.modules() if isinstance(module, EmbeddingLoss)]
 
 
 def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
-    """Of both splits: the name of a data set, its place in the arguments, and the data set."""
+    """The data sets of both splits, each with its name and its place in the arguments."""
     for split in ("train_dataset", "eval_dataset"):
         given = getattr(trainer, split)
         if not isinstance(given, dict):
@@ -104,7 +104,7 @@ def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
 
 
 def lay_lists_end_to_end(trainer: Trainer) -> None:
-    """Lets the collator read a column of lists as the texts of all rows, with their number, which a
+    """Makes the collator read a column of lists as the texts of all rows and their number, which a
     ranking loss takes as further negatives of the batch."""
     collator: Any = trainer.data_collator
     preprocess = getattr(collator, "preprocess_fn", None)
@@ -168,7 +168,7 @@ def refuse_dispatched_tables(trainer: Trainer, dataset: object, place: str) -> N
 
 
 def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
-    """Refuses losses of which one gathers, and that do not all exchange the same tensors."""
+    """Refuses losses that exchange different tensors, if one of them gathers."""
     exchanged = set()
     gathers = False
     for loss in losses.values():

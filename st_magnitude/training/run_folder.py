@@ -66,7 +66,7 @@ def _foreign(output: Path) -> Iterator[Path]:
 
 
 def remove_checkpoints(output: Path) -> None:
-    """Removes what a run needs to resume, and no more."""
+    """Removes the checkpoints of a run and its record, and nothing else."""
     folder = output / "checkpoints"
     for path in folder.iterdir():
         if re.match(_OURS, path.relative_to(output).as_posix()):
@@ -101,8 +101,8 @@ def record_run(output: Path, settings: Mapping[str, object]) -> None:
 def saved(
     model: SentenceTransformer, output: Path, name: str, record: Mapping[str, object]
 ) -> Iterator[Path]:
-    """Moves a model and its record, a JSON file, into the folder of a run, after the block, which
-    gets the new folder."""
+    """Writes a model and its record, a JSON file, into a new folder, which the block gets, and then
+    moves it into the folder of a run."""
     remedy = "Make room, and run it again (train: with resume=True, --resume)."
     with with_remedy(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(model, folder)

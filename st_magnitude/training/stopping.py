@@ -62,7 +62,7 @@ class _StopOnSignal(TrainerCallback):
 
 
 class _TimeLeft(TrainerCallback):
-    """Says after a few steps how many there are and how long they take, if that is minutes."""
+    """Says after a few steps how many there are and how many minutes they take."""
 
     FIRST = 5  # steps that are timed, after one that warms up
 
