@@ -85,8 +85,9 @@ def _zeros(x: Tensor | None) -> Tensor | None:
 
 
 def _may_repeat(ids: Ids) -> bool:
-    """Whether texts may share an id; on a GPU the answer would keep the host waiting."""
-    if ids.documents.device.type != "cpu":
+    """Whether texts may share an id; on a GPU the answer would keep the host waiting, and
+    torch.compile cannot know it."""
+    if ids.documents.device.type != "cpu" or torch.compiler.is_compiling():
         return True
     is_of_pairs = ids.queries is ids.documents
     every = ids.documents if is_of_pairs else torch.cat([ids.queries, ids.documents])

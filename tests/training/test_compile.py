@@ -1,5 +1,5 @@
-"""torch.compile of the encoder: losses cause no more graphs and no more recompilations than
-sentence-transformers'."""
+"""torch.compile of the encoder, where losses cause no more graphs and no more recompilations than
+sentence-transformers', and of the kernel."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from functools import partial
 
 import pytest
 import torch
-from _tiny import ROWS, load_transformer
+from _tiny import ROWS, columns, load_transformer
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.utils import counters
 
 import st_magnitude as stm
+from st_magnitude.kernel.batch import Above, Ids
 
 LOSSES = {
     "cosine": stm.CosineRankingLoss,
@@ -58,3 +65,73 @@ def test_graphs(folder, name):
     assert 0 < graphs <= most
     eager, _ = run(folder, LOSSES[name], is_compiled=False)
     assert values == pytest.approx(eager, rel=1e-5)
+
+
+def masks(queries: int, documents: int) -> dict[str, object]:
+    ids = Ids(torch.arange(queries), torch.arange(documents) % queries)
+    terms = (stm.Term(4, 0.1), stm.Term(8, 0.2, 0.5), stm.Term(None, 0.3))
+    above = Above(lambda positives: positives - 0.1, spares=ids)
+    return {"terms": terms, "exclude": [torch.arange(documents) // 2, above]}
+
+
+def targets(queries: int, documents: int) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "targets": torch.rand(queries, documents, generator=generator),
+        "weights": torch.rand(queries, generator=generator),
+        "log_q": torch.rand(documents, generator=generator),
+    }
+
+
+def joint(queries: int, documents: int) -> dict[str, object]:
+    directions = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+    return {"directions": directions, "positives": torch.arange(documents) // 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "backend", "compiler", "graphs"),
+    [
+        (masks, "plain", "inductor", 2),
+        (targets, "plain", "inductor", 2),
+        (joint, "plain", "inductor", 2),
+        (masks, "tiled", "eager", 4),
+        (targets, "tiled", "eager", 4),
+    ],
+)
+def test_the_kernel_is_one_graph(options, backend, compiler, graphs):
+    """Plain, one for the first size and one for all others; tiled, one for each size."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(compiler)
+    infonce = partial(stm.infonce, backend=backend)
+    compiled = torch.compile(infonce, fullgraph=True, backend=counter)
+    for number in (4, 6, 9, 5):
+        pair = [torch.randn(n, 16, requires_grad=True) for n in (number, 2 * number)]
+        given = options(number, 2 * number)
+        loss, expected = (f(*pair, **given) for f in (compiled, infonce))
+        torch.testing.assert_close(loss, expected)
+        found, wanted = (torch.autograd.grad(x, pair) for x in (loss, expected))
+        torch.testing.assert_close(found, wanted)
+    assert counter.frame_count == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cosine", "learnable", "cached"])
+def test_training_has_no_graph_break(folder, tmp_path, name):
+    torch._dynamo.reset()
+    counters.clear()
+    model = load_transformer(folder)
+    args = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        torch_compile=True,
+        torch_compile_backend="eager",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+    )
+    rows, loss = Dataset.from_dict(columns()), LOSSES[name](model)
+    SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss).train()
+    assert counters["stats"]["unique_graphs"] > 0
+    assert not counters["graph_break"]
