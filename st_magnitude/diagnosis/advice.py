@@ -77,9 +77,8 @@ def storage(
     }
     action = f"Store {cell} ({cell.bytes_per_document:,} bytes a document)"
     gain_of = f"nDCG@10 minus {1 - tolerance:.0%} of the full nDCG@10"
-    evidence = {"ndcg": cell.ndcg, "bytes_per_document": cell.bytes_per_document}
     uses = (str(cell), f"keep all {cells[0].dim} dimensions in float32")
-    return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, evidence)
+    return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons)
 
 
 def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
@@ -93,9 +92,8 @@ def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     action = "Add log p(d), the prior of a document, to its scores"
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
     judged = bench.gain(curve.held_out, curve.per_query[0])
-    evidence = {"weight": curve.highest}
     uses = (weight, "no prior")
-    return _recommend(bench, "prior", action, judged, gain_of, uses, reasons, evidence)
+    return _recommend(bench, "prior", action, judged, gain_of, uses, reasons)
 
 
 def _recommend(
@@ -106,7 +104,6 @@ def _recommend(
     gain_of: str,
     uses: tuple[str, str],
     reasons: Mapping[str, str],
-    evidence: dict[str, float] | None = None,
 ) -> Recommendation:
     """A recommendation; ``uses`` are the settings if the verdict is "do" and if not."""
     verdict = VERDICTS[judged.verdict] if judged else NOT_ENOUGH
@@ -120,5 +117,4 @@ def _recommend(
         gain=judged.gain if judged else None,
         gain_of=gain_of if judged else "",
         num_queries=judged.num_queries if judged else 0,
-        evidence=evidence or {},
     )

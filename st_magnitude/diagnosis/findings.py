@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,6 @@ class Recommendation:
     gain: Interval | None = None  # the gain with its 95 % interval; None: unmeasured
     gain_of: str = ""  # the difference that the gain is
     num_queries: int = 0  # behind the interval
-    evidence: dict[str, float] = field(default_factory=dict)  # further figures, by name
 
     def __str__(self) -> str:
         lines = [f"[{self.verdict}] {self.action}"]
