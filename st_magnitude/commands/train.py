@@ -57,9 +57,9 @@ def train(
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
-    figures |= {"geometry": trained.geometry, "prior": trained.prior, "moved": trained.moved}
+    figures |= {"geometry": trained.geometry, "prior": trained.prior}
     figures["norm_warning"] = trained.norm_warning
-    verdict, stuck = trained.verdict, trained.advice
+    verdict = trained.verdict
     if verdict is not None:
         say(f"{verdict.headline(dev_split)} {splits.caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
@@ -72,11 +72,11 @@ def train(
         say(
             f"There is no {dev_split} split next to {split}, so the trained model could not be"
             " compared with the pretrained one. Add judgments of other queries as a split, or name"
-            f" another one with --dev-split. {stuck}"
+            " another one with --dev-split."
         )
     else:
         typer.echo(f"\n{verdict}")
-        if advice := verdict.advice(stuck):
+        if advice := verdict.advice():
             say(advice)
     if confirm is not None and trained.confirmed is not None:
         say(trained.confirmed.headline(confirm))

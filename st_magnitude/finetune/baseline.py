@@ -58,8 +58,7 @@ class Baseline:
             self.lexical = bm25_if_installed(data)
         else:
             encoded = self.sample.encode(model)
-        self.embeddings = self.sample.embeddings(encoded)
-        self.geometry = geometry_figures(self.embeddings, self.sample.is_relevant)
+        self.geometry = self._geometry(encoded)
         self.of_folds: tuple[int, Found, Found | None] | None = None
 
     def cross_validate(
@@ -71,12 +70,8 @@ class Baseline:
         )
         self.of_folds = folds, found, fused
 
-    def compare(self) -> tuple[Verdict | None, dict[str, float], float]:
-        """Measures the model, which is trained now.
-
-        Returns the verdict, its figures of norms, and how far its embeddings moved, as a share of
-        their norm.
-        """
+    def compare(self) -> tuple[Verdict | None, dict[str, float]]:
+        """The verdict on the model, which is trained now, and its figures of norms."""
         verdict = None
         if self.of_folds is not None:
             folds, found, fused = self.of_folds
@@ -87,10 +82,10 @@ class Baseline:
             verdict = self._choose_scoring(encoded, similarity)
         else:
             encoded = self.sample.encode(self.model)
-        embeddings = self.sample.embeddings(encoded)
-        distances = embeddings["query"] - self.embeddings["query"]
-        moved = float(distances.norm(dim=1).mean() / self.embeddings["query"].norm(dim=1).mean())
-        return verdict, geometry_figures(embeddings, self.sample.is_relevant), moved
+        return verdict, self._geometry(encoded)
+
+    def _geometry(self, encoded: EncodedTask) -> dict[str, float]:
+        return geometry_figures(self.sample.embeddings(encoded), self.sample.is_relevant)
 
     def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""

@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
 FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
-LITTLE = 0.01  # of the norm: embeddings that moved by less are hardly trained
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,7 @@ class TrainedModel:
     output: Path | None
     # with ``config.prior``: what it was counted from, or why it was left out
     prior: str | None = None
-    # mean distance of embeddings from where they were, as a share of their norm
-    moved: float = float("nan")
     confirmed: Verdict | None = None  # the same on test data
-
-    @property
-    def advice(self) -> str:
-        """Advice if the training hardly changed the model; else empty."""
-        if not self.moved < LITTLE:
-            return ""
-        return (
-            f"The training hardly changed the model: embeddings moved by {self.moved:.2%} of their"
-            f" norm at the learning rate {self.trainer.args.learning_rate:g}. Raise it"
-            " (--learning-rate), or train longer."
-        )
 
     @property
     def norm_warning(self) -> str:
@@ -178,13 +164,13 @@ def train(
             return TrainedModel(trainer, {}, None, output)
         if dev is not None:
             say(f"Measuring the trained model, about {seconds:.0f} s.")
-        verdict, after, moved = baseline.compare()
+        verdict, after = baseline.compare()
         if verdict is not None and verdict.saved != verdict.as_trained:
             prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
         confirmed = None if test is None else on_test.compare()[0]
         geometry = {"before": baseline.geometry, "after": after}
         prior = _about_prior(rows) if config.prior else None
-        trained = TrainedModel(trainer, geometry, verdict, output, prior, moved, confirmed)
+        trained = TrainedModel(trainer, geometry, verdict, output, prior, confirmed)
         held_out = (data if folds else dev or data).name
         return _save_unless_worse(trained, config, held_out, _about_size(model, name))
 
@@ -246,7 +232,6 @@ def _save_unless_worse(
         "geometry": trained.geometry,
         "dev": verdict,
         "test": trained.confirmed,
-        "moved": trained.moved,
     }
     ndcg = {} if verdict is None else {"before": verdict.pretrained, "after": verdict.saved.ndcg}
     steps = {"before": 0, "after": trained.trainer.state.global_step}

@@ -113,14 +113,14 @@ class Verdict(Result):
         bm25 = " ".join(self._about(control) for control in self.controls[:1])
         return f"{said}, on {where}. {bm25}".strip()
 
-    def advice(self, remedy: str = "") -> str:
+    def advice(self) -> str:
         """What follows from the figures, in a few sentences."""
         found: list[str] = []
         if self.saved.gain[2] < 0.0 and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
         elif not self.is_better:
-            usual = "Train on more pairs or with another learning rate, or keep the old model."
-            found += [remedy or usual, self._power()]
+            remedy = "Train on more pairs or with another learning rate, or keep the old model."
+            found += [remedy, self._power()]
         found += map(self._about, self.controls[1:])
         if max(self.pretrained, self.saved.ndcg) < LOW:
             found.append(

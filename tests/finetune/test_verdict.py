@@ -32,8 +32,7 @@ def planted():
 def judged(model: SentenceTransformer, task: RetrievalData, **config) -> Verdict:
     """The verdict on a model that did not change."""
     baseline = Baseline(model, task, task, (), TrainConfig(**config))
-    verdict, _, moved = baseline.compare()
-    assert moved == 0.0
+    verdict, _ = baseline.compare()
     return verdict
 
 

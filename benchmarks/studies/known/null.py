@@ -42,7 +42,7 @@ def draw(pairs: list[tuple[str, str]], seed: int) -> dict[str, object]:
     baseline = Baseline(model, data, data, (), TrainConfig(seed=seed))
     with tempfile.TemporaryDirectory() as work:
         baseline.cross_validate(5, Path(work), None)
-    verdict, _, _ = baseline.compare()
+    verdict, _ = baseline.compare()
     assert verdict is not None
     gain = [round(100 * x, 2) for x in verdict.saved.gain]
     return {"seed": seed, "queries": verdict.queries, "gain": gain}
