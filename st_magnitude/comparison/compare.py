@@ -171,7 +171,8 @@ class _Run:
 
     def _train_again(self, entry: Entry) -> None:
         """Trains a candidate with a second seed."""
-        folder, seed = self.folder(entry.candidate), self.trials.config.seed + 1
+        folder = self.folder(entry.candidate)
+        seed = self.trials.config.seed + 1
         again = self.trials.train(entry.candidate, self.rungs[-1:], lambda *_: False, folder, seed)
         known = replace(entry, second_seed=again.curve[-1][1])
         self.entries[self.entries.index(entry)] = known
@@ -223,7 +224,8 @@ class _Run:
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def _conclude(self, name: str) -> CompareResult:
-        splits, grid = self.trials.splits, self.trials.grid
+        splits = self.trials.splits
+        grid = self.trials.grid
         entries = self._ranked()
         if self._rivals():
             entries[:2] = sorted(entries[:2], key=lambda entry: -entry.mean_score)

@@ -94,8 +94,13 @@ class _Fold(dict[int, str | None]):
     """What `folded` makes of a character, by its code."""
 
     def __missing__(self, code: int) -> str | None:
-        kind, kept = unicodedata.category(chr(code)), chr(code) in _MEANS_SOMETHING
-        self[code] = None if kind == "Cf" else " " if kind[0] == "P" and not kept else chr(code)
+        letter = chr(code)
+        kind = unicodedata.category(letter)
+        self[code] = letter
+        if kind == "Cf":  # invisible
+            self[code] = None
+        elif kind[0] == "P" and letter not in _MEANS_SOMETHING:
+            self[code] = " "
         return self[code]
 
 
@@ -144,7 +149,8 @@ def read_texts(path: Path, may_be_empty: bool, of_queries: bool = False) -> dict
 
 def _id_and_text(row: object, where: str, is_query: bool) -> tuple[str, str]:
     fields = row if isinstance(row, dict) else {}
-    key, other = fields.get("_id"), fields.get("instruction" if is_query else "title") or ""
+    key = fields.get("_id")
+    other = fields.get("instruction" if is_query else "title") or ""
     text = "" if fields.get("text", 0) is None else fields.get("text")
     if key is None or not isinstance(text, str) or not isinstance(other, str):
         example = '{"_id": "1", "title": "optional", "text": "..."}'
@@ -203,7 +209,8 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
     order = None
     for where, columns in _rows(path):
         if order is None:
-            order, width = _order(columns, where), len(columns)
+            order = _order(columns, where)
+            width = len(columns)
             if columns[0] not in queries and all(math.isnan(number(x)) for x in columns):
                 continue
         if len(columns) != width:

@@ -236,7 +236,8 @@ def _read_pairs(
         if not (queries and documents):
             empty.append(row.where)
             continue
-        part, score = row.part, 1.0
+        part = row.part
+        score = 1.0
         for column in columns.get("split", ()):
             part = PARTS.get(str(row.cells.get(column)).lower())
             if part is None:

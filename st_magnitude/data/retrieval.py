@@ -82,7 +82,9 @@ class RetrievalData:
         negatives: Mapping[str, Collection[str]] | None = None,
         name: str = "",
     ) -> None:
-        self.queries, self.corpus, self.name = dict(queries), dict(corpus), name
+        self.queries = dict(queries)
+        self.corpus = dict(corpus)
+        self.name = name
         for of, texts in (("queries", self.queries), ("corpus", self.corpus)):
             kinds = {*map(type, texts), *map(type, texts.values())}
             for key, text in texts.items() if kinds - {str} else ():
@@ -175,7 +177,8 @@ class RetrievalData:
         """The queries that are documents themselves, and are not judged for themselves."""
         own = set()
         for query in self.queries.keys() & self.corpus.keys():
-            text, document = self.queries[query], self.corpus[query]
+            text = self.queries[query]
+            document = self.corpus[query]
             judged = {*self.relevant.get(query, ()), *self.negatives.get(query, ())}
             if f" {document}".endswith(f" {text}") and query not in judged:
                 own.add(query)
@@ -299,7 +302,8 @@ class RetrievalData:
         pairs = [
             (query, d) for query in sorted(self.query_ids) for d in sorted(self.relevant[query])
         ]
-        documents, rows = list(self.corpus), []
+        documents = list(self.corpus)
+        rows = []
         for query, relevant in (pairs[index] for index in rng.permutation(len(pairs))):
             chosen = [relevant, *self._draw_negatives(query, num_negatives, documents, rng)]
             rows.append([self.queries[query], *(self.corpus[document] for document in chosen)])

@@ -119,7 +119,8 @@ class EncodedTask:
 
         The document that is the query itself scores -inf.
         """
-        similarity, columns = Similarity(*similarity.exponents), columns.to(self.documents.device)
+        similarity = Similarity(*similarity.exponents)  # plain numbers
+        columns = columns.to(self.documents.device)
         rows = max(1, TILE // max(1, columns.shape[1] * self.documents.shape[1]))
         found = []
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
@@ -161,8 +162,9 @@ def rank(scores: Tensor, k: int) -> Tensor:
     tied = ((scores >= last).sum(dim=1) > k).nonzero()[:, 0]
     # rows with a document outside that equals the k-th best: keep the lowest columns of those
     if len(tied):
-        rows, last = scores[tied], last[tied]
-        above, equal = rows > last, rows == last
+        rows = scores[tied]
+        above = rows > last[tied]
+        equal = rows == last[tied]
         equal &= equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)
         indices[tied] = (above | equal).nonzero()[:, 1].view(-1, k)
     indices = indices.sort(dim=1).values

@@ -47,7 +47,8 @@ class Baseline:
         answers: Collection[str],
         config: TrainConfig,
     ) -> None:
-        self.model, self.config = model, config
+        self.model = model
+        self.config = config
         self.is_judged = held_out is not None
         self.data = data = held_out or data
         self.sample = Sample(data, answers, config.seed)
@@ -89,7 +90,8 @@ class Baseline:
 
     def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
-        present, seed = float(similarity.exponents[1]), self.config.seed
+        present = float(similarity.exponents[1])
+        seed = self.config.seed
         trained = self._verdict(present, *self._found(encoded, present))
         if normalizes_output(self.model):
             return trained

@@ -63,7 +63,8 @@ def cross_validate(
     for held_out in tqdm(parts, desc=f"Training and measuring in {folds} folds"):
         model = copy.deepcopy(base)
         model.model_card_data.widget = [{"text": "a"}]  # else every Trainer computes examples
-        train, test = data.only(data.queries.keys() - held_out), data.only(held_out)
+        train = data.only(data.queries.keys() - held_out)
+        test = data.only(held_out)
         rows = training_rows(train, config.negatives, config.seed)
         trainer = make_trainer(model, train, rows, config, output, loss_options, saves=False)
         trainer.remove_callback(PrinterCallback)

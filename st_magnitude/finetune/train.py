@@ -117,7 +117,8 @@ def train(
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a
             checkpoint.
     """
-    config, output = config or TrainConfig(), Path(output)
+    config = config or TrainConfig()
+    output = Path(output)
     is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
     with locked_folder(output):
         if dev is not None:
@@ -221,7 +222,8 @@ def _about_size(model: SentenceTransformer, name: str | None) -> str:
 def _save_unless_worse(
     trained: TrainedModel, config: TrainConfig, name: str, size: str
 ) -> TrainedModel:
-    verdict, output = trained.verdict, cast(Path, trained.output)
+    verdict = trained.verdict
+    output = cast(Path, trained.output)
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
             f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"

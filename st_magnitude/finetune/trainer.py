@@ -101,7 +101,8 @@ def make_trainer(
     """
     config = with_defaults(config, model, len(rows))
     card = model.model_card_data
-    card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
+    card.ir_model = True
+    card.task_name = "semantic search and other retrieval tasks"
     name = data.name.partition(", ")[0]  # without the split
     card.train_datasets = [{"name": name}] if name else card.train_datasets
     if config.lora is not None:
@@ -209,7 +210,8 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
         logger.warning(
             f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md)."
         )
-    most, size = rows // arguments.world_size, arguments.per_device_train_batch_size
+    most = rows // arguments.world_size
+    size = arguments.per_device_train_batch_size
     if most < 2:
         raise ValueError(
             f"{rows} training pairs are too few for {arguments.world_size} processes, of two each."

@@ -118,14 +118,6 @@ def test_max_length_limits_training_alone(place, tiny_path, monkeypatch):
     assert stm.load(place["output"]).max_seq_length == model.max_seq_length == 64
 
 
-@pytest.mark.parametrize(("rate", "hardly"), [(1e-6, True), (None, False)])
-def test_a_run_that_hardly_moves_the_model_says_so(place, rate, hardly):
-    done = invoke("train", **place, max_steps=4, learning_rate=rate)
-    assert ("--learning-rate" in done.output) == hardly
-    card = (place["output"] / "README.md").read_text()
-    assert f"`learning_rate`: {rate or 0.03}" in card  # of a static table
-
-
 def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_path):
     peft = pytest.importorskip("peft")
     model, data = stm.load(tiny_path), RetrievalData.from_beir(data_folder, "train")
