@@ -1,0 +1,119 @@
+"""The collectives of a step at 8, 64 and 512 ranks, in process groups that move no data: all ranks
+have to enter the same ones, in one order and with the same shapes, or they wait for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from _tiny import ROWS, load_transformer
+from sentence_transformers import SentenceTransformerTrainer
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import st_magnitude as stm
+from st_magnitude.revela.trainer import RevelaTrainer, _LanguageModelCallback
+
+BOTH = ("query_to_doc", "doc_to_query")
+
+
+class Recorder(TorchDispatchMode):
+    """The names of collectives, the shapes of their tensors, and how far away their ranks are."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        super().__init__()
+        self.rank, self.num_ranks, self.calls = rank, num_ranks, []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            shapes = [tuple(x.shape) for x in tree_leaves(args) if torch.is_tensor(x)]
+            name = function.overloadpacket.__name__
+            peers = [args[2]] if name in ("send", "recv_") else []
+            hops = [(peer - self.rank) % self.num_ranks for peer in peers]
+            self.calls.append((name, shapes[0], len(shapes), *hops))
+        return function(*args, **(kwargs or {}))
+
+
+def collectives(step: Callable[[int], object], rank: int, num_ranks: int) -> list[tuple[Any, ...]]:
+    dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
+    try:
+        torch.manual_seed(rank)
+        with Recorder(rank, num_ranks) as recorder:
+            step(rank)
+    finally:
+        dist.destroy_process_group()
+    return recorder.calls
+
+
+def ranking(folder: object, rank: int, **options: object) -> None:
+    loss = stm.QNormRankingLoss(load_transformer(folder), **options)
+    rows = ROWS[4 * (rank % 4) :][:4]  # texts of other lengths on each rank
+    value = loss([loss.model.preprocess([row[i] for row in rows]) for i in (0, 1)], None)
+    value.backward()
+
+
+def sigreg(rank: int) -> None:
+    """The batches of the ranks may differ in size."""
+    stm.SIGReg()(torch.randn(6 + rank % 2, 8, requires_grad=True)).backward()
+
+
+def ring(rank: int) -> None:
+    pair = [torch.randn(2, 8, requires_grad=True) for _ in range(2)]
+    terms = [stm.Term(4), stm.Term()]
+    stm.infonce(*pair, terms, directions=BOTH, partition_mode="per_direction", backend="ring")
+
+
+def revela(rank: int) -> None:
+    """Odd ranks have a parameter without a gradient."""
+    model = nn.Linear(3, 2)
+    for number, parameter in enumerate(model.parameters()):
+        if number != rank % 2:
+            parameter.grad = torch.ones_like(parameter)
+    trainer = RevelaTrainer.__new__(RevelaTrainer)
+    vars(trainer).update(
+        args=SimpleNamespace(world_size=dist.get_world_size()),
+        accelerator=SimpleNamespace(sync_gradients=True),
+        lm_parameters=lambda: dict(model.named_parameters()),
+    )
+    _LanguageModelCallback(trainer).on_train_begin(trainer.args, None, None)
+    trainer.training_step(model, {})
+
+
+@pytest.mark.parametrize("num_ranks", [8, 64, pytest.param(512, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gather", "auto", "ring", "sigreg", "revela"])
+def test_all_ranks_enter_the_same_collectives(folder, monkeypatch, name, num_ranks):
+    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", lambda *_: torch.zeros(()))
+    gathers = partial(ranking, folder, gather_across_devices=True, margin=-0.1)
+    steps = {
+        "gather": partial(gathers, directions=BOTH),
+        "auto": partial(gathers, scale="auto"),
+        "ring": ring,
+        "sigreg": sigreg,
+        "revela": revela,
+    }
+    first, *others = [collectives(steps[name], r, num_ranks) for r in (0, 1, num_ranks - 1)]
+    assert all(calls == first for calls in others)
+    if name != "ring":
+        assert 0 < len(first) < 13  # however many ranks there are
+    else:  # x and scale, in two directions: two rounds of blocks, and gradients that go home
+        sent, received = ([call for call in first if call[0] == x] for x in ("send", "recv_"))
+        assert len(sent) == len(received) == 4 * (3 * num_ranks - 2)
+        assert {call[3] for call in sent} == {1}
+        assert {call[3] for call in received} == {num_ranks - 1}
+
+
+def test_a_collective_of_some_ranks_is_found():
+    def step(rank):
+        if rank:
+            dist.broadcast(torch.zeros(3), src=0)
+
+    assert collectives(step, 0, 8) != collectives(step, 1, 8)
