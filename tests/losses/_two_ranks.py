@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
 from _tiny import columns, load_transformer
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,29 +47,11 @@ def train(
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def refusal_of_data_sets(folder: str, output: Path) -> str:
-    """What a rank says of two data sets, of which one is gathered."""
-    model = load_transformer(folder)
-    losses = {
-        name: stm.DotRankingLoss(model, gather_across_devices=name == "pairs")
-        for name in ("pairs", "triplets")
-    }
-    data = DatasetDict(
-        {name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)}
-    )
-    try:
-        stm.attach(SentenceTransformerTrainer(model, arguments(output), data, loss=losses))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def main(folder: str, output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results: dict = {("trainer", size): train(folder, output, size) for size in (None, 3)}
     results["trainer", "ring"] = train(folder, output, 3, "ring")
-    results["refusal"] = refusal_of_data_sets(folder, output)
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()

@@ -203,6 +203,15 @@ def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
         refuse_unlike_gathering(losses)
 
 
+def test_attach_compares_the_losses_of_all_data_sets(model, tmp_path, monkeypatch):
+    losses = {"a": stm.DotRankingLoss(model, **GATHERS), "b": stm.DotRankingLoss(model)}
+    args = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = SentenceTransformerTrainer(model, args, DatasetDict(a=GOOD, b=GOOD), loss=losses)
+    monkeypatch.setattr(type(args), "world_size", 2)
+    with pytest.raises(ValueError, match="data sets a, b gather"):
+        stm.attach(trainer)
+
+
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
     """What two gloo processes found, one dict of results a rank."""
@@ -224,8 +233,3 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
         if way == "ring":  # as gathering does
             gathered = two_ranks[0]["trainer", 3]
             torch.testing.assert_close(first[name], gathered[name], rtol=1e-3, atol=0)
-
-
-@pytest.mark.slow
-def test_two_ranks_with_different_data_sets(two_ranks):
-    assert all("gather from all processes" in results["refusal"] for results in two_ranks)
