@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from _cli import invoke
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -65,20 +64,3 @@ def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
     assert all(grades.keys() <= found.corpus.keys() for grades in found.relevant.values())
     assert found.relevant.keys() <= found.queries.keys()
     assert len(found.triplets(0)) == sum(map(len, found.relevant.values()))
-
-
-OPTIONS = b"batch-size: 8\nepochs: 1.5\ndims: [96, 384]\nresume: false\noutput: here\n"
-YAML = [b"*a", b"&a [*a]", b"!!python/object/apply:os.system [exit]", b"2020-13-45", b"- "]
-YAML += [b"{a: 1}", b"[[1]]"]
-
-
-@fuzz
-@given(damaged(OPTIONS, YAML))
-def test_options_in_yaml(tmp_path: Path, content: bytes) -> None:
-    """The command says why it fails, and does not fall over."""
-    path, none = tmp_path / "options.yaml", tmp_path / "none"
-    path.write_bytes(content)
-    result = invoke("train", config=path, data=none, model=none)
-    assert isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == 2
-    assert result.output.strip()

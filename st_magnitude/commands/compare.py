@@ -29,5 +29,5 @@ def compare(
 
     result = run(model, source.splits(), output, settings, say=say)
     typer.echo(f"\n{result}")
-    say(f"Saved to {output}: model/, train.yaml, compare.md, compare.json.")
+    say(f"Saved to {output}: model/, compare.md, compare.json.")
     return result.to_dict()

@@ -1,4 +1,4 @@
-"""The base of all commands: registration, errors, options from a YAML file, figures as JSON.
+"""The base of all commands: registration, errors, figures as JSON.
 
 Nothing here, and nothing at the top of a command's module, imports torch: ``--help`` and a mistyped
 option answer at once.
@@ -27,7 +27,7 @@ from typer import Option
 from typer.models import OptionInfo
 
 from st_magnitude._checks import finite
-from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean
+from st_magnitude._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -73,43 +73,6 @@ def _options(
         context.color = False  # typer takes it for its own messages alone
 
 
-def _read_config(context: typer.Context, file: Path | None) -> None:
-    """Makes the options that a YAML file names the defaults of the command."""
-    if file is None:
-        return
-    import yaml
-
-    try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # also: no such date
-        # The message of a YAMLError quotes the file, which can hold a key.
-        mark = getattr(error, "problem_mark", None)
-        why = f"look at line {mark.line + 1}, column {mark.column + 1}" if mark else error
-        raise typer.BadParameter(one_line(f"{file} cannot be read as YAML: {why}")) from None
-    if not isinstance(given, dict):
-        raise typer.BadParameter(
-            f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
-        )
-    options = {str(option.name): option for option in context.command.params}
-    names = options.keys() - {"config", "help"}
-    defaults: dict[str, object] = {}
-    for key, value in given.items():
-        name = str(key).replace("-", "_")
-        if name not in names:
-            raise typer.BadParameter(
-                f"{file} sets {name!r}, which is not an option of {context.info_name}."
-                f"{did_you_mean(name, names)} Its options are {', '.join(sorted(names))}."
-            )
-        if value is None:
-            continue
-        values = value if isinstance(value, list) else [value]
-        if any(isinstance(x, (list, dict)) for x in values):
-            raise typer.BadParameter(f"{file} gives {name!r} values within a value; give a list.")
-        words = [os.path.expanduser(str(x)) for x in values]
-        defaults[name] = words if options[name].nargs != 1 else ",".join(words)
-    context.default_map = defaults
-
-
 # Options of several commands
 Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 Base = Annotated[
@@ -117,15 +80,6 @@ Base = Annotated[
 ]
 EncodingBatch = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
-_Config = Annotated[
-    Path | None,
-    Option(
-        callback=_read_config,
-        is_eager=True,
-        expose_value=False,
-        help="YAML file of options, such as 'batch_size: 64'. The command line overrides it.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -208,7 +162,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     parameters, configs = _flatten(function)
 
     @wraps(function)
-    def run(json: bool, config: None, **given: Any) -> None:
+    def run(json: bool, **given: Any) -> None:
         # among the processes of torchrun or accelerate launch
         is_first = os.environ.get("RANK", "0") == "0"
         try:
@@ -305,7 +259,6 @@ def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter],
             parameters.append(option.replace(annotation=hints[field]))
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters.append(inspect.Parameter("json", keyword, annotation=_Json, default=False))
-    parameters.append(inspect.Parameter("config", keyword, annotation=_Config, default=None))
     return [parameter.replace(kind=keyword) for parameter in parameters], configs
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import yaml
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._files import locked_folder, moved_in, written
@@ -25,7 +24,6 @@ from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
-from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import reading
 from st_magnitude.finetune.verdict import own_ndcg
 from st_magnitude.saving.card import add_section, model_name
@@ -55,9 +53,8 @@ def compare(
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
         data: A source of `load_splits`, what it returned, or the data to train on.
-        output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
-            and ``train.yaml`` for ``st-magnitude train --config``. An unfinished comparison is
-            continued.
+        output: New folder for the winning model (``model``), ``compare.json`` and ``compare.md``.
+            An unfinished comparison is continued.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
@@ -242,6 +239,8 @@ class _Run:
             not_compared=tuple(dict.fromkeys(missing)),
             notes=splits.notes,
         )
+        options = result.winner.candidate.options(self.trials.config, self.rungs[-1])
+        result = replace(result, train_options=options)
         self._write(result)
         return result
 
@@ -276,17 +275,11 @@ class _Run:
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
-        candidate = result.winner.candidate
-        settings = candidate.settings(self.trials.config, self.rungs[-1])
-        usual = vars(TrainConfig())
-        changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
-        note = "# st-magnitude train --config train.yaml --data ... --model ... --output ..."
         text = "\n\n".join([result.to_markdown(), *result.notes])
         with moved_in(self.output, "compare.json") as new:
-            shutil.copytree(self.folder(candidate), new / "model")
+            shutil.copytree(self.folder(result.winner.candidate), new / "model")
             table = result.test_table.to_markdown()
             add_section(new / "model" / "README.md", f"### Retrieval\n\n{table}")
-            (new / "train.yaml").write_text(f"{note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
             (new / "compare.md").write_text(f"{text}\n", encoding="utf-8")
             result.save(new / "compare.json")
         _clean_up(self.output)

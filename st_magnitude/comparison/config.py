@@ -133,6 +133,20 @@ class Candidate:
             seed=config.seed,
         )
 
+    def options(self, config: CompareConfig, steps: int) -> str:
+        """The same as options of ``st-magnitude train``, without its defaults."""
+        usual = vars(TrainConfig())
+        words: list[str] = []
+        for name, value in vars(self.settings(config, steps)).items():
+            option = name.replace("_", "-")
+            if value == usual[name]:
+                continue
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                words.append(f"--{option} {value}")
+        return " ".join(words)
+
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
     """All candidates: every loss at the same temperatures and learning rates.

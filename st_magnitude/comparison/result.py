@@ -82,6 +82,7 @@ class CompareResult(Result):
     left_out: int  # candidates for which there was no time
     not_compared: tuple[str, ...]  # losses of which no candidate was trained to its end
     notes: tuple[str, ...]  # sentences about the data
+    train_options: str = ""  # of ``st-magnitude train``, for the winner
 
     @property
     def first(self) -> Entry:
@@ -179,6 +180,7 @@ class CompareResult(Result):
             )
         yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
         yield self.recommendation
+        yield f"Train again with the options {self.train_options}"
 
 
 def _or_lowest(ndcg: float) -> float:

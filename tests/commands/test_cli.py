@@ -215,49 +215,6 @@ def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypa
         assert done.exit_code == 0, done.output
 
 
-# --- --config -------------------------------------------------------------------------------------
-
-
-def config(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    return tmp_path / "config.yaml"
-
-
-def test_a_config_file_gives_defaults_and_the_command_line_goes_before(
-    data_folder, static_path, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))  # ~/ is the home, as a shell gives it
-    text = "data: ~/data\nmodel: ~/static\noutput: ~/out\nloss: dot\ndims: [64, 256]\n"
-    text += "temperatures: 0.1\nepochs: 2\nprompts: false\n"
-    file = config(tmp_path, f"{text}batch-size: 4\nmax_steps: 1\nseed: null\njson: true\n")
-    found = invoke("train", config=file, loss="dnorm", max_steps=2)
-    assert json.loads(found.stdout)["steps"] == 2
-    record = json.loads((tmp_path / "out" / "training.json").read_text())
-    terms = [(term["dim"], term["temperature"]) for term in record["terms"]]
-    assert terms == [(64, 0.1), (256, 0.1)]  # a list, and a number for a list
-    assert record["similarity"] == {"query": 0.0, "document": 1.0}
-    assert str(tmp_path / "out") in refusal("train", config=file)  # now with all its values
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("top-kk: 1", "Did you mean 'top_k'? Its options are batch_size, columns, data, dims"),
-        ("[1, 2]", "list"),
-        ("top_k: [", "YAML: look at line 1, column 9"),
-        ("top_k: many", "--top-k"),
-        ("top_k: 1.5", "--top-k"),
-        ("dims: [[1]]", "within a value"),
-        ("dims: {1: 2}", "within a value"),
-        (f"dims: {'[' * 3000}{']' * 3000}", "YAML"),
-        ("a: &a [1]\nb: &b [*a, *a]\ndims: [*b, *b]", "'a', which is not an option"),
-    ],
-)
-def test_a_bad_config_is_named(data_folder, static_path, tmp_path, text, named):
-    file = config(tmp_path, text)
-    assert named in refusal("compress", static_path, data=data_folder, config=file)
-
-
 # --- compress -------------------------------------------------------------------------------------
 
 

@@ -181,7 +181,7 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert own_ndcg(model, trials.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
-FILES = {"model", "compare.json", "compare.md", "train.yaml"}
+FILES = {"model", "compare.json", "compare.md"}
 
 # --- the comparison -------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
     options = {"data": folder, "model": model_path, "output": output / "again"}
-    command_figures("train", **options, config=output / "train.yaml")
+    command_figures("train", *figures["train_options"].split(), **options)
     again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
     assert all(torch.equal(again[name], value) for name, value in before.items())
     with pytest.raises(FileExistsError, match="holds a finished comparison"):

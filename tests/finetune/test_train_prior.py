@@ -95,4 +95,4 @@ def test_compare_tries_it_where_documents_differ_in_frequency(folder, static_pat
     names = [f"{loss} tau=0.05 lr=0.03" for loss in ("cosine-prior", "cosine")]
     assert [entry["name"] for entry in found["candidates"]] == names
     assert found["winner"] == names[0]
-    assert "prior: true" in (tmp_path / "out" / "train.yaml").read_text()
+    assert "--prior\n" in (tmp_path / "out" / "compare.md").read_text()

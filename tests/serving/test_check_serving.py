@@ -311,10 +311,6 @@ def test_the_command(model, tmp_path, monkeypatch):
         run(2, "--api-key-env", "NOT_SET")
         for no_object in ("[]", "[" * 9999, '{"api_key": "secret', '{"n": 1' + "0" * 9999 + "}"):
             run(2, "--request", no_object)
-        config = tmp_path / "config.yaml"
-        for broken in ("""'{"api_key": "secret"}""", '"secret" x', "*secret", "{api_key: secret}"):
-            config.write_text(f"request: {broken}", encoding="utf-8")
-            run(2, "--config", str(config))
         weights = tmp_path / "model" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1])
         assert f"because of {weights}" in run(2).stderr
