@@ -126,13 +126,11 @@ def hub(tmp_path):
             self.send_header("X-Error-Code", "EntryNotFound")  # read where the status is 404
             super().end_headers()
 
-        def log_message(self, *arguments):
-            pass
-
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        yield {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        own = {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
+        yield {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", **own}
         server.shutdown()
 
 
