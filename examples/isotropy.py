@@ -4,8 +4,8 @@
     python examples/isotropy.py --steps 30 --weight 0.05
 
 The script trains all-MiniLM twice on the API docs of this Python environment. The picture shows the
-spectrum of the test documents' embeddings (the share of the variance in each principal component)
-and the cosines of pairs of them.
+spectrum of the test documents' embeddings (the share of the variance in each principal component,
+divided by that of the pretrained model) and the cosines of pairs of them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    before = PCA().fit(embeddings["pretrained"]).explained_variance_ratio_  # decreasing
+    kept = int((before.cumsum() < 0.95).sum())
     for (name, x), colour in zip(
         embeddings.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True
     ):
-        shares = PCA().fit(x).explained_variance_ratio_  # (min(m, D),), decreasing
-        left.plot(np.arange(1, len(shares) + 1), shares, color=colour, label=name)
+        shares = PCA().fit(x).explained_variance_ratio_[:kept]
+        left.plot(np.arange(1, kept + 1), shares / before[:kept], color=colour, label=name)
         cosines = (x @ x.T)[np.triu_indices(len(x), k=1)]  # rows have norm 1
         right.hist(
             cosines,
@@ -54,9 +56,10 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
         )
         right.axvline(cosines.mean(), color=colour, linestyle="--", linewidth=1)
     left.set(
-        xscale="log", yscale="log", xlabel="principal component", ylabel="share of the variance"
+        xscale="log",
+        xlabel="principal component",
+        ylabel="share of the variance / the same, pretrained",
     )
-    left.set_ylim(bottom=1e-4)
     left.legend(frameon=False)
     right.set(xlabel="cosine of two documents (dashed: mean)", ylabel="density")
     for axis in (left, right):
