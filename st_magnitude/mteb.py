@@ -134,7 +134,7 @@ def _file_name(name: str) -> str:
 
 
 def _revision(folder: Path) -> str:
-    """A hash of the files in a folder but model cards, pictures, checkpoints and records."""
+    """A hash of the files of a model, without cards, pictures, checkpoints and records."""
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()

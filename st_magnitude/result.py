@@ -1,4 +1,4 @@
-"""Result: the base of what a measurement returns, and Table, which it is shown as."""
+"""Result, the base class of what a measurement returns, and Table, which shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluators in the manner of sentence-transformers: they go where its own evaluators go."""
+"""Evaluators for sentence-transformers' Trainer, `fit` and model cards."""
 
 from __future__ import annotations
 

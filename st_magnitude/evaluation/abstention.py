@@ -154,7 +154,7 @@ def calibrate_abstention(
 
 
 def calibrated(rule: Abstention, scores: Array, is_wrong: NDArray[np.bool_]) -> Abstention:
-    """A rule with the signal and the threshold that the result of `first_documents` gives."""
+    """The rule calibrated on a result of `first_documents`: its signal, threshold and counts."""
     level = rule.delta / (len(SIGNALS) * len(STARTS))
     found = []
     for name, signal_of in SIGNALS.items():

@@ -1,4 +1,4 @@
-"""The common part of all evaluators: a name, a CSV file, the model card, the data of a search."""
+"""The base classes of evaluators: name, CSV file, model card, and the data of a search."""
 
 from __future__ import annotations
 

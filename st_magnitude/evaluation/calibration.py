@@ -209,7 +209,7 @@ def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:
 
 
 def highest_rows(per_query: Array) -> NDArray[np.int64]:
-    """The rows with the highest mean, or another by rounding only."""
+    """The rows with the highest mean, up to rounding."""
     means = per_query.mean(axis=1)
     return np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))
 
@@ -331,7 +331,7 @@ def prior_curve(
     similarity: Similarity,
     seed: int = 0,
 ) -> PriorCurve:
-    """`calibrate_prior` with embeddings that exist; ``prior`` is log p of each document, (m,)."""
+    """`calibrate_prior` of an encoded task; ``prior`` is log p of each document, (m,)."""
     q = similarity.query(encoded.queries)
     d = similarity.document(encoded.documents)
     # of the scores of each query, (n,)

@@ -72,7 +72,7 @@ def scoring_text(model: SentenceTransformer) -> str:
 
 
 def complete_card(card: Path, model: SentenceTransformer) -> None:
-    """Adds or replaces the section on scoring, and what a model with ExponentNorm needs to load."""
+    """Writes the section on scoring and, for a model with ExponentNorm, how to load it."""
     if not card.is_file():
         return
     text = card.read_text(encoding="utf-8")

@@ -83,7 +83,7 @@ def write_model(model: SentenceTransformer, folder: Path) -> None:
 
 
 def _refer_to_package(folder: Path) -> None:
-    """Makes the errors of sentence-transformers, which name the class, say what to install."""
+    """Lets the error of sentence-transformers say what to install."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     modules[-1]["type"] = _REFERENCE
     (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
