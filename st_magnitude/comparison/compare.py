@@ -183,11 +183,15 @@ class _Run:
         self.say(f"{done}: {entry.shown_score} after {entry.steps:,} steps")
 
     def _ranked(self) -> list[Entry]:
-        """The candidates by their steps and nDCG@10 with the first seed; of equal ones, cosine."""
-        return sorted(
+        """The candidates by their steps and nDCG@10; of equal ones, cosine. Where the first two
+        have a second seed, the mean orders them."""
+        found = sorted(
             self.entries,
             key=lambda entry: (-entry.steps, -entry.score, entry.candidate.loss != "cosine"),
         )
+        if all(entry.second_seed is not None for entry in found[:2]):
+            found[:2] = sorted(found[:2], key=lambda entry: -entry.mean_score)
+        return found
 
     def _whole(self) -> list[Entry]:
         """Those that were trained to their end."""
@@ -224,9 +228,7 @@ class _Run:
         splits = self.trials.splits
         grid = self.trials.grid
         entries = self._ranked()
-        if self._rivals():
-            entries[:2] = sorted(entries[:2], key=lambda entry: -entry.mean_score)
-        whole = [e for e in entries if e.steps == self.rungs[-1] and math.isfinite(e.score)]
+        whole = self._whole()
         compared = {entry.candidate.loss for entry in whole}
         missing = [c.loss for c in grid if c.loss not in compared]
         result = CompareResult(
