@@ -48,7 +48,9 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def measure(name: str, rank: int, num_ranks: int, store: str) -> tuple[float, float]:
+def measure(
+    name: str, rank: int, num_ranks: int, store: str, rows: int, dim: int
+) -> tuple[float, float]:
     """CPU seconds, and bytes beyond inputs and gradients, of one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
@@ -56,10 +58,10 @@ def measure(name: str, rank: int, num_ranks: int, store: str) -> tuple[float, fl
     generator = torch.Generator().manual_seed(rank)
 
     def inputs(n: int) -> list[Tensor]:
-        return [torch.randn(n, DIM, generator=generator).requires_grad_() for _ in range(2)]
+        return [torch.randn(n, dim, generator=generator).requires_grad_() for _ in range(2)]
 
     loss(*inputs(64)).backward()  # threads, libraries, connections
-    pair = inputs(ROWS)
+    pair = inputs(rows)
     seconds, memory = [], []
     for _ in range(4):
         for x in pair:
@@ -69,12 +71,12 @@ def measure(name: str, rank: int, num_ranks: int, store: str) -> tuple[float, fl
         before, began = resident("VmRSS"), time.process_time()
         loss(*pair).backward()
         seconds.append(time.process_time() - began)
-        memory.append(resident("VmHWM") - before - 8 * ROWS * DIM)
+        memory.append(resident("VmHWM") - before - 8 * rows * dim)
     dist.destroy_process_group()
     return min(seconds), max(memory)
 
 
-def on_ranks(name: str, num_ranks: int) -> tuple[float, float]:
+def on_ranks(name: str, num_ranks: int, rows: int = ROWS, dim: int = DIM) -> tuple[float, float]:
     """The mean of the seconds and the largest memory of the ranks, each a fresh process with the
     libraries loaded."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MIB)  # what is freed goes back to the system at once
@@ -83,7 +85,7 @@ def on_ranks(name: str, num_ranks: int) -> tuple[float, float]:
         ProcessPoolExecutor(num_ranks, mp_context=fresh_processes()) as pool,
     ):
         ranks = [
-            pool.submit(measure, name, rank, num_ranks, f"{folder}/store")
+            pool.submit(measure, name, rank, num_ranks, f"{folder}/store", rows, dim)
             for rank in range(num_ranks)
         ]
         seconds, memory = zip(*(rank.result() for rank in ranks), strict=True)
