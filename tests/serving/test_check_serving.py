@@ -313,5 +313,5 @@ def test_the_command(model, tmp_path, monkeypatch):
             run(2, "--request", no_object)
         weights = tmp_path / "model" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1])
-        assert f"because of {weights}" in run(2).stderr
+        assert f"'{tmp_path / 'model'}' is incomplete" in run(2).stderr
         assert "from its character 2 on" in run(2, "--request", "{'api_key': 'secret'}").output
