@@ -73,9 +73,9 @@ def write_model(model: SentenceTransformer, folder: Path) -> None:
     model = merged(model)
     try:
         model.save_pretrained(str(folder))
-    except OSError:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):
         raise
-    except Exception as error:  # torch, safetensors and tokenizers have other ones for a full disk
+    except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
         raise OSError(f"{type(error).__name__}: {error}") from error
     if isinstance(model[-1], ExponentNorm):
         _refer_to_package(folder)
