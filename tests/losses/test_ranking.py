@@ -170,6 +170,11 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     loss(features(model))
     assert not torch.equal(seen[0], seen[len(first) * 2])  # there was something to draw
+    assert min(map(len, seen)) == 2
+    seen.clear()
+    loss.mini_batch_num_tokens = 12  # which one long text has
+    loss(features(model)).backward()
+    assert min(map(len, seen)) == 1
 
 
 # --- refusals, warnings, arguments ----------------------------------------------------------------
@@ -260,7 +265,8 @@ def test_learnable_goes_on_from_the_models_exponents(model, folder):
 
 @pytest.mark.parametrize("before", [None, "cosine", "dot"])
 @pytest.mark.parametrize(
-    ("loss_class", "function"), zip(LOSSES, ["cosine", "dot", "dot", "cosine", "dot"], strict=True)
+    ("loss_class", "function"),
+    list(zip(LOSSES, ["cosine", "dot", "dot", "cosine", "dot"], strict=True)),
 )
 def test_sets_the_function_that_users_will_score_by(model, loss_class, function, before):
     if before:
