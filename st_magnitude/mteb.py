@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -102,8 +103,8 @@ def evaluate(
         encode: Options of mteb's encoding, such as ``{"batch_size": 128}``.
 
     Raises:
-        ValueError: If mteb does not know a name, or a model without a name is to be kept in
-            ``output``.
+        ValueError: If mteb does not know a name, a model without a name is to be kept in
+            ``output``, or a file of its results is torn.
     """
     if not isinstance(model, (str, Path)):
         model = unwrapped(model)
@@ -122,7 +123,10 @@ def evaluate(
             runs = mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
         raise ValueError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
-    cache = None if output is None else mteb.ResultCache(output)
+    cache = None
+    if output is not None:
+        _refuse_torn(Path(output))
+        cache = mteb.ResultCache(output)
     options: Any = {"show_progress_bar": False, **(encode or {})}
     bars = options["show_progress_bar"]
     return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars)
@@ -131,6 +135,17 @@ def evaluate(
 def _file_name(name: str) -> str:
     """A name that mteb can give to a file or a folder: at most 50 letters, digits and hyphens."""
     return re.sub(r"[^\w.-]+", "-", name)[:50].strip("-.") or "local"
+
+
+def _refuse_torn(output: Path) -> None:
+    """Names a file of mteb's results that is not JSON, as a killed process leaves it."""
+    for file in output.rglob("*.json"):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is torn ({error}). Remove it, and mteb computes it again."
+            ) from error
 
 
 def _revision(folder: Path) -> str:

@@ -185,7 +185,11 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
     assert len(before) == 2
     assert score() == (name, values["dot"])
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    next(iter(before)).write_text("{")
+    places = [tmp_path / name for name in ("model", "data")]
+    assert f"{name}.json is torn" in refusal("mteb", *places, output=tmp_path / "results")
     task["relevant_docs"]["q1"] = {"d20"}
+    next(iter(before)).unlink()
     RetrievalData(*task.values()).save(tmp_path / "data")
     other, value = score()
     assert other != name
