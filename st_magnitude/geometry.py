@@ -91,8 +91,7 @@ def norms(x: ArrayLike) -> Array:
         >>> norms([[3.0, 4.0], [0.0, 2.0]])
         array([5., 2.])
     """
-    found: Array = np.linalg.norm(matrix_of(x), axis=1)
-    return found
+    return float64(np.linalg.norm(matrix_of(x), axis=1))
 
 
 def mean_cosine(x: ArrayLike) -> float:
@@ -193,8 +192,7 @@ def _scatter(x: ArrayLike) -> Array:
     centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)
     centred = np.ldexp(centred, -np.frexp(np.abs(centred).max())[1])
     narrow = centred.T if centred.shape[0] > centred.shape[1] else centred
-    gram: Array = narrow @ narrow.T
-    return gram
+    return float64(narrow @ narrow.T)
 
 
 # --- functions of samples, such as norms of embeddings or figures of queries ----------------------

@@ -116,8 +116,7 @@ class Similarity:
 
     @property
     def name(self) -> str:
-        """``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"`` at the corners, else ``"exponents 1
-        and 0.5"``."""
+        """``"cosine"``, ``"dot"``, ``"qnorm"``, ``"dnorm"``, or as ``"exponents 1 and 0.5"``."""
         for name, corner in _NAMED.items():
             if self == corner:
                 return name
@@ -134,27 +133,19 @@ class Similarity:
 
     @property
     def keeps_magnitude(self) -> bool:
-        """Whether the norm of either side changes the score, which is true for everything but
-        cosine."""
+        """Whether the norm of either side changes the score: for all but cosine."""
         return self != COSINE
 
-    @property
-    def swapped(self) -> Similarity:
-        """The same similarity with the roles exchanged: ``s.swapped(d, q) == s(q, d).T``."""
-        return Similarity(self.gamma_document, self.gamma_query)
-
     def query(self, embeddings: Embeddings) -> Tensor:
-        """Queries as they enter the inner product, x / |x|^gamma_query: (..., D) -> (..., D)."""
+        """Queries as they enter the product, x / |x|^gamma_query: (..., D) -> (..., D)."""
         return _divide_by_norm(embeddings, self.gamma_query)
 
     def document(self, embeddings: Embeddings) -> Tensor:
-        """Documents as they enter the inner product, x / |x|^gamma_document: (..., D) -> (...,
-        D)."""
+        """Documents as they enter the product, x / |x|^gamma_document: (..., D) -> (..., D)."""
         return _divide_by_norm(embeddings, self.gamma_document)
 
     def document_divisor(self, embeddings: Embeddings) -> Tensor:
-        """The divisor of `document`, |x|^gamma_document, and 1 for a zero vector: (..., D) ->
-        (..., 1).
+        """The divisor of `document`, |x|^gamma_document or 1 for zeros: (..., D) -> (..., 1).
 
         It turns inner products of raw documents into scores for several exponents without another
         matrix product.
@@ -166,8 +157,7 @@ class Similarity:
         rows = torch.atleast_2d(self.query(queries))
         columns = torch.atleast_2d(self.document(documents))
         with without_autocast(rows):
-            scores: Tensor = rows @ columns.to(rows.dtype).T
-        return scores
+            return torch.matmul(rows, columns.to(rows.dtype).T)
 
     def pairwise(self, queries: Embeddings, documents: Embeddings) -> Tensor:
         """Scores of row i against row i: (n, D), (n, D) -> (n,)."""

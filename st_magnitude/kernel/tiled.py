@@ -81,9 +81,8 @@ def tiled_infonce(
                     visit(softmax, panels, finds_sums=True, adds_gradients=learns)
                 else:
                     _visit_ring(softmax, partial(ring, *compared[0][:3]), learns)
-                found.append(softmax)
-            loss = torch.stack([softmax.loss() for softmax in found]).sum()
-            of_terms = torch.stack([x.grad_temperatures() for x in found]).sum(dim=0)  # (T,)
+                found.append(softmax.loss())
+            loss, of_terms = (torch.stack(x).sum(dim=0) for x in zip(*found, strict=True))
             gradients = [of_terms, *(x for v in vectors for x in (v.grad, v.grad_scale))]
         known: Tensor = _Known.apply(loss, gradients, *tensors)
         return known
@@ -155,16 +154,14 @@ class Softmax:
         members = self.plan.members[k]
         return self.pulls[members.start : members.stop, tile].sum(dim=0) / self.targets[tile]
 
-    def loss(self) -> Tensor:
-        """The sum over terms and rows of w · (log-sum-exp of logits - mean logit of positives)."""
+    def loss(self) -> tuple[Tensor, Tensor]:
+        """The sum over terms and rows of w · (log-sum-exp of logits - mean logit of positives), and
+        its gradient by the temperatures, (T,)."""
         means = self.plan.per_term(self.scores) / self.targets
         attraction = means * self.inverse + self.biases / self.targets  # (T, B)
-        return ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
-
-    def grad_temperatures(self) -> Tensor:
-        """The gradient of the temperatures, (T,)."""
-        means = self.plan.per_term(self.scores) / self.targets
-        return -(self.grad_inverse - (means * self.weights).sum(dim=1)) * self.inverse[:, 0] ** 2
+        loss = ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
+        grad_inverse = self.grad_inverse - (means * self.weights).sum(dim=1)
+        return loss, -grad_inverse * self.inverse[:, 0] ** 2
 
 
 def visit(

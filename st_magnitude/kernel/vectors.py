@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Ids
-from st_magnitude.similarity import at_least_float32, safe_norm, without_autocast
+from st_magnitude.similarity import safe_norm, without_autocast
 
 
 @dataclass
@@ -101,7 +101,7 @@ def divide_by_norms(
     x: Tensor, dims: tuple[int, ...], gamma: float | Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """x / |x|^gamma of the longest prefix, (n, D'), and the factors of shorter ones, (n, K - 1)."""
-    x = at_least_float32(x[:, : dims[-1]])
+    x = x[:, : dims[-1]]
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return x, None
     with torch.no_grad():

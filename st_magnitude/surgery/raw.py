@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -123,8 +123,11 @@ def output_width(model: nn.Module) -> int | None:
         return model.get_embedding_dimension()
 
 
-def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
-    """The number of modules before Normalize (unless kept), ExponentNorm and Dropout at the end."""
+def _ends(
+    modules: nn.Sequential, keep_normalize: bool = False, name: str = "model"
+) -> Iterator[tuple[str, nn.Sequential, int]]:
+    """Names of a model and, if its raw end is a Router, of all routes, with the number of modules
+    before Normalize (unless kept), ExponentNorm and Dropout at the end."""
     end = len(modules)
     for i in reversed(range(len(modules))):
         if isinstance(modules[i], ExponentNorm) or (
@@ -133,14 +136,6 @@ def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
             end = i
         elif not isinstance(modules[i], Dropout):
             break
-    return end
-
-
-def _ends(
-    modules: nn.Sequential, keep_normalize: bool = False, name: str = "model"
-) -> Iterator[tuple[str, nn.Sequential, int]]:
-    """Names and `raw_end` of a model and, if its raw end is a Router, of all routes."""
-    end = raw_end(list(modules), keep_normalize)
     yield name, modules, end
     if end and isinstance(last := modules[end - 1], Router):
         for route, parts in routes_of(last).items():
