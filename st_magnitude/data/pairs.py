@@ -145,9 +145,10 @@ def load_splits(
         rows = list(read_rows(source, notes))
         if rows and all(row.cells.keys() == {"text"} for row in rows):
             documents = (as_document(row.cells, row.where) for row in rows)
+    name = Path(source).stem if isinstance(source, str | Path) else "pairs"
     if documents is not None:
         rows = neighbours(documents, seed)
-    name = Path(source).stem if isinstance(source, str | Path) else "pairs"
+        name = f"neighbouring chunks of {name}"
     if not rows:
         raise DataError(f"{name} has no rows.")
     chosen = _choose_columns(rows, columns)
@@ -157,15 +158,15 @@ def load_splits(
             raise DataError(f"threshold is {threshold}, but no column has scores.")
     pairs = _read_pairs(rows, chosen, threshold, notes)
     pairs = _spell_names(pairs, notes)
-    part_of, kept = _assign(pairs, seed, notes)
-    if documents is None:
-        return _build(pairs, part_of, kept, name, notes)
-    splits = _build(pairs, part_of, kept, f"neighbouring chunks of {name}", notes)
-    splits.drawn = set()  # folds of queries would train on their documents
-    splits.caveat = (
-        "The texts have no labels: each query is a chunk, and its answers are the chunks next to"
-        " it. For questions of people the difference can be another."
-    )
+    fold = {query: folded(query) for query in {pair.query for pair in pairs}}
+    part_of, kept = _assign(pairs, fold, seed, notes)
+    splits = _build(pairs, fold, part_of, kept, name, notes)
+    if documents is not None:
+        splits.drawn = set()  # folds of queries would train on their documents
+        splits.caveat = (
+            "The texts have no labels: each query is a chunk, and its answers are the chunks next"
+            " to it. For questions of people the difference can be another."
+        )
     return splits
 
 
@@ -300,15 +301,18 @@ def _texts(row: Row, columns: Iterable[str]) -> list[str]:
     return found
 
 
-def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, str], list[_Pair]]:
-    """The split of each query, and the pairs without those that would leak."""
+def _assign(
+    pairs: list[_Pair], fold: Mapping[str, str], seed: int, notes: list[str]
+) -> tuple[dict[str, str], list[_Pair]]:
+    """The split of each folded query, and the pairs without those that would leak."""
     order = {None: 0, "train": 0, "dev": 1, "test": 2}
-    fold = {query: folded(query) for query in {pair.query for pair in pairs}}
     part_of = dict.fromkeys(fold.values(), "train")
-    for pair in pairs:
+    given_parts = [pair for pair in pairs if pair.part is not None]
+    for pair in given_parts:
         if order[pair.part] > order[part_of[fold[pair.query]]]:
             part_of[fold[pair.query]] = str(pair.part)
-    if moved := sum(order[part_of[fold[pair.query]]] > order[pair.part] for pair in pairs):
+    later = pairs if given_parts else []
+    if moved := sum(order[part_of[fold[pair.query]]] > order[pair.part] for pair in later):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
     longest = 2 * max(map(len, fold))  # a longer document is no query
     texts = {pair.document for pair in pairs if pair.grade is not None}
@@ -334,11 +338,16 @@ def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, 
     kept = [pair for pair in pairs if is_safe(pair)]
     if left := len(pairs) - len(kept):
         notes.append(f"Left out {left:,} training pairs whose document is a query of dev or test.")
-    return {query: part_of[key] for query, key in fold.items()}, kept
+    return part_of, kept
 
 
 def _build(
-    pairs: list[_Pair], part_of: Mapping[str, str], kept: list[_Pair], name: str, notes: list[str]
+    pairs: list[_Pair],
+    fold: Mapping[str, str],
+    part_of: Mapping[str, str],
+    kept: list[_Pair],
+    name: str,
+    notes: list[str],
 ) -> Splits:
     """The splits of the pairs that are kept, over the documents of all."""
     queries: dict[str, str] = {}  # text -> id
@@ -357,7 +366,7 @@ def _build(
     contradictions = 0
     for pair in kept:
         if pair.grade is not None:
-            grades = judged[part_of[pair.query]].setdefault(queries[pair.query], {})
+            grades = judged[part_of[fold[pair.query]]].setdefault(queries[pair.query], {})
             before = grades.setdefault(documents[pair.document], pair.grade)
             contradictions += (before > 0) != (pair.grade > 0)
             grades[documents[pair.document]] = max(before, pair.grade)
@@ -374,8 +383,8 @@ def _build(
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
     if {"train", "dev"} <= splits.keys():
-        folds = [{*map(folded, splits[part].queries.values())} for part in ("train", "dev")]
-        if near := _near_copies(*folds):
+        train, dev = ({fold[x] for x in splits[part].queries.values()} for part in ("train", "dev"))
+        if near := _near_copies(train, dev):
             notes.append(
                 f"{near:,} dev queries differ from a training query by a word: for new queries,"
                 " figures on dev are a bit too high."
