@@ -18,11 +18,8 @@ TESTS = Path(__file__).parent
 MUTANTS = {
     ("plain.py", "test_infonce.py::test_equals_the_definition"): [
         ("said = [self._same(ids) for ids in batch.excluded_ids]", "said = []"),
-        (
-            "self.left_out = self._false_negatives(scores) & ~self.is_pair & (self.targets == 0)",
-            "self.left_out = self._false_negatives(scores) & ~self.is_pair",
-        ),
-        ("start = batch.offset if self.to_query and batch.all_queries is None else 0", "start = 0"),
+        ("& ~self.is_pair & (self.targets == 0)", "& ~self.is_pair"),
+        ("batch.offset if self.to_query and batch.all_queries is None else 0", "0"),
         ("self.scores[max(dims)].detach()", "self._scores(self.rows.shape[1])"),
     ],
     ("plain.py", "test_targets.py::test_constants_change_neither_type_nor_gradient"): [
@@ -33,29 +30,20 @@ MUTANTS = {
     ("plain.py", "test_infonce.py::test_equals_the_plain_formula"): [
         ("shared = [self._same(ids) for ids in self.batch.excluded_ids]", "shared = []"),
         ("shared += [self._same(labels) for labels in self.batch.labels]", "pass"),
-        (
-            "self.log_q = batch.log_q_queries if self.to_query else batch.log_q",
-            "self.log_q = None if self.to_query else batch.log_q",
-        ),
+        ("batch.log_q_queries if self.to_query", "None if self.to_query"),
     ],
     ("plain.py", "test_infonce.py::test_booleans_as_targets"): [
         ("given = batch.targets[:, batch.pairs].T", "given = batch.targets[:, batch.pairs]"),
         ("found = found + self.is_pair * names_nothing", "found = found + 1e-9 * names_nothing"),
     ],
     ("plain.py", "test_targets.py::test_weights_multiply_the_losses_of_rows"): [
-        (
-            "losses.append(term.weight * (weights * loss).mean())",
-            "losses.append(term.weight * loss.mean())",
-        ),
+        ("(weights * loss).mean()", "loss.mean()"),
     ],
     ("tiled.py", "test_targets.py::test_weights_multiply_the_losses_of_rows"): [
         ("row_weights = batch.weights.detach().to(row_weights)", "pass"),
     ],
     ("tiled.py", "test_targets.py::test_targets_are_the_formula"): [
-        (
-            "slope.addcmul_(targets, push[:, None], value=-1)",
-            "slope.addcmul_(targets, push[:, None], value=-0.9)",
-        ),
+        ("targets, push[:, None], value=-1)", "targets, push[:, None], value=-0.9)"),
     ],
     ("panels.py", "test_infonce.py::test_equals_the_definition"): [
         ("excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype)", "excluded = []"),
@@ -65,21 +53,12 @@ MUTANTS = {
         ("torch.linalg.vecdot(x, grad)[:, None]", "torch.linalg.vecdot(x, grad)[:, None] * 1.01"),
     ],
     ("vectors.py", "test_infonce.py::test_equals_the_plain_formula"): [
-        (
-            "bias=None if log_q is None else -part_of(log_q).to(x.dtype)",
-            "bias=None if log_q is None or is_query else -part_of(log_q).to(x.dtype)",
-        ),
+        ("bias=None if log_q is None", "bias=None if log_q is None or is_query"),
     ],
     ("panels.py", "test_infonce.py::test_equals_the_plain_formula"): [
-        (
-            "excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype)",
-            "excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype) * ('_to_doc' in direction)",
-        ),
+        ("rows.ids, columns.ids,", "rows.ids if '_to_doc' in direction else None, columns.ids,"),
         ("[_same_pair(batch, rows, columns, offset), *same_label]", "[*same_label]"),
-        (
-            "[_same_pair(batch, rows, columns, offset), *same_label]",
-            "[_same_pair(batch, rows, columns, offset)]",
-        ),
+        ("columns, offset), *same_label]", "columns, offset)]"),
     ],
     ("panels.py", "test_ring.py::test_equals_the_joined_batch"): [
         ("positives = of_pairs[tile]", "positives = of_pairs[: len(scores)]"),
@@ -94,18 +73,9 @@ MUTANTS = {
         ("mask.diagonal(panel.offset + tile.start).zero_()", "mask.diagonal(panel.offset).zero_()"),
         ("x[:, part].mul_(columns.scale[:, k].contiguous())", "pass"),
         ("_multiply_factors(block, k, slope)", "pass"),
-        (
-            "vectors.grad_scale[:, k] += moments.sum(dim=dim) / vectors.scale[:, k]",
-            "vectors.grad_scale[:, k] += moments.sum(dim=dim)",
-        ),
-        (
-            "slope.diagonal(offset + tile.start).sub_(push)",
-            "slope.diagonal(offset + tile.start).sub_(push / 2)",
-        ),
-        (
-            "expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total",
-            "expected = torch.linalg.vecdot(weighted, scores[k])",
-        ),
+        ("moments.sum(dim=dim) / vectors.scale[:, k]", "moments.sum(dim=dim)"),
+        (".sub_(push)", ".sub_(push / 2)"),
+        ("scores[k]) - shift * total", "scores[k])"),
     ],
     ("tiled.py", "test_infonce.py::test_equals_the_plain_formula"): [
         ("softmax.pair_biases[tile] = bias[offset + tile.start : offset + tile.stop]", "pass"),
@@ -125,10 +95,7 @@ MUTANTS = {
         ("offset = 0 if hop == 0 else None", "offset = 0"),
         ("returned = _pass_on(gradient, arriving)", "returned = None"),
         ("_add(gradient, returned())", "returned()"),
-        (
-            "num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)",
-            "num_losses = num_queries[0] * len(softmaxes)",
-        ),
+        ("sum(num_queries) / len(num_queries) * len", "num_queries[0] * len"),
     ],
 }
 CASES = [(*place, *change) for place, changes in MUTANTS.items() for change in changes]
