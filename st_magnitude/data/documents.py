@@ -4,8 +4,8 @@ neighbouring chunks as pairs."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,6 +16,8 @@ from typing import TypedDict
 from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import DataError, json_lines
 from st_magnitude.data.tables import SUFFIXES, Row
+
+logger = logging.getLogger(__name__)
 
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
@@ -64,10 +66,9 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         counts = ", ".join(
             f"{number:,} {kind or '(none)'}" for kind, number in kinds.most_common(9)
         )
-        warnings.warn(
+        logger.warning(
             f"Left out the files of {path} with other suffixes: {counts}. To train on them, convert"
-            " them to text.",
-            stacklevel=2,
+            " them to text."
         )
     skipped = []
     for name in names:
@@ -76,9 +77,8 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         except UnicodeDecodeError:
             skipped.append(name)
     if skipped:
-        warnings.warn(
-            f"Left out {len(skipped):,} files of {path} that are not UTF-8, such as {skipped[0]}.",
-            stacklevel=2,
+        logger.warning(
+            f"Left out {len(skipped):,} files of {path} that are not UTF-8, such as {skipped[0]}."
         )
 
 
