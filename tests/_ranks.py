@@ -1,6 +1,7 @@
 """Functions that run on several gloo processes, which are forks of this one."""
 
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> l
         for process in ranks:
             process.join(200)
         errors = [path.read_text() for path in Path(folder).glob("error*")]
-        assert not errors, errors[0]
+        assert not errors, "\n\n".join(errors)
         assert [process.exitcode for process in ranks] == [0] * num_ranks, (
             "a rank waits, or was aborted"
         )
@@ -42,6 +43,8 @@ def _one_rank(
     rank: int, num_ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple
 ) -> None:
     torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # which the Trainer wants
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
     )

@@ -5,13 +5,10 @@ import math
 import pytest
 import torch
 from _tiny import ROWS, columns
+from _trainer import make_trainer
 from datasets import Dataset
 from safetensors.torch import load_file
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
@@ -151,11 +148,8 @@ def test_prefixes_after_an_evaluation_in_half_precision(model, tmp_path, dtype):
     """accelerate makes a new output of the model, in float32."""
     model.append(ExponentNorm(0.3, 0.8)).to(dtype)
     data = Dataset.from_dict(columns(4))
-    args = SentenceTransformerTrainingArguments(
-        str(tmp_path), bf16=True, report_to=[], use_cpu=True
-    )
     loss = stm.MagnitudeRankingLoss(model, stm.Similarity(0.3, 0.8))
-    trainer = SentenceTransformerTrainer(model, args, eval_dataset=data, loss=loss)
+    trainer = make_trainer(model, loss, tmp_path, eval_data=data, bf16=True)
     assert math.isfinite(trainer.evaluate()["eval_loss"])
     raw = encode_raw(model, TEXTS, "document")
     for dim in (5, 32):
@@ -190,19 +184,10 @@ def test_saved_and_loaded_bit_for_bit(model, tmp_path, gain):
     assert (trusted.encode_query(TEXTS) == model.encode_query(TEXTS)).all()
 
 
-def decay_of(groups, model):
-    """Of the two exponents and a matrix of the encoder, from the groups of an optimizer."""
-    matrix = next(p for p in model[0].parameters() if p.ndim == 2)
-    of_parameter = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    parameters = *model[-1].parameters(), matrix
-    return [of_parameter[id(parameter)] for parameter in parameters]
-
-
 def test_no_weight_decay_in_the_trainer(model, tmp_path):
-    loss = stm.LearnableNormLoss(model)
-    options = {"weight_decay": 0.1, "report_to": [], "use_cpu": True}
-    args = SentenceTransformerTrainingArguments(str(tmp_path), **options)
-    data = Dataset.from_dict(columns(4))
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss)
+    """For the two exponents; matrices of the encoder decay."""
+    trainer = make_trainer(model, stm.LearnableNormLoss(model), tmp_path, weight_decay=0.1)
     groups = trainer.create_optimizer().param_groups
-    assert decay_of(groups, model) == [0.0, 0.0, 0.1]
+    decay = {p: group["weight_decay"] for group in groups for p in group["params"]}
+    matrix = next(p for p in model[0].parameters() if p.ndim == 2)
+    assert [decay[p] for p in (*model[-1].parameters(), matrix)] == [0.0, 0.0, 0.1]

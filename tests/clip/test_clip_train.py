@@ -1,6 +1,5 @@
 """open_clip's training loop and program with our loss."""
 
-import copy
 import json
 import re
 import subprocess
@@ -16,66 +15,36 @@ from PIL import Image
 import st_magnitude as stm
 from st_magnitude.clip import AsymmetricClipLoss
 
-open_clip_main = pytest.importorskip("open_clip_train.main", exc_type=(ImportError, RuntimeError))
-from open_clip_train.train import train_one_epoch  # noqa: E402
+pytest.importorskip("open_clip_train.main", exc_type=(ImportError, RuntimeError))
+from open_clip_train.train import train_one_epoch
 
 
 class Loader(list):
     """Batches, with what open_clip asks of a loader."""
 
-    def __init__(self, images, texts, size):
-        super().__init__(zip(images.split(size), texts.split(size), strict=True))
-        self.num_samples, self.num_batches = len(images), len(self)
+    num_batches, num_samples = 12, 96
 
 
-def loop_arguments(**options):
-    """The arguments that train_one_epoch and create_loss read."""
-    off = "distill horovod wandb distributed local_loss gather_with_grad siglip save_logs"
+def loop_arguments():
+    """The arguments that train_one_epoch reads."""
+    off = "distill wandb distributed save_logs"
     ones = "accum_freq world_size log_every_n_steps val_frequency epochs"
     given = dict.fromkeys(off.split(), False) | dict.fromkeys(ones.split(), 1)
     given |= {"rank": 0, "local_rank": 0, "skip_scheduler": True, "grad_clip_norm": None}
-    given |= {"device": "cpu", "precision": "fp32", "batch_size": 8, "model": "tiny"}
-    return SimpleNamespace(**given | {"loss_dist_impl": None} | options)
+    given |= {"device": "cpu", "precision": "amp_bf16", "batch_size": 8, "horovod": False}
+    return SimpleNamespace(**given)
 
 
-def train(model, loss, data, optimizer=torch.optim.SGD, **options):
-    """A few steps of train_one_epoch; returns the parameters."""
-    args = loop_arguments(**options)
-    optimizer = optimizer(model.parameters(), lr=0.01)
-    info = SimpleNamespace(dataloader=Loader(*data, 8), set_epoch=lambda epoch: None)
-    train_one_epoch(model, {"train": info}, loss, 0, optimizer, None, None, None, args)
-    return parameters(model)
-
-
-def parameters(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-@pytest.fixture
-def models():
-    """Two equal models, and data for them."""
+def test_training_in_bfloat16_lowers_the_loss(caplog):
     model = clip()
-    return model, copy.deepcopy(model), batch(model, 24)
-
-
-def test_norm_sym_trains_as_open_clip_does(models):
-    ours, stock, data = models
-    start = parameters(ours)
-    loss = AsymmetricClipLoss.from_preset("norm-sym")
-    expected = train(stock, open_clip_main.create_loss(loop_arguments()), data)
-    for name, value in train(ours, loss, data).items():
-        assert (value - start[name]).abs().max() > 0
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
-
-
-def test_training_in_bfloat16_lowers_the_loss(models, caplog):
-    model, _, data = models
     stm.clip.rescale_output(stm.clip.unnormalize(model))
     regularizers = [(stm.SIGReg(num_directions=8), 0.01)]
     loss = AsymmetricClipLoss.from_preset("imgnorm-i2t", regularizers=regularizers)
-    data = tuple(x[:8].repeat(12, *[1] * (x.ndim - 1)) for x in data)
+    loader = Loader([batch(model, 8)] * 12)
+    data = {"train": SimpleNamespace(dataloader=loader, set_epoch=lambda epoch: None)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with caplog.at_level("INFO"):
-        train(model, loss, data, optimizer=torch.optim.Adam, precision="amp_bf16")
+        train_one_epoch(model, data, loss, 0, optimizer, None, None, None, loop_arguments())
     seen = [float(x) for x in re.findall(r"Contrastive_loss: ([\d.]+)", caplog.text)]
     assert len(seen) == 12
     assert seen[-1] < 0.7 * seen[0]

@@ -4,9 +4,7 @@ import csv
 from functools import partial
 
 import pytest
-from _tiny import ROWS
-from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from _trainer import make_trainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
@@ -16,7 +14,6 @@ KINDS = {
     "Compression": partial(CompressionEvaluator, dims=[16]),
     "Hybrid": HybridEvaluator,
 }
-PAIRS = {"anchor": [row[0] for row in ROWS[:4]], "positive": [row[1] for row in ROWS[:4]]}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -90,15 +87,10 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     evaluators = [kind(**task, name="dev") for kind in reversed(KINDS.values())]
     metric = "eval_dev_full_ndcg@10"
-    options = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.05}
-    options |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
-    options |= {"load_best_model_at_end": True, "metric_for_best_model": metric}
-    args = SentenceTransformerTrainingArguments(
-        str(tmp_path), use_cpu=True, report_to=[], **options
-    )
-    loss = MultipleNegativesRankingLoss(model)
-    data = Dataset.from_dict(PAIRS)
-    trainer = SentenceTransformerTrainer(model, args, data, loss=loss, evaluator=evaluators)
+    options = {"max_steps": 3, "learning_rate": 0.05, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": metric, "evaluator": evaluators}
+    trainer = make_trainer(model, MultipleNegativesRankingLoss(model), tmp_path, **options)
     trainer.train()
     history = [entry[metric] for entry in trainer.state.log_history if metric in entry]
     assert len(history) == 3

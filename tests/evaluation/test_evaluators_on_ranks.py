@@ -1,15 +1,13 @@
 """Evaluators in a Trainer on two processes, which share the texts, against one process."""
 
 import itertools
-import os
 import sys
 
 import pytest
-import torch.distributed as dist
 from _ranks import on_ranks
 from _tiny import ROWS, columns, load_transformer
+from _trainer import make_trainer
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Normalize
 
 import st_magnitude as stm
@@ -50,23 +48,16 @@ def evaluators(dim):
 
 def evaluate(folder, output):
     """The report of the Trainer, for models with every end, whole and cut to a prefix."""
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
-    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    options = {"use_cpu": True, "ddp_backend": "gloo", "report_to": [], "disable_tqdm": True}
-    args = SentenceTransformerTrainingArguments(
-        str(output), per_device_eval_batch_size=4, **options
-    )
+    options = {"per_device_eval_batch_size": 4, "ddp_backend": "gloo"}
     found = {}
     for end, dim in itertools.product(ENDS, DIMS):
         model = load_transformer(folder)
         for module in ENDS[end]:
             model.append(module())
         model.truncate_dim = dim
-        data = Dataset.from_dict(columns())
+        options |= {"eval_data": Dataset.from_dict(columns()), "evaluator": evaluators(dim)}
         loss = stm.CosineRankingLoss(model)
-        metrics = SentenceTransformerTrainer(
-            model, args, eval_dataset=data, loss=loss, evaluator=evaluators(dim)
-        ).evaluate()
+        metrics = make_trainer(model, loss, output, **options).evaluate()
         names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry")
         found[end, dim] = {key: x for key, x in metrics.items() if key.startswith(names)}
     return found

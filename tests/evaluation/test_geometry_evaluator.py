@@ -4,16 +4,12 @@ import re
 
 import numpy as np
 import pytest
+from _trainer import make_trainer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
 
 ANSWERS = set().union(*RELEVANT_DOCS.values())
@@ -90,10 +86,8 @@ def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_p
     stm.prepare(model, "qnorm")
     before, after = (GeometryEvaluator(TEXTS, name=name) for name in ("before", "after"))
     before(model)
-    options = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-2}
-    args = SentenceTransformerTrainingArguments(str(tmp_path / "run"), report_to=[], **options)
-    rows = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).triplets(0)
-    SentenceTransformerTrainer(model, args, rows, loss=stm.QNormRankingLoss(model)).train()
+    options = {"max_steps": 2, "learning_rate": 1e-2}
+    make_trainer(model, stm.QNormRankingLoss(model), tmp_path / "run", **options).train()
     after(model)
     model.save_pretrained(str(tmp_path / "saved"))
     card = (tmp_path / "saved" / "README.md").read_text()

@@ -1,26 +1,23 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
+import sys
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from _helpers import BATCHING, features
-from _processes import TWO_RANKS, python
+from _ranks import on_ranks
 from _tiny import ROWS, columns, load_transformer
-from _trainer import train
+from _trainer import make_trainer, train
 from datasets import Dataset, DatasetDict
-from sentence_transformers import (
-    InputExample,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import InputExample
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
-from st_magnitude.training.attach import refuse_unlike_gathering
+from st_magnitude.losses import temp_agg_mrl
 
 LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 
@@ -39,25 +36,20 @@ def test_a_new_model_is_prepared_as_the_first_one(
     folder, tmp_path, caplog, loss_class, mini_batch_size
 ):
     """With model_init each run trains a new model, as a loss that was built for this model does."""
-    data, models = Dataset.from_dict(columns(num_negatives=1)), []
-    options = {"max_steps": 2, "learning_rate": 0.01, "save_strategy": "no"}
-    args = SentenceTransformerTrainingArguments(tmp_path, report_to=[], use_cpu=True, **options)
+    models, options = [], {"max_steps": 2, "learning_rate": 0.01}
 
     def model_init():
         models.append(load_transformer(folder))
         return models[-1]
 
-    options = {"mini_batch_size": mini_batch_size}
-    loss = loss_class(model_init(), **options)
-    trainer = SentenceTransformerTrainer(
-        args=args, train_dataset=data, loss=loss, model_init=model_init
-    )
+    loss = loss_class(model_init(), mini_batch_size=mini_batch_size)
+    trainer = make_trainer(None, loss, tmp_path, 1, model_init=model_init, **options)
     stm.attach(trainer)
     trainer.train()
     trainer.train()
     alone = model_init()
-    fresh = loss_class(alone, **options)
-    stm.attach(SentenceTransformerTrainer(alone, args, train_dataset=data, loss=fresh)).train()
+    fresh = loss_class(alone, mini_batch_size=mini_batch_size)
+    train(alone, fresh, tmp_path, 1, **options)
     assert not caplog.records
     for model in models[-3:-1]:
         assert model.similarity_fn_name == alone.similarity_fn_name
@@ -194,36 +186,57 @@ GATHERS = {"gather_across_devices": True}
         ((GATHERS, GATHERS | {"same_text": "keep"}), True),
     ],
 )
-def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
+def test_data_sets_whose_losses_gather_differently(
+    model, tmp_path, monkeypatch, options, is_refused
+):
     """A process that gathers alone waits forever."""
     losses = {
         name: stm.DotRankingLoss(model, **given) for name, given in zip("ab", options, strict=True)
     }
+    trainer = make_trainer(model, losses, tmp_path, data=DatasetDict(a=GOOD, b=GOOD))
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
     with pytest.raises(ValueError, match="data sets a, b gather") if is_refused else nullcontext():
-        refuse_unlike_gathering(losses)
-
-
-def test_attach_compares_the_losses_of_all_data_sets(model, tmp_path, monkeypatch):
-    losses = {"a": stm.DotRankingLoss(model, **GATHERS), "b": stm.DotRankingLoss(model)}
-    args = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    trainer = SentenceTransformerTrainer(model, args, DatasetDict(a=GOOD, b=GOOD), loss=losses)
-    monkeypatch.setattr(type(args), "world_size", 2)
-    with pytest.raises(ValueError, match="data sets a, b gather"):
         stm.attach(trainer)
+
+
+WAYS = {
+    "plain": {"gather_across_devices": True},
+    "cached": {"gather_across_devices": True, "mini_batch_size": 3},
+    "ring": {"gather_across_devices": "ring", "mini_batch_size": 3},
+}
+
+
+def trained(folder, output):
+    """Everything that a loss can learn or leave out at once, as one of several processes."""
+    options = {"max_steps": 3, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
+    options |= {"learning_rate": 2e-5, "weight_decay": 0.1}
+    found = {}
+    for name, way in WAYS.items():
+        model = load_transformer(folder)
+        loss = stm.LearnableNormLoss(
+            model,
+            terms=temp_agg_mrl([8, 32], [0.05, 0.1]),
+            margin=-0.1,
+            margin_strategy="relative",
+            regularizers=[(stm.SIGReg(num_directions=8), 0.01)],
+            **way,
+        )
+        train(model, loss, output, 1, **options)
+        assert isinstance(loss.model, DistributedDataParallel)
+        found[name] = {name: p.detach() for name, p in model.named_parameters()}
+    return found
 
 
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
-    """What two gloo processes found, one dict of results a rank."""
-    script, output = Path(__file__).with_name("_two_ranks.py"), tmp_path_factory.mktemp("two_ranks")
-    python(*TWO_RANKS, script, folder, output)
-    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
+    return on_ranks(2, trained, folder, tmp_path_factory.mktemp("two_ranks"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [None, 3, "ring"], ids=["plain", "cached", "ring"])
+@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+@pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_in_the_trainer(model, two_ranks, way):
-    first, second = (results["trainer", way] for results in two_ranks)
+    first, second = (results[way] for results in two_ranks)
     start = dict(model.named_parameters())
     for name, parameter in first.items():
         assert torch.equal(parameter, second[name])
@@ -231,5 +244,5 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
     for name in ("2.scaled_query_bias", "2.scaled_document_bias"):
         assert 512 * first[name].abs() > 1e-3  # at the rate of an encoder, 2e-5
         if way == "ring":  # as gathering does
-            gathered = two_ranks[0]["trainer", 3]
+            gathered = two_ranks[0]["cached"]
             torch.testing.assert_close(first[name], gathered[name], rtol=1e-3, atol=0)

@@ -1,21 +1,25 @@
 """RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
 
+import sys
+from functools import partial
 from pathlib import Path
 
-import _two_ranks_revela as two_ranks
 import numpy as np
 import pytest
 import torch
-from _processes import TWO_RANKS, python
-from _tiny import save_decoder
+import torch.distributed as dist
+from _processes import python
+from _ranks import on_ranks
+from _tiny import load_transformer, save_decoder
 from datasets import Dataset
 from peft import LoraConfig
 from revela_tiny import arguments, groups, language_model, loss_for, retriever
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from st_magnitude.revela import RevelaTrainer, load_retriever, merge_lora
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever, merge_lora
 from st_magnitude.revela.attention import base_model
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
@@ -215,12 +219,32 @@ def test_what_would_train_wrongly_is_refused(tmp_path, monkeypatch) -> None:
         trainer_for(tmp_path)
 
 
+class InOrder(RevelaTrainer):
+    def get_batch_sampler(self, dataset, batch_size, drop_last, **kwargs):
+        return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
+
+
+def three_steps(folder: str, output: Path, **options: object) -> dict[str, Tensor]:
+    """All weights, after one group of documents at a time; each rank begins with other weights of
+    the language model, of which those of rank 0 count.
+    """
+    seed = dist.get_rank() if dist.is_initialized() else 0
+    model = load_transformer(folder)
+    loss = RevelaLoss(model, *language_model(seed))
+    options |= {"per_device_train_batch_size": 1, "max_grad_norm": 0.05, "max_steps": 3}
+    args = arguments(output / f"{seed}", **options)
+    of_lm = {"lm_lora": None, "lm_learning_rate": 5e-3}
+    trainer = InOrder(model, args, loss=loss, train_dataset=groups(3), **of_lm)
+    trainer.train()
+    return {name.replace("model.module", "model"): x for name, x in weights(trainer).items()}
+
+
 @pytest.mark.slow
-def test_two_processes_keep_one_language_model(tmp_path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+def test_two_processes_keep_one_language_model(folder, tmp_path) -> None:
     """Two gloo processes, a group each, end as one process that accumulates two groups a step."""
-    python(*TWO_RANKS, two_ranks.__file__, tmp_path)
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
-    alone = two_ranks.run(tmp_path / "alone", seed=0, gradient_accumulation_steps=2)
+    first, second = on_ranks(2, partial(three_steps, ddp_backend="gloo"), folder, tmp_path)
+    alone = three_steps(folder, tmp_path / "alone", gradient_accumulation_steps=2)
     started = dict(language_model(0)[0].named_parameters())
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     torch.testing.assert_close(first, alone, rtol=0, atol=2e-5)

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from _ranks import on_ranks
-from _tiny import ROWS, columns, load_transformer
-from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from _tiny import ROWS, load_transformer
+from _trainer import make_trainer
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -259,9 +258,7 @@ def test_deepspeed(model, make, stages):
 
 
 def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
-    args = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    loss = stm.LearnableNormLoss(model)
-    trainer = SentenceTransformerTrainer(model, args, Dataset.from_dict(columns()), loss=loss)
+    trainer = make_trainer(model, stm.LearnableNormLoss(model), tmp_path)
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
     with pytest.raises(ValueError, match=r"LearnableNormLoss learns exponents, .* FSDP"):
         stm.attach(trainer)
