@@ -2,14 +2,20 @@
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+
+needs_fork = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks processes that have used torch"
+)
 
 
 def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

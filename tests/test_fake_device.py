@@ -72,8 +72,6 @@ def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
         assert not re.search(r"autocast\(\s*[\"']", path.read_text(encoding="utf-8")), path
 
 
-# ------------------------------------------------------------ the kernel --------------------------
-
 BOTH = ("query_to_doc", "doc_to_query")
 ALL = (*BOTH, "query_to_query", "doc_to_doc")
 OPTIONS = {
@@ -106,8 +104,6 @@ def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
     assert loss.shape == ()
     assert loss.device.type == "cuda"
 
-
-# ------------------------------------------------------------ losses ------------------------------
 
 TEXTS = [row[:3] for row in ROWS[:6]]
 LOSSES = {
@@ -175,9 +171,6 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
         assert value.device.type == "cuda"
 
 
-# --------------------------------------------------- Revela, CLIP, geometry -----------------------
-
-
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("v_norm", [True, False])
@@ -217,9 +210,6 @@ def test_encoded_tasks_leave_apples_gpus(device: str, monkeypatch: pytest.Monkey
         found = task.EncodedTask(torch.randn(3, 8, device=device), torch.randn(5, 8, device=device))
     types = {found.queries.device.type, found.documents.device.type}
     assert types == {"cpu" if device == "mps" else device}
-
-
-# --------------------------------------------- surgery, ExponentNorm, the monitor -----------------
 
 
 class Head(nn.Module):

@@ -26,9 +26,6 @@ def unit(x: np.ndarray) -> np.ndarray:
     return np.array([row / math.sqrt(sum(v * v for v in row)) for row in x])
 
 
-# ---- norms and samples of them
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_give_the_float64_numbers_of_their_values(rng, dtype):
     x = torch.from_numpy(anisotropic(rng)).to(dtype).requires_grad_()
@@ -83,18 +80,12 @@ def test_coefficient_of_variation(rng):
         geometry.coefficient_of_variation([])
 
 
-# ---- directions
-
-
 def test_mean_cosine_is_the_mean_over_pairs(rng):
     x = anisotropic(rng)
     expected = np.mean([a @ b for a, b in itertools.combinations(unit(x), 2)])
     assert geometry.mean_cosine(x) == pytest.approx(expected, rel=1e-12)
     scaled = geometry.mean_cosine(x * rng.gamma(2, size=(60, 1)))
     assert scaled == pytest.approx(expected, rel=1e-12)
-
-
-# ---- spectrum
 
 
 def rudman_isoscore(x: np.ndarray) -> float:
@@ -141,9 +132,6 @@ def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
     assert geometry.intrinsic_dimension(x) == 896  # the temperature paper's "random vectors"
     with pytest.warns(UserWarning, match="2000 embeddings are few .* at least 4096"):
         assert geometry.intrinsic_dimension(x[:2000]) == 792
-
-
-# ---- ranks
 
 
 def test_spearman_against_scipy(rng):

@@ -1,12 +1,10 @@
 """AsymmetricClipLoss against its formula, against open_clip's ClipLoss, and on two ranks."""
 
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
 from _open_clip_tiny import open_clip
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
@@ -137,13 +135,6 @@ def test_features_of_norm_1_are_refused_where_the_norm_is_learned(preset, dtype)
     criterion(*unit, scale)  # it looks once
 
 
-# ------------------------------------------------------------------------------------ two ranks
-
-
-two_processes = pytest.mark.skipif(
-    sys.platform != "linux", reason="forks processes that have used torch"
-)
-
 CASES = [
     *((preset, "plain") for preset in PRESETS),
     *((preset, "labels") for preset in ("norm-sym", "imgnorm-i2t", "nonorm-t2i")),
@@ -207,7 +198,7 @@ def two_ranks():
     return on_ranks(2, all_cases)
 
 
-@two_processes
+@needs_fork
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case))
 def test_two_ranks_are_one_process_on_the_joined_batch(two_ranks, case):
     expected, wanted = step(case, *model_and_batch(), LABELS)
@@ -231,7 +222,7 @@ def refused_on_this_rank(sizes, scale):
     return False
 
 
-@two_processes
+@needs_fork
 @pytest.mark.parametrize(
     ("sizes", "scale", "refused"),
     [((5, 5), (2.0, 2.0), False), ((5, 3), (2.0, 2.0), True), ((5, 5), (2.0, 1.0), True)],

@@ -29,9 +29,6 @@ TASK = (QUERIES, CORPUS, RELEVANT_DOCS)
 COMMANDS = typer.main.get_command(app).commands
 
 
-# --- what all commands share ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -215,9 +212,6 @@ def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypa
         assert done.exit_code == 0, done.output
 
 
-# --- compress -------------------------------------------------------------------------------------
-
-
 def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, caplog):
     options = {"top_k": 5, "similarity": "dot"}
     done = invoke("compress", tiny_path, data=data_folder, dims="16,5", max_length=9, **options)
@@ -228,9 +222,6 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, capl
     evaluator = CompressionEvaluator(*TASK, dims=[16, 5], **options)
     evaluator(model)
     assert str(table(evaluator.cells)) in done.output
-
-
-# --- calibrate ------------------------------------------------------------------------------------
 
 
 def test_calibrate_confirms_on_the_other_split(tmp_path):

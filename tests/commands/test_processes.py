@@ -126,8 +126,6 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
     torch.testing.assert_close(weights_of(tmp_path / "died"), whole, rtol=0, atol=0)
 
 
-# --- two processes --------------------------------------------------------------------------------
-
 ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
 ACCELERATE += " --mixed_precision no --dynamo_backend no --main_process_port 0"
 LAUNCHERS = {

@@ -60,9 +60,6 @@ def model_path(tmp_path_factory):
     return place
 
 
-# --- the candidates -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(losses=["dot"])])
 def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
     grid = grid_of(config, is_static=True)
@@ -87,9 +84,6 @@ def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         CompareConfig(**settings)
-
-
-# --- the data -------------------------------------------------------------------------------------
 
 
 def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
@@ -129,9 +123,6 @@ def test_queries_of_one_text_stay_together():
 def test_data_that_cannot_rank_is_refused(dev, message):
     with pytest.raises(DataError, match=message):
         make_splits(part(0), CompareConfig(), dev, part(2))
-
-
-# --- one training run -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -182,8 +173,6 @@ def test_max_length_limits_training_alone(folder, tmp_path):
 
 
 FILES = {"model", "compare.json", "compare.md"}
-
-# --- the comparison -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +284,6 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
             run()
 
 
-# --- the budget -----------------------------------------------------------------------------------
-
-
 def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monkeypatch):
     clock, train = [0.0], Trials.train
     monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
@@ -347,8 +333,6 @@ def test_a_second_seed_decides_where_dev_does_not(
     assert ("a second seed gave 0.6000" in " ".join(str(result).split())) == (len(seeds) == 4)
     assert result.to_dict()["candidates"][0]["second_seed"] == (0.6 if len(seeds) == 4 else None)
 
-
-# --- the verdict ----------------------------------------------------------------------------------
 
 CLEAR, LEVEL, LOSS = (0.02, 0.01, 0.03), (0.01, -0.01, 0.03), (-0.03, -0.04, -0.01)
 

@@ -55,9 +55,6 @@ def test_jsonl(tmp_path):
         list(read_documents(tmp_path))
 
 
-# ------------------------------------------------------------------------------------- chunks
-
-
 PARTS = ["One", "two.", "Three", "e.g.", "U.S.", "3.5", "-", "x", "日本。語", "é!", "\n\n", "\t"]
 texts = st.one_of(
     st.text(max_size=400),

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from st_magnitude.data.beir import (
-    DataError,
-    folded,
-    refuse_shared,
-    splits_of,
-)
+from st_magnitude.data.beir import DataError, folded, refuse_shared, splits_of
 from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
 

@@ -9,15 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from sklearn.metrics import ndcg_score
 
-from st_magnitude import (
-    COSINE,
-    DNORM,
-    DOT,
-    QNORM,
-    Similarity,
-    calibrate_exponent,
-    calibrate_prior,
-)
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, calibrate_prior
 from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg

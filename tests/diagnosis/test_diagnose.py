@@ -8,13 +8,7 @@ import pytest
 from _cli import invoke
 from _planted import found_in, model_of, planted, quick, table_of, unit
 
-from st_magnitude import (
-    Similarity,
-    calibrate_exponent,
-    calibrate_prior,
-    diagnose,
-    prepare,
-)
+from st_magnitude import Similarity, calibrate_exponent, calibrate_prior, diagnose, prepare
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import judge
 

@@ -22,9 +22,6 @@ CELLS = {  # keys of metrics, and bytes for 13 dimensions
 }
 
 
-# ---- the definition of every cell
-
-
 def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
     """Random embeddings with zero entries, a zero query, a zero document, doubles and twins."""
     rng = np.random.default_rng(seed)

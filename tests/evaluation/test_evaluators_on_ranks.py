@@ -1,10 +1,9 @@
 """Evaluators in a Trainer on two processes, which share the texts, against one process."""
 
 import itertools
-import sys
 
 import pytest
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer
 from datasets import Dataset
@@ -19,9 +18,7 @@ from st_magnitude.evaluation import (
 )
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="forks processes that have used torch"
-)
+pytestmark = needs_fork
 
 ENDS = {
     "neither": (),

@@ -21,9 +21,6 @@ scores = st.integers(-3, 3).map(float)  # many ties
 runs = st.dictionaries(st.sampled_from(["q1", "q2"]), st.dictionaries(ids, scores))
 
 
-# ---- reciprocal rank fusion
-
-
 def fusion_loop(rankings, k):
     """Cormack et al., section 3: for each document, each run in which some others are ahead."""
     fused = {}
@@ -62,9 +59,6 @@ def test_fusion_equals_the_loop_and_no_order_matters(rankings, k, top_k, data):
     again = reciprocal_rank_fusion(data.draw(st.permutations(rankings)), k=k, top_k=top_k)
     for query, found in fused.items():
         assert list(again[query].items()) == list(found.items())[:top_k]
-
-
-# ---- BM25
 
 
 def bm25_loop(queries, corpus, k1=1.5, b=0.75):
@@ -134,9 +128,6 @@ def test_without_bm25s(task, monkeypatch):
     with pytest.raises(ImportError, match=r"BM25 needs bm25s.*eval"):
         HybridEvaluator(**task)
     HybridEvaluator(**task, bm25={"q1": {"d01": 1.0}})
-
-
-# ---- the evaluator
 
 
 @pytest.fixture

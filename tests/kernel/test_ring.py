@@ -1,6 +1,5 @@
 """The ring against the joined batch in one process, on gloo processes."""
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -8,15 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from _memory import peak_bytes
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude._distributed import agree
 from st_magnitude.kernel.batch import Above, Ids
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="forks processes that have used torch"
-)
+pytestmark = needs_fork
 
 ring = partial(infonce, backend="ring")
 ROWS = (5, 1, 4, 6)  # of each rank; the second has a positive and, in some cases, no negative

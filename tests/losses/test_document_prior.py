@@ -4,13 +4,7 @@ import math
 
 import pytest
 import torch
-from _helpers import (
-    BATCHING,
-    assert_same_gradients,
-    batch_of,
-    reference,
-    value_and_gradients,
-)
+from _helpers import BATCHING, assert_same_gradients, batch_of, reference, value_and_gradients
 from _tiny import ROWS, raw_embeddings
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW

@@ -1,12 +1,10 @@
 """Labels: weights of rows, classes, and the scores or embeddings of a teacher."""
 
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
 from _helpers import DIRECTIONS, features, gradients
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from _tiny import columns, load_transformer, raw_embeddings
 from _trainer import logged, train
 from datasets import Dataset
@@ -199,7 +197,7 @@ def of_rows(folder, rows, gather):
     return torch.stack(values)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+@needs_fork
 def test_two_ranks_have_the_loss_of_the_joined_batch(folder):
     def of_rank():
         start = 3 * dist.get_rank()

@@ -77,9 +77,6 @@ def assert_same(model, found, expected):
     assert_same_gradients({name: gradients[name] for name in others}, others, rtol=1e-7, atol=1e-10)
 
 
-# --- which texts are equal ------------------------------------------------------------------------
-
-
 def padded(rows, side="right", extra=0):
     width = max(map(len, rows)) + extra
     ids, mask = torch.full((len(rows), width), 7), torch.zeros(len(rows), width, dtype=torch.long)
@@ -121,8 +118,6 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
     keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
     assert len({key for column in keys for key in column}) == 16
 
-
-# --- same_text ------------------------------------------------------------------------------------
 
 LOSSES = {
     "cosine": stm.CosineRankingLoss,
@@ -245,9 +240,6 @@ def test_a_first_batch_without_negatives_warns_once(model, caplog, rows, number)
     assert len(caplog.records) == bool(number)
 
 
-# --- margin ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("margin", "strategy"), [(-0.2, "absolute"), (0.3, "absolute"), (0.05, "relative")]
 )
@@ -306,9 +298,6 @@ def test_a_relative_margin_of_negative_scores(model):
     excluded = too_close(scores, scores.diagonal(), -0.5, "relative")
     expected = reference(embeddings, stm.DOT, loss.terms, excluded=excluded)
     torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected)
-
-
-# --- guide ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

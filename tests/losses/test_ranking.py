@@ -56,9 +56,6 @@ def reference_gradients(model, columns, exponents, scale, **options):
     )
 
 
-# --- value ----------------------------------------------------------------------------------------
-
-
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 UPSTREAM = [
     {},
@@ -116,9 +113,6 @@ def test_equals_the_formula(model, loss_class, num_negatives, mini_batch_size, d
     )
 
 
-# --- scale ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
 def test_auto_scale(model, loss_class, mini_batch_size):
@@ -138,9 +132,6 @@ def test_auto_scale(model, loss_class, mini_batch_size):
             for parameter in model[0].model.transformer.layer[-1].output_layer_norm.parameters():
                 parameter.mul_(0.5)
     assert values[0] == pytest.approx(values[1], rel=1e-5)
-
-
-# --- gradient caching -----------------------------------------------------------------------------
 
 
 @BATCHING
@@ -175,9 +166,6 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     loss.mini_batch_num_tokens = 12  # which one long text has
     loss(features(model)).backward()
     assert min(map(len, seen)) == 1
-
-
-# --- refusals, warnings, arguments ----------------------------------------------------------------
 
 
 HALF = Similarity(1.0, 0.5)  # without a name
@@ -260,9 +248,6 @@ def test_learnable_goes_on_from_the_models_exponents(model, folder):
         stm.LearnableNormLoss(load_transformer(folder), 0.5, 1.0)
 
 
-# --- what sentence-transformers asks of a loss ----------------------------------------------------
-
-
 @pytest.mark.parametrize("before", [None, "cosine", "dot"])
 @pytest.mark.parametrize(
     ("loss_class", "function"),
@@ -283,9 +268,6 @@ def test_fractional_document_exponent_warns(model, caplog):
     caplog.clear()
     stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))(batch)
     assert not caplog.records
-
-
-# --- batches and models that cannot give what the loss trains -------------------------------------
 
 
 @pytest.mark.parametrize("labels", [[1.0, 0.0, 0.2], [1, 0, 1], [True, False, True], [4, 7, 4]])

@@ -1,7 +1,6 @@
 """Losses whose negatives come from all ranks, on gloo processes as DDP wraps their models."""
 
 import itertools
-import sys
 from contextlib import nullcontext
 from functools import partial
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from _helpers import TWICE, assert_same_gradients, batch_of, gradients
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, auto_scale, formula, load_transformer, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.nn.parallel import DistributedDataParallel
@@ -17,9 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="forks processes that have used torch"
-)
+pytestmark = needs_fork
 
 LOSSES = {
     "qnorm": stm.QNormRankingLoss,

@@ -1,13 +1,12 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
-import sys
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from _helpers import BATCHING, features
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer, train
 from datasets import Dataset, DatasetDict
@@ -233,7 +232,7 @@ def two_ranks(folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+@needs_fork
 @pytest.mark.parametrize("way", WAYS)
 def test_two_ranks_in_the_trainer(model, two_ranks, way):
     first, second = (results[way] for results in two_ranks)

@@ -101,8 +101,6 @@ def test_what_gives_no_groups_is_refused(documents, options, message):
         build_groups(documents, **options)
 
 
-# ------------------------------------------------------------------------------ GroupCollator
-
 LINES = ["the sky is\n blue", "lima", "sort the list of all words that it has"]
 ROWS = [
     {"chunks": ["open a file for reading", "what is rain"], "code": [False, True]},

@@ -1,6 +1,5 @@
 """RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from _processes import python
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from _tiny import load_transformer, save_decoder
 from datasets import Dataset
 from peft import LoraConfig
@@ -240,7 +239,7 @@ def three_steps(folder: str, output: Path, **options: object) -> dict[str, Tenso
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+@needs_fork
 def test_two_processes_keep_one_language_model(folder, tmp_path) -> None:
     """Two gloo processes, a group each, end as one process that accumulates two groups a step."""
     first, second = on_ranks(2, partial(three_steps, ddp_backend="gloo"), folder, tmp_path)

@@ -14,15 +14,7 @@ from functools import partial
 import pytest
 import torch
 from _kills import killed_at
-from _surgery import (
-    DISCRETE,
-    QUERIES,
-    encode,
-    in_a_fresh_process,
-    is_stock,
-    scores,
-    types,
-)
+from _surgery import DISCRETE, QUERIES, encode, in_a_fresh_process, is_stock, scores, types
 from _tiny import load_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
@@ -109,9 +101,6 @@ def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
     assert not proof.exists()
     stm.load(path, device="cpu", trust_remote_code=True)  # the trap was a live one
     assert proof.exists()
-
-
-# --- what is in the folder already ----------------------------------------------------------------
 
 
 def contents(folder):
@@ -233,9 +222,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
         signal.signal(signal.SIGXFSZ, handler)
     assert contents(old) == before
     assert [path.name for path in old.parent.iterdir()] == ["model"]
-
-
-# --- the model card -------------------------------------------------------------------------------
 
 
 def test_the_card_of_a_model_that_is_cut_after_normalize(words, tmp_path):

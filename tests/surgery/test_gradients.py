@@ -30,9 +30,6 @@ def reference(x, loss, power):
     return x.detach().pow(2).sum(dim=1, keepdim=True).sqrt() ** power * plain
 
 
-# --- the function ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("power", [1.0, 2.0, 0.5, -1.0, 3])
 def test_gradients_are_scaled_and_values_are_not(power):
     x, y = leaf(6, 5, scale=3.0), torch.randn(6, 5, dtype=torch.float64)
@@ -67,9 +64,6 @@ def test_extremes_are_finite(power, dtype):
     if dtype == torch.float64:
         assert x.grad[0].tolist() == pytest.approx([1e-6**power] * 8)
     assert x.grad[3].tolist() == pytest.approx([8 ** (power / 2)] * 8, rel=1e-2, abs=1e-5)
-
-
-# --- on models ------------------------------------------------------------------------------------
 
 
 def features(model):
@@ -178,9 +172,6 @@ def test_other_outputs():
     model.kind = "tuple"  # CLIP's output has the embeddings of two encoders
     with pytest.raises(TypeError, match=r"call grad_scale"):
         model(x)
-
-
-# --- cut_init -------------------------------------------------------------------------------------
 
 
 def test_cut_divides_every_weight(minilm, caplog):

@@ -4,7 +4,6 @@ accelerate has FSDP on GPUs only, so `fully_shard` is called here as accelerate 
 DeepSpeed is not installed: its engine is known by its name.
 """
 
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from _ranks import on_ranks
+from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, load_transformer
 from _trainer import make_trainer
 from torch import nn
@@ -29,10 +28,6 @@ from torch.distributed.tensor import DTensor
 import st_magnitude as stm
 from st_magnitude._distributed import engine_of
 from st_magnitude.training.stopping import train_or_stop
-
-two_processes = pytest.mark.skipif(
-    sys.platform != "linux", reason="forks processes that have used torch"
-)
 
 BOTH_DIRECTIONS = {"directions": ("query_to_doc", "doc_to_query")}
 BOTH_DIRECTIONS |= {"partition_mode": "per_direction"}
@@ -189,7 +184,7 @@ def assert_equal_weights(found, expected):
 
 
 @pytest.mark.slow
-@two_processes
+@needs_fork
 @pytest.mark.parametrize("name", LOSSES)
 def test_two_shards_are_one_process(folder, shards, name):
     found, expected = [rank[name] for rank, _ in shards], train(folder, name)
@@ -198,7 +193,7 @@ def test_two_shards_are_one_process(folder, shards, name):
 
 
 @pytest.mark.slow
-@two_processes
+@needs_fork
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_four_shards_are_one_process(folder, four_shards, setting):
     """Also in 2 x 2, with batches of several sizes, after two batches a step, in bfloat16, and from
@@ -216,7 +211,7 @@ def test_four_shards_are_one_process(folder, four_shards, setting):
 
 
 @pytest.mark.slow
-@two_processes
+@needs_fork
 def test_what_fsdp_cannot_train_is_refused_on_the_first_batch(shards):
     for _, refused in shards:
         assert refused.startswith("LearnableNormLoss learns exponents")

@@ -60,9 +60,6 @@ def assert_measures(row, role, x, lr):
         assert row[f"{role}_{key}"] == pytest.approx(value, rel=1e-4), key
 
 
-# --- a loop of one's own --------------------------------------------------------------------------
-
-
 def test_plain_loop():
     q, d = torch.randn(40, 6), 3 * torch.randn(40, 6)
     monitor = stm.NormMonitor(every=1)
@@ -86,9 +83,6 @@ def test_rows_come_every_so_many_steps():
     assert "query_effective_lr" not in monitor.rows[-1]
 
 
-# --- the alarm ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "queries", "documents"),
     [
@@ -105,9 +99,6 @@ def test_collapse_is_told_once(caplog, kind, queries, documents):
     (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "Collapse at step 1" in told
     assert kind in told
-
-
-# --- sentence-transformers' Trainer ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])

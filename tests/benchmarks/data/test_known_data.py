@@ -4,13 +4,7 @@ import json
 
 import pytest
 from benchmarks.data import banking77, clinc150, xquad
-from benchmarks.data.intents import (
-    find_name,
-    find_questions,
-    name_pairs,
-    question_pairs,
-    split_off,
-)
+from benchmarks.data.intents import find_name, find_questions, name_pairs, question_pairs, split_off
 
 QUESTIONS = [("no card yet", "card_arrival"), ("lost it", "lost_card"), ("when?", "card_arrival")]
 
