@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+PATIENCE = 200  # seconds
 needs_fork = pytest.mark.skipif(
     sys.platform != "linux", reason="forks processes that have used torch"
 )
@@ -33,12 +34,13 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> l
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(200)
+            process.join(PATIENCE)
+        codes = [process.exitcode for process in ranks]
+        for process in ranks:
+            process.kill()
         errors = [path.read_text() for path in Path(folder).glob("error*")]
         assert not errors, "\n\n".join(errors)
-        assert [process.exitcode for process in ranks] == [0] * num_ranks, (
-            "a rank waits, or was aborted"
-        )
+        assert codes == [0] * num_ranks, "a rank waits, or was aborted"
         return [
             torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False)
             for rank in range(num_ranks)

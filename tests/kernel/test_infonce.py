@@ -618,6 +618,7 @@ def test_booleans_as_targets():
         options = {
             "log_q": log_frequencies(9),
             "log_q_queries": log_frequencies(4),
+            "tile_rows": 3,
         }
         assert_equals_the_reference(
             queries, documents, terms, QNORM, directions, 2, targets=matrix, **options
