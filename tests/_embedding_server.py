@@ -1,5 +1,4 @@
-"""A server that speaks the embedding APIs as their documentation says, with faults that are
-switched on one by one."""
+"""A server that speaks embedding APIs as documented, with faults to switch on one by one."""
 
 import json
 import threading

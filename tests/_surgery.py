@@ -1,44 +1,10 @@
-"""Helpers of the tests of model surgery: what a model ends in, and what it says, also once it is
-saved."""
-
-import json
-import subprocess
-import sys
+"""Helpers of the tests of model surgery: what a model ends in, and what it says."""
 
 from _tiny import ROWS
 from sentence_transformers.base.modules import Dense, Router
 
 QUERIES = [row[0] for row in ROWS[:6]]
 DOCUMENTS = [row[1] for row in ROWS[:6]]
-DISCRETE = ["cosine", "dot", "qnorm", "dnorm"]
-
-FRESH_PROCESS = """
-import json, sys
-sys.modules["st_magnitude"] = None  # an import of it fails from here on
-from sentence_transformers import SentenceTransformer
-folders, queries, documents = json.load(sys.stdin)
-found = []
-for folder in folders:
-    model = SentenceTransformer(folder, device="cpu")
-    scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
-    found.append((model.similarity_fn_name, scores.tolist()))
-json.dump(found, open(sys.argv[1], "w"))
-"""
-
-
-def in_a_fresh_process(folders, output):
-    """The similarity that each saved model names, and its scores, where this package cannot be
-    imported."""
-    given = json.dumps([[str(folder) for folder in folders], QUERIES, DOCUMENTS])
-    command = [sys.executable, "-c", FRESH_PROCESS, str(output)]
-    subprocess.run(command, input=given, text=True, check=True, timeout=300)
-    return zip(*json.loads(output.read_text()), strict=True)
-
-
-def is_stock(folder):
-    """Whether sentence-transformers has every class of a saved model."""
-    modules = json.loads((folder / "modules.json").read_text())
-    return all(module["type"].startswith("sentence_transformers.") for module in modules)
 
 
 def encode(model, texts=DOCUMENTS):

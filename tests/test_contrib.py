@@ -38,23 +38,27 @@ def git(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The module of the installed loss, with both patches applied to a copy."""
-    tree = tmp_path_factory.mktemp("tree")
-    copy = tree / LOSS
+def patched_module(installed: ModuleType, name: str, tree: Path, patches: list[Path]) -> ModuleType:
+    """An installed module, with patches applied to a copy."""
+    copy = tree / name
     copy.parent.mkdir(parents=True)
     # the wheel's lines end in \r\n
-    installed = Path(multiple_negatives_ranking.__file__).read_text(encoding="utf-8")
-    copy.write_text(installed, encoding="utf-8", newline="\n")
-    for path in PATCHES:
+    text = Path(installed.__file__).read_text(encoding="utf-8")
+    copy.write_text(text, encoding="utf-8", newline="\n")
+    for path in patches:
         result = git(tree, "apply", path)
         if result.returncode:
-            pytest.skip(f"{path.name} does not fit this sentence-transformers: {result.stderr}")
-    spec = importlib.util.spec_from_file_location("patched_multiple_negatives_ranking", copy)
+            pytest.skip(f"{path.name} does not fit the installed version: {result.stderr}")
+    spec = importlib.util.spec_from_file_location(f"patched_{copy.stem}", copy)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    tree = tmp_path_factory.mktemp("tree")
+    return patched_module(multiple_negatives_ranking, LOSS, tree, PATCHES)
 
 
 def value_and_gradients(loss: nn.Module, embeddings: list[Tensor]) -> list[Tensor]:
@@ -100,15 +104,7 @@ def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chun
 
 def test_mteb_takes_a_folder(tmp_path: Path, minilm_path: str) -> None:
     found = pytest.importorskip("mteb.models.get_model_meta")
-    copy = tmp_path / "mteb" / "models" / "get_model_meta.py"
-    copy.parent.mkdir(parents=True)
-    copy.write_text(Path(found.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    result = git(tmp_path, "apply", MTEB)
-    if result.returncode:
-        pytest.skip(f"{MTEB.name} does not fit this mteb: {result.stderr}")
-    spec = importlib.util.spec_from_file_location("patched_get_model_meta", copy)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = patched_module(found, "mteb/models/get_model_meta.py", tmp_path, [MTEB])
     model = module.get_model(minilm_path, device="cpu")
     assert model.mteb_model_meta.name == "local/model"
     assert model.mteb_model_meta.revision == module.get_model(minilm_path).mteb_model_meta.revision

@@ -1,5 +1,4 @@
-"""The recipes of CONTRIBUTING.md for a similarity, a loss, a regularizer and a command, followed in
-memory."""
+"""CONTRIBUTING.md's recipes for a similarity, a loss, a regularizer and a command."""
 
 import sys
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""The examples and the demo of the README run as they stand, shortened, and save what loads.
-
-The examples run on a search task of 20 sentences, and the demo on the docstrings of the
-environment.
-"""
+"""The examples and the demo of the README run as they stand, shortened, and save what loads."""
 
 import json
 from pathlib import Path

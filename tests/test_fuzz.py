@@ -1,5 +1,4 @@
-"""Damaged and hostile input, made at random: every reader returns what can be used, or says what is
-wrong and where."""
+"""Damaged input: every reader returns what can be used, or says what is wrong and where."""
 
 import os
 from collections.abc import Sequence

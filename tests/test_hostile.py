@@ -1,5 +1,4 @@
-"""Models, checkpoints and data from strangers: no code of theirs runs, and nothing is written
-outside the output."""
+"""Models and data from strangers: none of their code runs, and nothing is written elsewhere."""
 
 import contextlib
 import json
@@ -88,8 +87,7 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 
 @pytest.mark.parametrize("name", ["load", "load_retriever"])
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tiny_path, mark, monkeypatch, name) -> None:
-    """Without a question at the terminal, too, which transformers asks unless it is told not to
-    trust."""
+    """Nor does transformers ask at the terminal whether to trust it."""
     package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.models")
     load = getattr(package, name)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
@@ -195,8 +193,7 @@ with open(sys.argv[1], "w") as file:
 
 @pytest.mark.slow
 def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
-    """With ids that look like paths, and texts with markup; and run nothing, unpickle nothing,
-    connect to nothing."""
+    """With ids like paths, and markup; and they run, unpickle and connect to nothing."""
     place = tmp_path / "place"
     markup = "<script>{}</script>\0\u2028{{{{7*7}}}}"
     corpus = {f"../../{key}": markup.format(text) for key, text in CORPUS.items()}

@@ -159,8 +159,7 @@ def test_prefixes_after_an_evaluation_in_half_precision(model, tmp_path, dtype):
 
 @pytest.mark.parametrize("gain", [1, 512])
 def test_saved_and_loaded_bit_for_bit(model, tmp_path, gain):
-    """Plain sentence-transformers loads the same, once the caller trusts the code. Files hold the
-    biases, whatever the gain."""
+    """Also by sentence-transformers, for a caller who trusts the code, whatever the gain."""
     model.append(ExponentNorm(0.3, 0.8))
     model[-1].learn(gain)
     model.similarity_fn_name = "dot"

@@ -53,8 +53,7 @@ def test_training_in_bfloat16_lowers_the_loss(caplog):
 
 @pytest.mark.slow
 def test_the_whole_training_program(tmp_path):
-    """The example, from CSV and PNG files, accumulating gradients, to a checkpoint of open_clip's
-    CLIP. open_clip's own tokenizer needs the whole vocabulary."""
+    """From CSV and PNG files to a checkpoint of open_clip's CLIP, with its whole vocabulary."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     text = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}

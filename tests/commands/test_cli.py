@@ -175,8 +175,7 @@ def test_a_full_disk_leaves_what_was_there(data_folder, static_path, tmp_path, m
 
 @pytest.mark.parametrize("command", ["calibrate", "compare", "train"])
 def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
-    """With the option, calibrate runs, and the others refuse the model, which they load after the
-    data."""
+    """calibrate runs, and the others refuse the model, which they load after the data."""
     with (data_folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d21", "text": ""}\n')
     name = static_path if command == "calibrate" else "no/model"
@@ -225,8 +224,7 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, capl
 
 
 def test_calibrate_confirms_on_the_other_split(tmp_path):
-    """The planted length helps on one split and harms on the other: confirmation must see the
-    harm."""
+    """The planted length helps on one split and harms on the other."""
     corpus = {"long": "honey honey bees", "short": "honey"}
     for split, answer in (("dev", "long"), ("test", "short")):
         queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}

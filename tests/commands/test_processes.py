@@ -1,5 +1,4 @@
-"""Commands in one process of their own and, as docs/devices.md starts them, in two: what they print
-where, kills and full disks."""
+"""Commands in a process of their own and in two: what they print where, kills and full disks."""
 
 import json
 import re
@@ -111,8 +110,7 @@ def whole(place):
 
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
 def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp_path, fault):
-    """SIGKILL between two steps, and a disk that takes no checkpoint: resumed, the weights are
-    those of a whole run."""
+    """Resumed after SIGKILL, or on a disk that was full, the weights are those of a whole run."""
     output = ("--output", tmp_path / "died")
     code = -signal.SIGKILL if fault == "killed" else 2
     died = python("-c", DYING, fault, *LONG, *output, code=code, cwd=inside)

@@ -40,6 +40,14 @@ def fit(place, **options):
     return figures("train", **place | options)
 
 
+def save_dev(place, times):
+    """Each query so many times, as a dev split."""
+    queries = {f"{i}-{name}": text for i in range(times) for name, text in QUERIES.items()}
+    relevant = {f"{i}-{name}": RELEVANT_DOCS[name] for i in range(times) for name in QUERIES}
+    everything = RetrievalData.from_beir(place["data"], "train").queries | queries
+    RetrievalData(everything, CORPUS, relevant).save(place["data"], "dev")
+
+
 def record_of(output):
     return json.loads((output / "training.json").read_text())
 
@@ -74,10 +82,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(pla
     options = place | {"loss": "qnorm", "learning_rate": 0, "max_steps": 1}
     tied = fit(options, output=place["output"] / ".." / "tied")["dev"]
     assert tied["best"] == tied["saved"] == tied["as_trained"]
-    queries = {f"{i}-{name}": text for i in range(20) for name, text in QUERIES.items()}
-    relevant = {f"{i}-{name}": RELEVANT_DOCS[name] for i in range(20) for name in QUERIES}
-    everything = RetrievalData.from_beir(place["data"], "train").queries | queries
-    RetrievalData(everything, CORPUS, relevant).save(place["data"], "dev")
+    save_dev(place, 20)
     found = fit(options, keep_scoring=keep_scoring)
     dev, names = found["dev"], ("cosine", "dot")
     given = [SentenceTransformer(str(place["model"]), similarity_fn_name=name) for name in names]
@@ -172,10 +177,7 @@ def test_a_model_that_is_clearly_worse_is_not_saved(place, tmp_path):
     qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
     assert fit(place, **BAD, output=tmp_path / "by one")["dev"]["saved"]["gain"][0] < 0
     assert (tmp_path / "by one" / "modules.json").exists()
-    queries = {f"{i}-{name}": text for i in range(10) for name, text in QUERIES.items()}
-    relevant = {f"{i}-{name}": ids for i in range(10) for name, ids in RELEVANT_DOCS.items()}
-    everything = RetrievalData.from_beir(place["data"], "train").queries | queries
-    RetrievalData(everything, CORPUS, relevant).save(place["data"], "dev")
+    save_dev(place, 10)
     worse = invoke("train", **place, **BAD, keep_scoring=True, json=True)
     assert worse.exit_code == 3
     assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0

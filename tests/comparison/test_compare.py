@@ -314,8 +314,7 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
 def test_a_second_seed_decides_where_dev_does_not(
     folder, model_path, tmp_path, monkeypatch, second, seeds
 ):
-    """Candidates get fixed figures: the first has the better first seed, and the other the better
-    second one."""
+    """The first candidate has the better first seed, and the other the better second one."""
     train, seen = Trials.train, []
 
     def fixed(self, candidate, rungs, goes_on, folder, seed=None):

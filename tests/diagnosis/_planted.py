@@ -86,12 +86,6 @@ def quick(model: SentenceTransformer, *task: Mapping, **options: object) -> Diag
 
 
 @cache
-def found_in(
-    seed: int,
-    norms: str,
-    num_queries: int = 160,
-    similarity: str = "cosine",
-    normalize: bool = False,
-) -> Diagnosis:
+def found_in(seed: int, norms: str, **options: object) -> Diagnosis:
     """The diagnosis of a planted task; each is made once."""
-    return quick(*planted(seed, norms, num_queries, similarity, normalize), seed=seed)
+    return quick(*planted(seed, norms, **options), seed=seed)

@@ -51,8 +51,7 @@ def test_figures_are_those_of_raw_embeddings(model, similarity):
 
 @pytest.mark.parametrize("evaluator", [GeometryEvaluator, MagnitudeEvaluator])
 def test_norms_that_mark_the_wrong_documents_are_told(evaluator, caplog):
-    """At once where never-relevant documents have the larger norms, later where d fell; four
-    documents cannot show it."""
+    """At once, or later where d fell; four documents cannot show it."""
     texts = {"a": "bee bee bee", "b": "bee bee", "c": "wax", "d": "wax wax"}
 
     def warnings_of(evaluator, weights):

@@ -15,9 +15,6 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.modules import ExponentNorm
 
-PAIRS = Dataset.from_dict(
-    {"anchor": [row[0] for row in ROWS], "positive": [row[1] for row in ROWS]}
-)
 BOILERPLATE = sorted({text for row in ROWS for text in row[2:]})
 
 

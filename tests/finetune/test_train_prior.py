@@ -1,5 +1,4 @@
-"""``train --prior`` and the candidate ``cosine-prior`` of compare, where one document answers most
-queries."""
+"""The prior in train and compare, where one document answers most queries."""
 
 import json
 import random
@@ -24,8 +23,7 @@ PLACES = "kitchen garden cellar harbour market library station castle meadow off
 
 
 def task(split: str, number: int, seed: int) -> RetrievalData:
-    """Two of three queries ask for the manual, whatever their words, and the others for the page
-    about their noun."""
+    """Two of three queries ask for the manual, and the others for the page about their noun."""
     draw, nouns, places = random.Random(seed), NOUNS.split(), PLACES.split()
     corpus = {"manual": "See the manual first.", **{noun: f"All about a {noun}." for noun in nouns}}
     queries, relevant = {}, {}

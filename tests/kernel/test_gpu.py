@@ -4,14 +4,12 @@ import importlib
 import json
 import re
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
 
 from st_magnitude import Similarity, Term, infonce
 
-ROOT = Path(__file__).parents[2]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 OPTIONS = {
     "plain": {},

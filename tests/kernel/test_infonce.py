@@ -190,8 +190,7 @@ def assert_equals_the_reference(
 
 @pytest.mark.parametrize("similarity", [COSINE, DOT], ids=str)
 def test_powers_of_an_exponential(similarity):
-    """Temperatures of ratio 2 and 3 share one, for small and for large scores; one is so low that
-    2 ** (score / temperature) is infinite."""
+    """Temperatures of ratio 2 and 3 share one; one is so low that 2 ** (s / tau) is infinite."""
     queries, documents = embeddings(5, 9, scale=8.0)
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in (0.12, 0.36, 0.5, 0.06, 1e-3)]
     assert_equals_the_reference(queries, documents, terms, similarity, FORWARD, 0)

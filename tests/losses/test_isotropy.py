@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import (
+from _losses import (
     BATCHING,
     assert_same_gradients,
     batch_of,

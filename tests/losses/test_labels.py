@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import DIRECTIONS, features, gradients
+from _losses import DIRECTIONS, features, gradients
 from _ranks import needs_fork, on_ranks
 from _tiny import columns, load_transformer, raw_embeddings
 from _trainer import logged, train

@@ -6,15 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers import (
-    BATCHING,
-    DIRECTIONS,
-    TWICE,
-    assert_same_gradients,
-    batch_of,
-    reference,
-    value_and_gradients,
-)
+from _losses import BATCHING, DIRECTIONS, TWICE, assert_same, batch_of, reference
 from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -49,8 +41,7 @@ def static_guide():
 
 
 def equal_texts(rows):
-    """(B, M): documents with the text of the positive or of the query, and positives of the same
-    query."""
+    """(B, M): documents with the text of the positive, the query, or another of its positives."""
     queries, positives, *negatives = zip(*rows, strict=True)
     documents = [*positives, *itertools.chain(*negatives)]
     pairs = list(zip(queries, positives, strict=True))
@@ -65,16 +56,6 @@ def too_close(scores, positive, margin, strategy):
     return scores > positive[:, None] - margin * (
         positive.abs()[:, None] if strategy == "relative" else 1.0
     )
-
-
-def assert_same(model, found, expected):
-    """By value and gradients; exponents that embeddings do not reach have none in the reference."""
-    (found, gradients), (expected, others) = (
-        value_and_gradients(model, x) for x in (found, expected)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    assert expected > 0
-    assert_same_gradients({name: gradients[name] for name in others}, others, rtol=1e-7, atol=1e-10)
 
 
 def padded(rows, side="right", extra=0):

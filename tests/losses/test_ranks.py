@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import TWICE, assert_same_gradients, batch_of, gradients
+from _losses import TWICE, assert_same_gradients, batch_of, gradients
 from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, auto_scale, formula, load_transformer, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from _helpers import value_and_gradients
+from _losses import value_and_gradients
 from _tiny import ROWS, auto_scale
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
 

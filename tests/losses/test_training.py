@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers import BATCHING, features
+from _losses import BATCHING, features
 from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer, train

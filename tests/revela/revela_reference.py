@@ -1,5 +1,4 @@
-"""Revela's Eq. 3-8 as they are printed: two passes with loops over documents, heads and tokens, and
-tiny decoders.
+"""Revela's Eq. 3-8 as printed: two passes with loops over documents, heads and tokens.
 
 Within a document (Eq. 4) transformers' own layers attend by torch's attention.
 """
@@ -43,9 +42,7 @@ def cross_attention(
 
 
 class TwoPasses:
-    """The paper's two passes: keys and values of every layer are recorded, then each document
-    attends to the others.
-    """
+    """The first pass records keys and values, and in the second each document reads the others."""
 
     def __init__(self, lm: PreTrainedModel, similarity: Tensor, v_norm: bool) -> None:
         self.lm, self.similarity, self.v_norm = lm, similarity, v_norm

@@ -1,6 +1,4 @@
-"""A retriever, a language model and a corpus for the mechanics of Revela: a few milliseconds a
-step.
-"""
+"""A retriever, a language model and a corpus: a few milliseconds a step."""
 
 from pathlib import Path
 

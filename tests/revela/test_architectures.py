@@ -1,5 +1,4 @@
-"""In-batch attention in the decoders of transformers, each against two passes with loops, as the
-paper describes them."""
+"""In-batch attention in the decoders of transformers, each against two passes with loops."""
 
 import pytest
 import revela_reference
@@ -71,9 +70,7 @@ def first_batch(lm: PreTrainedModel) -> None:
 
 @pytest.fixture
 def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers computes norms, rotations and routers in float32; here what is in float64 stays
-    in float64.
-    """
+    """Norms, rotations and routers stay in float64, which transformers computes in float32."""
     to, widen = Tensor.to, Tensor.float
     softmax = nn.functional.softmax
 

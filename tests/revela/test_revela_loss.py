@@ -1,6 +1,4 @@
-"""RevelaLoss: Sim against a loop, the whole loss against the reference streams, and all ways into
-training.
-"""
+"""RevelaLoss: Sim against a loop, the loss against the reference, and all ways into training."""
 
 import logging
 

@@ -111,19 +111,14 @@ def test_prompts(transformer):
     assert check_at("", plain, model, send_prompts=True).same
 
 
-def every_second_text_by_another_pooling(model):
+def test_other_vectors(model):
+    """Every second text by another pooling, and rows in another order."""
     cls = with_modules([model[0], Pooling(32, "cls")])
-    return lambda texts: [(cls if len(text) % 2 else model).encode(text) for text in texts]
-
-
-def rows_in_another_order(model):
-    return lambda texts: model.encode(texts)[::-1]
-
-
-@pytest.mark.parametrize("client", [every_second_text_by_another_pooling, rows_in_another_order])
-def test_other_vectors(model, client):
-    embed = client(model)
-    assert found(stm.check_serving(lambda texts, role: embed(texts), model)) == ["vectors"]
+    for embed in (
+        lambda texts, role: [(cls if len(text) % 2 else model).encode(text) for text in texts],
+        lambda texts, role: model.encode(texts)[::-1],
+    ):
+        assert found(stm.check_serving(embed, model)) == ["vectors"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from _losses import assert_same_gradients, features, gradients, value_and_gradients
 from _surgery import head, routes
 from _tiny import ROWS, raw_embeddings
 from sentence_transformers.base.modules import Normalize
@@ -66,36 +67,15 @@ def test_extremes_are_finite(power, dtype):
     assert x.grad[3].tolist() == pytest.approx([8 ** (power / 2)] * 8, rel=1e-2, abs=1e-5)
 
 
-def features(model):
-    return [dict(model.preprocess([row[i] for row in ROWS[:6]])) for i in (0, 1)]
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss(features(model), None).backward()
-    return gradients_of(model)
-
-
-def gradients_of(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def expected_gradients(model, power, similarity, scale):
     """By hand: through the raw embeddings, whose gradients are multiplied by |z|^p."""
     model.zero_grad()
-    raw = raw_embeddings(model, features(model))
+    raw = raw_embeddings(model, features(model, 6))
     loss = nn.functional.cross_entropy(scale * similarity(*raw), torch.arange(len(raw[0])))
     upstream = torch.autograd.grad(loss, raw, retain_graph=True)
     factors = [z.detach().norm(dim=1, keepdim=True) ** power for z in raw]
     torch.autograd.backward(raw, [g * factor for g, factor in zip(upstream, factors, strict=True)])
-    return gradients_of(model)
-
-
-def assert_same(got, expected, **tolerance):
-    assert got.keys() == expected.keys()
-    assert any(g.abs().max() > 1e-6 for g in expected.values())
-    for name, gradient in got.items():
-        torch.testing.assert_close(gradient, expected[name], **tolerance)
+    return gradients(model)
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
@@ -112,10 +92,13 @@ def test_before_the_end_of_a_model(model, mini_batch_size, tail, similarity, pow
     expected = expected_gradients(model, power, similarity, scale=3.0)
     model.extend(tail).double()
     loss = stm.MagnitudeRankingLoss(model, similarity, scale=3.0, mini_batch_size=mini_batch_size)
-    plain = gradients(model, loss)
+    _, plain = value_and_gradients(model, loss(features(model, 6)))
     with stm.attach_grad_scale(model, power):
-        assert_same(gradients(model, loss), expected, rtol=1e-5, atol=1e-7)
-    assert_same(gradients(model, loss), plain, rtol=0, atol=0)  # removed
+        _, scaled = value_and_gradients(model, loss(features(model, 6)))
+    assert any(gradient.abs().max() > 1e-6 for gradient in expected.values())
+    assert_same_gradients(scaled, expected, rtol=1e-5, atol=1e-7)
+    _, removed = value_and_gradients(model, loss(features(model, 6)))
+    torch.testing.assert_close(removed, plain, rtol=0, atol=0)
 
 
 def test_nothing_changes_in_what_is_encoded_or_saved(model, tmp_path):

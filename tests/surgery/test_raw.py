@@ -1,5 +1,4 @@
-"""Raw embeddings: where a model's Normalize or ExponentNorm begins, for encoding and for
-training."""
+"""Raw embeddings: where Normalize or ExponentNorm begins, for encoding and for training."""
 
 from __future__ import annotations
 

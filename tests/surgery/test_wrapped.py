@@ -1,5 +1,4 @@
-"""Models inside torch.compile and DistributedDataParallel: the same results as without, and the
-change is in place."""
+"""Models in torch.compile and DistributedDataParallel: results as without, changed in place."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""torch.compile of the encoder, where losses cause no more graphs and no more recompilations than
-sentence-transformers', and of the kernel."""
+"""torch.compile of the kernel, and of encoders: no more graphs than sentence-transformers'."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ LOSSES = {
 
 
 def run(folder: str, loss_class, is_compiled: bool):
-    """The losses of batches whose texts differ in length, and the number of graphs; with it the
-    model as it trains."""
+    """The losses of batches whose texts differ in length, and the number of graphs."""
     torch._dynamo.reset()
     counters.clear()
     counter = CompileCounter()

@@ -196,8 +196,7 @@ def test_two_shards_are_one_process(folder, shards, name):
 @needs_fork
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_four_shards_are_one_process(folder, four_shards, setting):
-    """Also in 2 x 2, with batches of several sizes, after two batches a step, in bfloat16, and from
-    the checkpoint of two processes."""
+    """In each of SETTINGS, of which one resumes from the checkpoint of two processes."""
     name, options = SETTINGS[setting]
     steps = 5 if setting == "resumes" else 3
     expected = train(folder, name, steps=steps, accumulates="accumulates" in options)

@@ -1,5 +1,4 @@
-"""NormMonitor: its figures against their definitions, in a plain loop and in a Trainer, and where
-they arrive."""
+"""NormMonitor: its figures against their definitions, and where they arrive."""
 
 import logging
 from functools import partial
@@ -104,8 +103,7 @@ def test_collapse_is_told_once(caplog, kind, queries, documents):
 @pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 @pytest.mark.parametrize("tail", [[], [Normalize()], [ExponentNorm(1.0, 0.5)]])
 def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
-    """The first row is of the untouched model, which can be asked for the same texts: a batch is
-    all of them."""
+    """The first row is of the untouched model, for all the texts."""
     raw = [model.encode([row[i] for row in ROWS]) for i in range(4)]
     model.extend(tail)
     similarity = stm.COSINE if tail and isinstance(tail[0], Normalize) else stm.Similarity(1, 0.5)

@@ -31,8 +31,7 @@ PAGES = [
 
 
 def test_titles_ask_for_their_sections():
-    """A generic title, one that occurs twice, a section without text and a chunk of two pages ask
-    for nothing."""
+    """A generic title, one that occurs twice, and one without text of its own ask for nothing."""
     task = titles.title_task(PAGES, max_words=4)
     found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant.items()}
     assert found == {

@@ -1,5 +1,4 @@
-"""The magnitude study: its data builders, measurements and statistics on made-up data; no network,
-no Debian."""
+"""The magnitude study: its data builders and statistics, on made-up data."""
 
 from typing import Any
 
