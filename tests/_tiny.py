@@ -116,10 +116,8 @@ def decoder(
     return model
 
 
-def language_model(
-    seed: int = 0, dropout: float = 0.0
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    return decoder(seed=seed, attention_dropout=dropout), tokenizer()
+def language_model(seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    return decoder(seed=seed), tokenizer()
 
 
 def save_decoder(folder: Path, seed: int = 0) -> Path:

@@ -25,7 +25,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
 
-TASK = (QUERIES, CORPUS, RELEVANT_DOCS)
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -218,7 +217,8 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, capl
     assert "8 queries are few to choose a format" in caplog.text
     model = stm.load(tiny_path)
     model.max_seq_length = 9
-    evaluator = CompressionEvaluator(*TASK, dims=[16, 5], **options)
+    task = QUERIES, CORPUS, RELEVANT_DOCS
+    evaluator = CompressionEvaluator(*task, dims=[16, 5], **options)
     evaluator(model)
     assert str(table(evaluator.cells)) in done.output
 

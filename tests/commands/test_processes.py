@@ -22,17 +22,14 @@ pytestmark = pytest.mark.slow
 COMMAND = ("-m", "st_magnitude")
 
 
-def fill(folder):
-    """The folder with a model and a data set."""
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model and a data set."""
+    folder = tmp_path_factory.mktemp("shell")
     save_splits(folder / "data", "train", "dev")
     model = load_transformer(save_transformer(folder / "plain"))
     stm.prepare(model, "cosine").save_pretrained(str(folder / "model"))  # as most published models
     return folder
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return fill(tmp_path_factory.mktemp("shell"))
 
 
 @pytest.fixture

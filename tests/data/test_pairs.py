@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from _texts import write
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,7 +103,7 @@ def test_a_data_set_of_the_hub(monkeypatch, name: str, given: tuple, sizes: list
     assert seen == [given]
 
 
-@pytest.mark.parametrize("kind", ["folder", "text", "csv", "jsonl", "rows"])
+@pytest.mark.parametrize("kind", ["folder", "txt", "csv", "jsonl", "rows"])
 def test_texts_without_labels(tmp_path: Path, kind: str) -> None:
     """A chunk asks for its neighbours, and a document is in one split, if there are three."""
     pytest.importorskip("sentencex")
@@ -110,21 +111,18 @@ def test_texts_without_labels(tmp_path: Path, kind: str) -> None:
         "\n\n".join(f"Text {i} has {j} as number, and " + "more words " * 12 for j in range(9))
         for i in range(5)
     ]
-    source: object = [{"text": text} for text in texts]
-    if kind == "folder":
-        source = tmp_path
-        for i, text in enumerate(texts):
-            (tmp_path / f"{i}.md").write_text(text)
-    elif kind == "text":
-        source = tmp_path / "a.txt"
-        source.write_text(texts[0])
+    data = Dataset.from_dict({"text": texts})
+    source: object = tmp_path / f"a.{kind}"
+    if kind == "rows":
+        source = data.to_list()
+    elif kind == "folder":
+        source = write(tmp_path, **{f"{i}__md": text for i, text in enumerate(texts)})
+    elif kind == "txt":
+        write(tmp_path, a__txt=texts[0])
     elif kind == "csv":
-        source = tmp_path / "a.csv"
-        with source.open("w", newline="") as file:
-            csv.writer(file).writerows([["text"], *([text] for text in texts)])
-    elif kind == "jsonl":
-        source = tmp_path / "a.jsonl"
-        source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        data.to_csv(source)
+    else:
+        data.to_json(source)
     splits = load_splits(source)
     assert "no labels" in splits.caveat
     assert not splits.drawn
@@ -132,9 +130,9 @@ def test_texts_without_labels(tmp_path: Path, kind: str) -> None:
         (i, j), (k, m) = (re.findall(r"Text (\d) has (\d)", text)[0] for text in (query, document))
         assert i == k
         assert abs(int(j) - int(m)) == 1
-    assert len(splits["train"].corpus) == (9 if kind == "text" else 45)
+    assert len(splits["train"].corpus) == (9 if kind == "txt" else 45)
     of_split = [{text[:6] for text in splits[name].queries.values()} for name in splits]
-    if kind != "text":
+    if kind != "txt":
         assert sorted(map(len, of_split)) == [1, 1, 3]
         assert len(set.union(*of_split)) == 5
 

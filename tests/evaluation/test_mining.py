@@ -124,11 +124,6 @@ def test_the_query_itself_is_never_a_negative(candidates):
         assert found == {"a b", "some a c", "a", "b"} - {own.get(query)}
 
 
-@pytest.fixture
-def judged(task) -> RetrievalData:
-    return RetrievalData(*task.values())
-
-
 def test_only_candidates_are_negatives():
     """Not a positive of another query, which scores higher, and no document that is not named."""
     corpus = {"d1": "a", "d2": "b a a", "n1": "a b", "n2": "a a a"}
@@ -142,8 +137,8 @@ def test_only_candidates_are_negatives():
         stm.mine_negatives(words(), data, candidates={"d9"})
 
 
-def test_every_text_is_encoded_once(static_model, judged, monkeypatch):
-    encoded = []
+def test_every_text_is_encoded_once(static_model, task, monkeypatch):
+    data, encoded = RetrievalData(*task.values()), []
     encode = SentenceTransformer.encode
 
     def counted(self, inputs, **options):
@@ -151,8 +146,8 @@ def test_every_text_is_encoded_once(static_model, judged, monkeypatch):
         return encode(self, inputs, **options)
 
     monkeypatch.setattr(SentenceTransformer, "encode", counted)
-    stm.mine_negatives(static_model, judged)
-    assert sorted(encoded) == sorted([*judged.queries.values(), *judged.corpus.values()])
+    stm.mine_negatives(static_model, data)
+    assert sorted(encoded) == sorted([*data.queries.values(), *data.corpus.values()])
 
 
 @pytest.mark.parametrize(
@@ -164,8 +159,8 @@ def test_every_text_is_encoded_once(static_model, judged, monkeypatch):
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_encoded(
-    static_model, judged, options, says, monkeypatch
+    static_model, task, options, says, monkeypatch
 ):
     monkeypatch.setattr(SentenceTransformer, "encode", None)
     with pytest.raises(ValueError, match=says):
-        stm.mine_negatives(static_model, judged, **options)
+        stm.mine_negatives(static_model, RetrievalData(*task.values()), **options)

@@ -109,6 +109,10 @@ def of_type(dtype, queries, documents, *arguments, **options):
     return [x.double() for x in (loss.detach(), *torch.autograd.grad(loss, leaves))]
 
 
+def in_both_types(*arguments, **options):
+    return [of_type(dtype, *arguments, **options) for dtype in (torch.float32, torch.float64)]
+
+
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
 
 
@@ -267,9 +271,7 @@ def test_log_q_in_float32(temperature):
         torch.randperm(64, generator=torch.Generator().manual_seed(0))
     ]
     terms = [Term(temperature=temperature), Term(temperature=temperature / 2)]
-    found, expected = (
-        of_type(dtype, *inputs, terms, log_q=log_q) for dtype in (torch.float32, torch.float64)
-    )
+    found, expected = in_both_types(*inputs, terms, log_q=log_q)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
@@ -462,8 +464,7 @@ def test_float32_holds_where_probabilities_underflow():
     inputs = [x.detach() for x in embeddings(scale=40.0)]
     inputs[1][6:] = inputs[1][6]
     inputs[1][:, 0] = 1  # whose gradient is that of the sum of the probabilities of a row
-    loss, *gradients = of_type(torch.float32, *inputs, similarity=DOT)
-    expected, *_ = of_type(torch.float64, *inputs, similarity=DOT)
+    (loss, *gradients), (expected, *_) = in_both_types(*inputs, similarity=DOT)
     assert expected > 1e3  # the positive's own probability is far below what float32 can say
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -473,10 +474,8 @@ def test_float32_holds_where_probabilities_underflow():
 def test_hardness_of_negative_scores_in_float32():
     """The exponential of the own score would be infinite."""
     queries, documents = (x.detach().abs() for x in embeddings())
-    found, expected = (
-        of_type(x, 5 * queries, -5 * documents, similarity=DOT, hardness_strength=9.0)
-        for x in (torch.float32, torch.float64)
-    )
+    inputs = 5 * queries, -5 * documents
+    found, expected = in_both_types(*inputs, similarity=DOT, hardness_strength=9.0)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
 
 
@@ -484,10 +483,7 @@ def test_a_sure_row_has_no_loss_in_float32():
     """Logits of 18,000, whose last digit is .002: probabilities sum to 1 all the same."""
     queries = 30 * nn.functional.normalize(embeddings(64, dim=32)[0].detach())
     terms = [Term(temperature=tau) for tau in (0.1, 0.05, 0.03)]
-    found, expected = (
-        of_type(x, queries, queries, terms, DOT, log_q=torch.arange(64) / 6)
-        for x in (torch.float32, torch.float64)
-    )
+    found, expected = in_both_types(queries, queries, terms, DOT, log_q=torch.arange(64) / 6)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 
 
@@ -497,7 +493,7 @@ def test_gradients_of_short_vectors_among_long_ones():
     documents[3], queries[5] = documents[3] * 1e-9, queries[5] * 1e-9
     arguments = queries, documents, [Term(8, 0.5), Term(None, 0.5)], Similarity(0.3, 0.8)
     options = {"directions": ("query_to_doc", "query_to_query"), "partition_mode": "joint"}
-    found, expected = (of_type(x, *arguments, **options) for x in (torch.float32, torch.float64))
+    found, expected = in_both_types(*arguments, **options)
     for a, b in zip(found[1:], expected[1:], strict=True):
         assert ((a - b).norm(dim=1) / b.norm(dim=1)).max() < 1e-5
 
@@ -506,11 +502,8 @@ def test_gradients_of_short_vectors_among_long_ones():
 def test_short_vectors(similarity):
     """Gradients grow as norms fall, whose square is 0 in float32."""
     inputs = [torch.randn(n, 8) * 1e-20 for n in (3, 5)]
-    found, expected = (
-        of_type(x, *inputs, [Term(4), Term()], similarity)[1:]
-        for x in (torch.float32, torch.float64)
-    )
-    for gradient, reference in zip(found, expected, strict=True):
+    found, expected = in_both_types(*inputs, [Term(4), Term()], similarity)
+    for gradient, reference in zip(found[1:], expected[1:], strict=True):
         assert reference.norm() > 0
         torch.testing.assert_close(
             gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max())

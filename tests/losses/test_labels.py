@@ -168,22 +168,18 @@ def test_caching_gives_the_same_gradient(model):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
-def label_columns():
-    generator = torch.Generator().manual_seed(3)
-    return {
-        "weights": torch.rand(6, generator=generator),
-        "classes": torch.tensor([4, 7, 4, 9, 7, 4]),
-        "scores": torch.randn(6, 2, generator=generator),
-        "embeddings": torch.randn(6, 3, 5, generator=generator) / 5,
-    }
-
-
 def of_rows(folder, rows, gather):
     """The loss of some rows of six by each kind of labels, in both directions."""
-    generator = torch.Generator().manual_seed(0)
-    embeddings = [torch.randn(6, 8, generator=generator)[rows] for _ in range(3)]
+    torch.manual_seed(0)
+    embeddings = [torch.randn(6, 8)[rows] for _ in range(3)]
+    kinds = {
+        "weights": torch.rand(6),
+        "classes": torch.tensor([4, 7, 4, 9, 7, 4]),
+        "scores": torch.randn(6, 2),
+        "embeddings": torch.randn(6, 3, 5) / 5,
+    }
     values = []
-    for kind, labels in label_columns().items():
+    for kind, labels in kinds.items():
         loss = stm.CosineRankingLoss(
             load_transformer(folder),
             labels=kind if kind in ("weights", "classes") else "teacher",

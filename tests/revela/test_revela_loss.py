@@ -47,15 +47,12 @@ def test_similarity_of_tiny_temperatures_is_finite_and_exact(dtype: torch.dtype)
 
 @pytest.fixture
 def lm() -> PreTrainedModel:
-    lm = decoder()
-    lm.resize_token_embeddings(len(language_model()[1]))
-    return lm
+    return decoder(vocab_size=len(language_model()[1]))
 
 
 def by_loops(lm: PreTrainedModel, texts: list[str], similarity: Tensor) -> list[Tensor]:
     """Next-token losses of both streams, from the loops over Eq. 3-8."""
-    plain = decoder()
-    plain.resize_token_embeddings(lm.config.vocab_size)
+    plain = decoder(vocab_size=lm.config.vocab_size)
     plain.load_state_dict(lm.state_dict())
     ids = [torch.tensor(language_model()[1](text)["input_ids"]) for text in texts]
     return [next_token_loss(plain, x, ids) for x in streams(plain, ids, similarity.double())]
