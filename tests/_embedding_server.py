@@ -77,7 +77,6 @@ class EmbeddingServer:
         data = [
             {"embedding": row} | faults.get("index", {"index": i}) for i, row in enumerate(rows)
         ]
-        # the order is in the index
         data = data if "index" in faults else data[::-1]
         return 200, {"object": "list", "data": data, "model": NAME}
 

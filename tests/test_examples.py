@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from _processes import python
 from _tiny import language_model
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
@@ -41,10 +41,7 @@ def encodes(model):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    for split in ("train", "dev", "test"):
-        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).save(folder, split=split)
-    return folder
+    return save_splits(tmp_path_factory.mktemp("data"), "train", "dev", "test")
 
 
 def ndcg_of(folder, data):

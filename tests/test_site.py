@@ -80,7 +80,6 @@ def test_every_public_name_is_documented_once():
     public = {
         defined(f"{module}.{name}".strip(".")) for module in PUBLIC for name in public_names(module)
     }
-    # a module has a page
     assert {place for place in public if place[1] and not documented[place]} == set()
     assert {place for place, times in documented.items() if times > 1} == set()
 
@@ -122,7 +121,6 @@ def test_the_site_builds(tmp_path):
     home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert 'href="how_to.html"' in home_page
     assert 'src="training.png"' in home_page
-    # for search in pages that are opened from a disk
     assert 'src="assets/iframe-worker.js"' in home_page
     index = (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
     assert index.startswith("var __index")

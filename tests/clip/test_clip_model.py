@@ -59,11 +59,6 @@ def test_a_model_is_copied_and_pickled(tmp_path):
         torch.testing.assert_close(copied(*inputs), model(*inputs))
 
 
-def test_what_is_not_known_is_refused():
-    with pytest.raises(TypeError, match="is not one of the open_clip models"):
-        stm.clip.unnormalize(nn.Linear(2, 2))
-
-
 @KINDS
 def test_rescale_output_divides_by_the_mean_norm(kind):
     model = stm.clip.unnormalize(MODELS[kind]().double().eval())
@@ -121,7 +116,9 @@ def test_rescale_output_says_so_when_a_tower_has_no_projection(caplog):
     torch.testing.assert_close(model.encode_text(texts).norm(dim=1).mean().item(), 1.0)
 
 
-def test_rescale_output_refuses_what_it_cannot_scale():
+def test_what_is_not_known_or_cannot_be_scaled_is_refused():
+    with pytest.raises(TypeError, match="is not one of the open_clip models"):
+        stm.clip.unnormalize(nn.Linear(2, 2))
     model = custom_text().eval()
     model.visual.proj = model.text.text_projection = None
     with pytest.raises(ValueError, match="no tower"):

@@ -337,7 +337,6 @@ def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as broken:
-        # trained to its end, and not saved
         broken.setattr(f"st_magnitude.{fails}", full)
         said = refusal("train", **place, max_steps=2, save_steps=1)
     assert "No space left on device" in said

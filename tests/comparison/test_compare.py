@@ -247,7 +247,6 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with monkeypatch.context() as patch:
-        # for the first candidate
         patch.setattr("st_magnitude.training.run_folder.write_model", full)
         with pytest.raises(OSError, match=r"Make room"):
             run()

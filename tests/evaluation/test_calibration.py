@@ -13,17 +13,15 @@ from st_magnitude.evaluation.calibration import calibrate_exponent, exponent_cur
 from st_magnitude.evaluation.judge import judge
 
 
-def data_of(task) -> RetrievalData:
-    return RetrievalData(*task.values())
-
-
 class _Unit(nn.Module):
     def forward(self, features):
         return features | {"sentence_embedding": normalize(features["sentence_embedding"])}
 
 
 def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.0, 0.3, 0.7, 1.0])
+    curve = calibrate_exponent(
+        static_model, RetrievalData(*task.values()), exponents=[0.0, 0.3, 0.7, 1.0]
+    )
     assert curve.exponents.tolist() == [0.0, 0.3, 0.7, 1.0]
     assert curve.queries == list(task["queries"])
     for gamma, mean, values in zip(curve.exponents, curve.ndcg, curve.per_query, strict=True):
@@ -70,10 +68,10 @@ def test_a_model_that_normalises_is_refused(task, static_model, module):
     """Also under another name than Normalize."""
     static_model.append(module)
     with pytest.raises(ValueError, match="all norms are 1"):
-        calibrate_exponent(static_model, data_of(task))
+        calibrate_exponent(static_model, RetrievalData(*task.values()))
 
 
 @pytest.mark.parametrize("exponent", [1.5, -0.1, float("nan")])
 def test_exponents_are_checked(task, static_model, exponent):
     with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
-        calibrate_exponent(static_model, data_of(task), exponents=[exponent])
+        calibrate_exponent(static_model, RetrievalData(*task.values()), exponents=[exponent])

@@ -237,7 +237,6 @@ def test_gathered_queries_have_the_ids_of_their_positives():
     loss = partial(
         infonce, queries, documents, [Term(temperature=0.5)], QNORM, BACKWARD, 2, **gathered
     )
-    # (3, 6)
     logits, own = QNORM(gathered["all_queries"], documents[2:5]).T / 0.5, torch.arange(2, 5)
     same = (IDS[:6] == IDS[2:5, None]) & (torch.arange(6) != own[:, None])
     expected = nn.functional.cross_entropy(logits.masked_fill(same, -math.inf), own)

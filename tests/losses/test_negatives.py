@@ -336,15 +336,15 @@ def test_guide_is_frozen(model, guide):
     assert all(p.grad is None for p in guide.parameters())
 
 
-def test_a_guide_by_distance_is_refused(model, static_guide):
+def test_guides_that_are_refused(model, guide, static_guide):
     static_guide.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="has the distance 'euclidean'"):
         stm.CosineRankingLoss(model, guide=static_guide)
-
-
-def test_the_model_is_not_its_own_guide(model):
     with pytest.raises(ValueError, match=r"guide is the model that is trained.* margin="):
         stm.CosineRankingLoss(model, guide=model)
+    bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
+    with pytest.raises(ValueError, match="a column of the batch holds other inputs"):
+        stm.CosineRankingLoss(bag, guide=guide)(batch_of(bag, [("tea", "tea")]))
 
 
 @pytest.mark.parametrize(
@@ -353,9 +353,3 @@ def test_the_model_is_not_its_own_guide(model):
 def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
     stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
     assert bool(caplog.records) is warns
-
-
-def test_guide_needs_texts(guide):
-    bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
-    with pytest.raises(ValueError, match="a column of the batch holds other inputs"):
-        stm.CosineRankingLoss(bag, guide=guide)(batch_of(bag, [("tea", "tea")]))

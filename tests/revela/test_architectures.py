@@ -18,7 +18,6 @@ LATENT = {"num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 6, "q_lora_ra
 LATENT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 5}
 LATENT |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 
-# by the model_type of transformers
 SUPPORTED = """afmoe apertus arcee aria_text bitnet ctrl cwm deepseek_v2 deepseek_v3 doge dots1
     ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text glm glm4
     glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox helium hunyuan_v1_dense
