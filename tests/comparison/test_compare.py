@@ -29,9 +29,8 @@ PLACES = "kitchen garden cellar harbour market library station castle meadow off
 CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
 QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
 SMALL = CompareConfig(
-    max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03]
+    max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
 )
-SMALL = replace(SMALL, batch_size=8)
 
 
 def part(first: int, step: int = 3) -> RetrievalData:

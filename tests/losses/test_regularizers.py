@@ -9,8 +9,6 @@ from _memory import peak_bytes
 
 from st_magnitude import SIGReg
 
-both = pytest.mark.parametrize("options", [{}, {"scale": None}], ids=["default", "raw"])
-
 
 def data(n=9, dim=5, num_directions=7, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
@@ -32,7 +30,7 @@ def naive(x, directions, scale="sqrt_d"):
     return (error @ w).mean() * len(x)
 
 
-@both
+@pytest.mark.parametrize("options", [{}, {"scale": None}], ids=["default", "raw"])
 @pytest.mark.parametrize("size", [{}, {"n": 300, "num_directions": 500}], ids=["one", "three"])
 def test_value_and_gradient_equal_the_definition(options, size):
     """In one chunk of directions, and in three of which the last is smaller."""

@@ -18,8 +18,6 @@ from torch.utils.data import DataLoader
 import st_magnitude as stm
 from st_magnitude.losses import temp_agg_mrl
 
-LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss]
-
 
 def test_attach_is_idempotent(folder, tmp_path):
     model = load_transformer(folder)
@@ -29,7 +27,7 @@ def test_attach_is_idempotent(folder, tmp_path):
     assert trainer.callback_handler.callbacks == callbacks
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
 @BATCHING
 def test_a_new_model_is_prepared_as_the_first_one(
     folder, tmp_path, caplog, loss_class, mini_batch_size

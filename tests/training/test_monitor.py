@@ -29,13 +29,11 @@ class Listener(TrainerCallback):
 
 
 def train(model, loss, output, monitor=None, **options):
-    """Trains with a monitor; returns the Trainer and the logs that a tracker would receive."""
-    listener = Listener()
+    """Trains with a monitor; returns the Trainer."""
     if monitor:
         monitor.loss = loss
-    callbacks = [listener, monitor] if monitor else [listener]
-    defaults = {"max_steps": 6, "logging_steps": 2, "callbacks": callbacks}
-    return trainer_of(model, loss, output, **defaults | options), listener.logs
+    defaults = {"max_steps": 6, "logging_steps": 2, "callbacks": [monitor] if monitor else []}
+    return trainer_of(model, loss, output, **defaults | options)
 
 
 def by_hand(x, lr):
@@ -110,7 +108,7 @@ def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
     loss = stm.MagnitudeRankingLoss(model, similarity, mini_batch_size=mini_batch_size)
     monitor = stm.NormMonitor(every=2)
     options = {"num_negatives": 2, "per_device_train_batch_size": 16, "max_steps": 3}
-    trainer, _ = train(model, loss, tmp_path, monitor, **options)
+    trainer = train(model, loss, tmp_path, monitor, **options)
     assert [row["step"] for row in monitor.rows] == [1, 2]
     for role, x in zip(["query", "document", "negative_1", "negative_2"], raw, strict=True):
         assert_measures(monitor.rows[0], role, x, 1e-3)
@@ -154,10 +152,12 @@ def test_logs_reach_other_callbacks_and_history(model, tmp_path):
     monitor, data = stm.NormMonitor(every=2), Dataset.from_dict(columns())
     options = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
     options |= {"eval_strategy": "steps", "eval_steps": 1}
+    options |= {"callbacks": [monitor, listener := Listener()]}
     loss = stm.QNormRankingLoss(model)
-    trainer, logs = train(model, loss, tmp_path, monitor, eval_data=data, **options)
+    trainer = train(model, loss, tmp_path, monitor, eval_data=data, **options)
     assert [row["step"] for row in monitor.rows] == [1, 2, 4, 6]
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    logs = listener.logs
     training = [entry for entry in logs if "loss" in entry]
     assert len(training) == len(history) == 3
     for logged, entry, row in zip(training, history, monitor.rows[1:], strict=True):
