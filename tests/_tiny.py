@@ -165,11 +165,9 @@ def auto_scale(
     return unit / (queries ** (1 - exponents[0]) * positives ** (1 - exponents[1]))
 
 
-_SMALL = {"hidden_size": 32, "intermediate_size": 48}
-_SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2}
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _SIZES: dict[str, dict[str, object]] = {
-    "bert": _SMALL | _NO_DROPOUT,
+    "bert": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    | {"num_attention_heads": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
     | {"dropout": 0.0, "attention_dropout": 0.0},
 }

@@ -20,7 +20,6 @@ DATA = RetrievalData(
     negatives={"q1": {"d3", "d4"}, "q2": {"d0"}},
 )
 
-
 QUERIES = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": "second?"}\n'
 QUERIES += '{"_id": "qé", "text": "third?"}\n'
 QRELS = "query-id\tcorpus-id\tscore\nq1\td0\t1\n"

@@ -25,7 +25,6 @@ ENDS = {
     "Normalize": (Normalize,),
     "ExponentNorm": (lambda: ExponentNorm(0.3, 0.4, learnable=True),),
 }
-DIMS = (None, 16)
 TASK = (
     {f"q{i:02}": row[0] for i, row in enumerate(ROWS)},
     {f"d{i:02}{column}": row[column] for i, row in enumerate(ROWS) for column in (1, 2, 3)},
@@ -47,7 +46,7 @@ def evaluate(folder, output):
     """The report of the Trainer, for models with every end, whole and cut to a prefix."""
     options = {"per_device_eval_batch_size": 4, "ddp_backend": "gloo"}
     found = {}
-    for end, dim in itertools.product(ENDS, DIMS):
+    for end, dim in itertools.product(ENDS, (None, 16)):
         model = load_transformer(folder)
         for module in ENDS[end]:
             model.append(module())

@@ -115,11 +115,9 @@ def in_both_types(*arguments, **options):
 
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
 
-
 IDS = torch.tensor([3, 3, 8, 5, 8, 3, 6, 5, 7])  # the positives are rows 2 to 5: 8, 5, 8, 3
 QUERY_IDS = torch.tensor([3, 8, 3, 8, 3, 5, 9])  # of rows 2 to 5: 3, 8, 3, 5
 LABELS = torch.tensor([40, 7, 11, 7, 11, 40, 11, 9, 7])  # of the positives: 11, 7, 11, 40
-
 
 # of a query and its explicit negative, and of queries 1 and 3
 SPARES = Ids(torch.tensor([9, 9, 0, 1, 2, 1, 9]), torch.tensor([2, 0, 4, 1, 4, 4, 0, 0, 2]))
@@ -384,7 +382,6 @@ JOINT = [
     for name, softmax in SOFTMAXES.items()
     if name not in ("forward", "symmetric")
 ]
-
 
 MASKS = {
     "all": {},

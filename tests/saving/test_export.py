@@ -27,7 +27,6 @@ from st_magnitude.saving.card import scoring_text
 FRACTION = stm.Similarity(1.0, 0.4)
 MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
 
-
 FRESH_PROCESS = """
 import json, sys
 sys.modules["st_magnitude"] = None  # an import of it fails from here on
