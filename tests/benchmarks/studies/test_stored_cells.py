@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,27 @@ def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
     }
     readme = tables.QUOTING[0]
     assert tables.unknown(readme, pages[readme].replace(".952", ".992")) == [".992"]
+
+
+@pytest.fixture
+def clip() -> ModuleType:
+    pytest.importorskip("open_clip")
+    return importlib.import_module("benchmarks.studies.clip.clip")
+
+
+def test_the_tables_of_the_clip_page_are_what_the_runs_give(clip: ModuleType) -> None:
+    runs = clip.collect()
+    assert runs.keys() >= {"nonorm-sym", "imgnorm-i2t"}
+    page = (tables.ROOT / "docs" / "research" / "clip.md").read_text(encoding="utf-8")
+    pattern = r"<!-- stored runs, (\w+) -->\n\n(.*?)\n\n<!-- end of runs -->"
+    found = re.findall(pattern, page, re.DOTALL)
+    assert [test for test, _ in found] == list(clip.TESTS)
+    for test, table in found:
+        assert table.splitlines() == clip.sign_table(runs, test)
+        assert len(table.splitlines()) == 2 + len(runs)
+
+
+def test_a_sign_is_open_where_the_interval_holds_0(clip: ModuleType) -> None:
+    cases = ([1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 0.5, 1.0])
+    assert [clip.verdict(values, 1.0) for values in cases] == ["agrees", "disagrees", "open"]
+    assert clip.verdict([1.0, 1.1], 0.0) == "(paper 0)"
