@@ -37,8 +37,6 @@ def train(*arguments, resume=None, **options):
 class Begins(TrainerCallback):
     """The step at which training begins, by which a run that resumes is known."""
 
-    step: int
-
     def on_train_begin(self, args, state, control, **kwargs):
         self.step = state.global_step
 

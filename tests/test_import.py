@@ -41,10 +41,8 @@ assert NAME not in AttentionInterface._global_mapping
 @pytest.mark.slow
 def test_import_is_offline_and_light():
     """Names of Revela load when they are used, and loading them registers nothing."""
-    theirs = (
-        "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} &"
-        " set(sys.modules)))"
-    )
+    loads = "import sys, sentence_transformers"
+    theirs = f"{loads}; print(sorted({{'peft', 'matplotlib'}} & set(sys.modules)))"
     ours, expected = (python("-c", code).stdout for code in (GUARDED, theirs))
     assert ours == expected  # what sentence-transformers itself loads, and nothing else
 
