@@ -348,7 +348,7 @@ def test_equals_sentence_transformers(num_negatives, name, softmax):
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (0.3, 0.8)])
-@pytest.mark.parametrize("terms", [(Term(5, 0.5),), MANY], ids=["one", "many"])
+@pytest.mark.parametrize("terms", [(Term(5, 0.5),), (*MANY, Term(2, 0.35))], ids=["one", "many"])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all", "ids"])
 def test_hardness_weighs_negatives(gammas, terms, ids):
     queries, documents = embeddings(4, 9, scale=0.7)

@@ -18,7 +18,7 @@ import test_infonce
 import test_ring
 import test_targets
 
-from st_magnitude import COSINE, DOT, kernel
+from st_magnitude import COSINE, DOT, Term, kernel
 
 pytestmark = [pytest.mark.slow, _ranks.needs_fork]
 
@@ -97,7 +97,8 @@ def check(module: ModuleType) -> None:
         test_infonce.test_log_q_is_the_definition()
         test_infonce.test_float32_holds_where_probabilities_underflow()
         test_infonce.test_outer_gradient_scales()
-        test_infonce.test_hardness_weighs_negatives((0.3, 0.8), test_infonce.MANY, test_infonce.IDS)
+        terms = (*test_infonce.MANY, Term(2, 0.35))  # the exponential is the square of another
+        test_infonce.test_hardness_weighs_negatives((0.3, 0.8), terms, test_infonce.IDS)
         masks = test_infonce.MASKS.values()
         for partition, *case in product(test_infonce.PARTITIONS, masks, [False, True]):
             test_infonce.test_equals_the_plain_formula((0.3, 0.8), *partition, *case)
