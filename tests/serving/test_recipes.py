@@ -1,6 +1,6 @@
 """The recipes of docs/recipes.md and docs/serving.md that need other packages.
 
-The frameworks are in no extra: install them next to the package, as docs/recipes.md names them.
+The frameworks are in no extra: the nightly job installs them.
 """
 
 import re
