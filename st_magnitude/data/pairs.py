@@ -214,8 +214,8 @@ def _choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> d
     if not {"query", "document"} <= chosen.keys():
         raise DataError(
             f"{rows[0].where}: the columns are {', '.join(columns)}. Name them in a header, such as"
-            " query and document, question and answer, or text and category; or choose them, as"
-            " columns=query=NAME,document=NAME."
+            " query and document, question and answer, or text and category; or choose them, with"
+            " --columns query=NAME,document=NAME."
         )
     return chosen
 
@@ -359,8 +359,8 @@ def _build(
     if len(documents) == 1 or all(not math.isnan(beir.number(text)) for text in documents):
         raise DataError(
             f"All documents are {'one' if len(documents) == 1 else 'numbers'}, such as"
-            f" {pairs[0].document[:99]!r}, so there is nothing to search: choose another column, as"
-            " columns=document=NAME."
+            f" {pairs[0].document[:99]!r}, so there is nothing to search: choose another column,"
+            " with --columns document=NAME."
         )
     judged: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
     contradictions = 0
