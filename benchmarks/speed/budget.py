@@ -14,8 +14,6 @@ several temperatures one more. The measurement is that of ring.py, on gloo proce
 each. It reads /proc, so it runs on Linux only.
 """
 
-from __future__ import annotations
-
 import math
 
 from benchmarks.speed.memory import MIB

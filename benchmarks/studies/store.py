@@ -1,7 +1,5 @@
 """What the trainings of a study gave: one file a study, one line of JSON a cell."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -17,8 +17,6 @@ they are within a point at every number of questions; Euclidean is 2 to 4 points
 question and level with ten; the probe is behind with one, level with five and ahead with ten.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from functools import cache, partial

@@ -8,8 +8,6 @@ gain. Expected: at most 5 % "better" without a gain, and 80 % at two points on 5
 trained models; fewer for a trained and an untrained one, which differ in many more queries.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
