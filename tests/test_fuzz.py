@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.pairs import load_splits
+from st_magnitude.data.retrieval import DataError, RetrievalData
 
 NASTY = [b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c"]
 NASTY += [b"\t", b"\r", b"\n", b'"', b"'", b"\\", b"{", b"}", b"NaN", b"-1e999", b"1_0", b"null"]
@@ -63,3 +64,26 @@ def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
     assert all(grades.keys() <= found.corpus.keys() for grades in found.relevant.values())
     assert found.relevant.keys() <= found.queries.keys()
     assert len(found.triplets(0)) == sum(map(len, found.relevant.values()))
+
+
+PAIRS = {
+    "pairs.csv": "query,document,score\n"
+    + "".join(f'"q, {i}",d{i % 7},{i % 3}\n' for i in range(30)),
+    "pairs.jsonl": "".join(f'{{"question": "q{i}", "answer": ["a", "b{i}"]}}\n' for i in range(30)),
+    "texts.md": "A sentence of more than eight words is a chunk of its own.\n\n" * 20,
+}
+
+
+@fuzz
+@given(st.data(), st.sampled_from(sorted(PAIRS)))
+def test_pairs(tmp_path: Path, data: st.DataObject, name: str) -> None:
+    separators = [b",", b";", b"|", b"[", b"]", b"sep=;\n", b'""']
+    (tmp_path / name).write_bytes(data.draw(damaged(PAIRS[name].encode(), separators)))
+    try:
+        splits = load_splits(tmp_path / name)
+    except DataError:
+        return
+    for part in (splits[split] for split in splits if split not in splits.broken):
+        for text in (*part.queries.values(), *part.corpus.values()):
+            assert text.strip()
+            text.encode()

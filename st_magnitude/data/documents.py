@@ -52,7 +52,10 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     """
     path = Path(path)
     if path.is_file():
-        yield from _read_file(path)
+        try:
+            yield from _read_file(path)
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is not UTF-8; save the file as such.") from None
         return
     found = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
     files = sorted(name for name in found if not any(part.startswith(".") for part in name.parts))
@@ -88,11 +91,7 @@ def _read_file(path: Path) -> Iterator[Document]:
         rows = (as_document(row, where) for where, row in json_lines(path))
         yield from (row for row in rows if row["text"].strip())
         return
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
-    except UnicodeDecodeError as error:
-        error.reason += f", in {path}"
-        raise
+    text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
     if text.strip():
         yield {"text": text, "code": suffix in _CODE}
 
