@@ -43,7 +43,7 @@ def read_rows(source: Source, notes: list[str]) -> Iterator[Row]:
         source = _from_hub(source.as_posix() if isinstance(source, Path) else source)
     tables: dict[str, Iterable[tuple[str, object]]]
     if isinstance(source, str | Path):
-        tables = {str(path): _read_file(path, notes) for path in _files(Path(source))}
+        tables = {str(path): _read_file(path, notes) for path in _files(Path(source), notes)}
     elif isinstance(source, DatasetDict):
         tables = {str(name): _rows_of(data, f"{name} split, row") for name, data in source.items()}
     elif isinstance(source, Dataset):
@@ -76,11 +76,15 @@ def _from_hub(name: str) -> Dataset | DatasetDict:
         ) from error
 
 
-def _files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    found = [file for file in files if file.suffix.lower() in SUFFIXES and file.name[0] != "."]
+def _files(path: Path, notes: list[str]) -> list[Path]:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in files if file.name[0] != "."]
+    found = [file for file in files if file.suffix.lower() in SUFFIXES]
     if not found:
         raise DataError(f"{path} is neither pairs in CSV, TSV, JSONL or Parquet nor BEIR's folder.")
+    if others := sorted({*files} - {*found}):
+        number = f"{len(others):,}, such as {others[0].name}"
+        notes.append(f"Files of {path} that are not pairs, and are left out: {number}.")
     return found
 
 

@@ -258,7 +258,9 @@ def test_given_splits(tmp_path: Path) -> None:
     """Files by name; a query belongs to the last that has it, and what is missing is held out."""
     for name, rows in (("train", ROWS), ("test", ROWS[:3]), ("notes", ROWS[:1])):
         Dataset.from_list(rows).to_csv(tmp_path / f"{name}.csv")
+    (tmp_path / "b.txt").write_text("text")
     splits = load_splits(tmp_path)
+    assert "not pairs, and are left out: 1, such as b.txt" in splits.notes.pop(0)
     assert {*splits["test"].queries.values()} == {row["query"] for row in ROWS[:3]}
     assert [len(splits[name].queries) for name in splits] == [19, 2, 3]
     assert "notes.csv, which by its name is no split" in splits.notes[0]
