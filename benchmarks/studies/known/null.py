@@ -9,8 +9,6 @@ difference from the untrained table is 0. Every draw is a line of null.jsonl. Ex
 runs: "better" in at most one of forty draws.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
