@@ -54,6 +54,8 @@ def search(
 
     splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
+    if risk is not None and "dev" not in parts:
+        raise ValueError("--risk needs questions that nobody trained on: add a dev split.")
     answers: dict[str, set[str]] = {}
     for part in parts.values():
         for query, grades in part.relevant.items():

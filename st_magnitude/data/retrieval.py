@@ -260,6 +260,12 @@ class RetrievalData:
 
         n(d) is the number of queries to which d is relevant, whatever the grade, and N the number
         of documents.
+
+        Example:
+            >>> judged = {"q": {"a"}, "r": {"a"}}
+            >>> data = RetrievalData({"q": "?", "r": "?"}, {"a": "x", "b": "y"}, judged)
+            >>> {id: round(math.exp(log_p), 2) for id, log_p in data.log_prior().items()}
+            {'a': 0.75, 'b': 0.25}
         """
         positive("smoothing", smoothing)
         counts = Counter(document for grades in self.relevant.values() for document in grades)

@@ -32,6 +32,14 @@ class EncodedTask:
     ``columns`` may also hold sequences of columns, whose grades are 1. It is empty for a search
     without judgments. The document that is the query itself, if ``own`` names one, scores -inf: it
     ranks last, and is returned only where all documents are.
+
+    Example:
+        >>> queries = torch.tensor([[1.0, 0.0]])
+        >>> documents = torch.tensor([[1.0, 0.0], [3.0, 3.0]])
+        >>> task = EncodedTask(queries, documents, columns=[[0]])
+        >>> top = task.top(Similarity.named("dot"))
+        >>> top.tolist(), task.ndcg(top).round(3)
+        ([[1, 0]], array([0.631]))
     """
 
     queries: Tensor  # (n, D)

@@ -104,6 +104,12 @@ def bm25_run(
     Raises:
         ImportError: If bm25s is not installed.
 
+    Example:
+        >>> corpus = {"d1": "Bees make honey.", "d2": "Honey, honey!"}
+        >>> data = RetrievalData({"q1": "honey", "q2": "tea"}, corpus, {})
+        >>> {query: list(found) for query, found in bm25_run(data).items()}
+        {'q1': ['d2', 'd1'], 'q2': []}
+
     Source: Lù, BM25S, arXiv 2407.03618; the formula is "Lucene (accurate)" of Kamphuis et al.,
     Which BM25 Do You Mean?, 2020.
     """

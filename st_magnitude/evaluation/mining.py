@@ -51,6 +51,15 @@ def mine_negatives(
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding
             is not finite, or there is no candidate.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> words = BoW(["bees", "wax", "see"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
+        >>> corpus = {"d1": "bees", "d2": "wax", "d3": "see bees bees, see wax wax"}
+        >>> data = RetrievalData({"q": "bees", "r": "wax"}, corpus, {"q": {"d1"}, "r": {"d2"}})
+        >>> mine_negatives(model, data, num_negatives=1)[0]
+        {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
     rows = [(query, key) for query in data.query_ids for key in sorted(data.relevant[query])]
@@ -63,10 +72,9 @@ def mine_negatives(
             "No document can be a negative: each is relevant to a query, or candidates names other "
             "documents than the corpus."
         )
-    own_text = {data.queries[query]: data.corpus[query] for query in data.own}
     position = {text: i for i, text in enumerate(dict.fromkeys([*texts, *positives]))}
-    own = [position.get(own_text.get(anchor, ""), -1) for anchor in dict.fromkeys(anchors)]
-    scorer = _Scorer(model, scoring_of(model, similarity), torch.tensor(own), len(texts))
+    own = {data.queries[query]: position.get(data.corpus[query], -1) for query in data.own}
+    scorer = _Scorer(model, scoring_of(model, similarity), own, len(texts))
     options |= {"faiss_batch_size": max(1, TILE // len(data.corpus)), "verbose": False}
     pairs = Dataset.from_dict({"anchor": anchors, "positive": positives})
     stand_in = cast(SentenceTransformer, scorer)
@@ -76,23 +84,27 @@ def mine_negatives(
 class _Scorer:
     """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products.
 
-    The embedding of a query ends in its number, by which `similarity` finds the query's ``own``.
+    The embedding of a query ends in the column of the document that is the query itself, or -1.
     """
 
     def __init__(
-        self, model: SentenceTransformer, similarity: Similarity, own: Tensor, num_candidates: int
+        self,
+        model: SentenceTransformer,
+        similarity: Similarity,
+        own: Mapping[str, int],
+        num_candidates: int,
     ) -> None:
         self._model = model
         self._similarity = similarity
-        self._own = own  # column of the document that is the query itself or -1, (n,)
+        self._own = own  # text of a query -> that column
         self._num_candidates = num_candidates  # of the documents, the first
         self._documents: Tensor | None = None  # on the device
         self.device = model.device
 
     def encode_query(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
         embeddings = self._similarity.query(self._raw("query", texts, options))
-        numbers = torch.arange(len(texts)).to(embeddings)
-        return torch.cat([embeddings, numbers[:, None]], dim=1).cpu().numpy()
+        own = torch.tensor([self._own.get(text, -1) for text in texts]).to(embeddings)
+        return torch.cat([embeddings, own[:, None]], dim=1).cpu().numpy()
 
     def encode_document(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
         return self._similarity.document(self._raw("document", texts, options)).cpu().numpy()
@@ -110,7 +122,7 @@ class _Scorer:
             self._documents = documents.to(self.device)
         asked = torch.from_numpy(queries).to(self.device)
         scores = dot_score(asked[:, :-1], self._documents)
-        hide_own(scores, self._own[asked[:, -1].long().cpu()])
+        hide_own(scores, asked[:, -1].long().cpu())
         # mine_hard_negatives puts the positives behind the candidates
         scores[:, self._num_candidates :] = -torch.inf
         return scores

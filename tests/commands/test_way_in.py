@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from _cli import figures, invoke
+from _cli import figures, invoke, refusal
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
@@ -69,6 +69,9 @@ def test_search_says_by_a_rule_that_nothing_answers(tmp_path):
     said = invoke("search", tmp_path / "bow", "please", **options | {"risk": 0.01}).output
     assert "for the guarantee, use more queries" in said  # and then as without a rule
     assert "no higher score" in said
+    (tmp_path / "few.csv").write_text("query,document\nword1 please,word1\nword2 please,word2\n")
+    options["data"] = tmp_path / "few.csv"
+    assert "add a dev split" in refusal("search", tmp_path / "bow", "please", **options)
 
 
 def test_a_dev_split_of_the_user_stays_a_dev_split(pairs, tmp_path):
