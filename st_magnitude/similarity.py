@@ -59,9 +59,9 @@ class Similarity:
     """Inner product after dividing each side by a power of its norm.
 
     Args:
-        query: The exponent gamma_query in [0, 1]; a float, or a 0-d tensor when it is learned.
-        document: The exponent gamma_document in [0, 1]; a float, or a 0-d tensor when it is
+        gamma_query: The exponent of the query in [0, 1]; a float, or a 0-d tensor when it is
             learned.
+        gamma_document: The exponent of the document, likewise.
 
     Raises:
         ValueError: If an exponent lies outside [0, 1] or is a tensor that is not 0-d.
@@ -82,8 +82,8 @@ class Similarity:
         tensor([[1.6000, 0.6000]])
         >>> COSINE.pairwise(queries, documents[:1])
         tensor([0.8000])
-        >>> Similarity(query=1.0, document=0.5)
-        Similarity(query=1.0, document=0.5)
+        >>> Similarity(gamma_query=1.0, gamma_document=0.5)
+        Similarity(gamma_query=1.0, gamma_document=0.5)
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 7 and 20.
     """
@@ -93,9 +93,11 @@ class Similarity:
     gamma_query: float | Tensor
     gamma_document: float | Tensor
 
-    def __init__(self, query: float | Tensor = 1.0, document: float | Tensor = 1.0) -> None:
-        self.gamma_query = _checked_exponent("query", query)
-        self.gamma_document = _checked_exponent("document", document)
+    def __init__(
+        self, gamma_query: float | Tensor = 1.0, gamma_document: float | Tensor = 1.0
+    ) -> None:
+        self.gamma_query = _checked_exponent("gamma_query", gamma_query)
+        self.gamma_document = _checked_exponent("gamma_document", gamma_document)
 
     @classmethod
     def named(cls, name: str | Similarity) -> Similarity:
@@ -178,19 +180,17 @@ class Similarity:
         return tuple(id(g) if isinstance(g, Tensor) else g for g in gammas)
 
     def __repr__(self) -> str:
-        return "Similarity(query={}, document={})".format(*self.exponents)
+        return "Similarity(gamma_query={}, gamma_document={})".format(*self.exponents)
 
 
-def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
+def _checked_exponent(name: str, gamma: float | Tensor) -> float | Tensor:
     if isinstance(gamma, Tensor):
         if gamma.ndim != 0:
-            raise ValueError(
-                f"A learnable {role} exponent must be a 0-d tensor, got shape {tuple(gamma.shape)}."
-            )
+            raise ValueError(f"A learned {name} must be a 0-d tensor, got {tuple(gamma.shape)}.")
         return gamma
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(
-            f"The {role} exponent must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it "
+            f"{name} must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it "
             "(Similarity.named() knows 'cosine', 'dot', 'qnorm' and 'dnorm')."
         )
     return float(gamma)
@@ -210,8 +210,8 @@ def _norm_power(embeddings: Tensor, gamma: float | Tensor) -> Tensor:
         return norm if not isinstance(gamma, Tensor) and gamma == 1.0 else norm**gamma
 
 
-COSINE = Similarity(query=1.0, document=1.0)
-DOT = Similarity(query=0.0, document=0.0)
-QNORM = Similarity(query=1.0, document=0.0)
-DNORM = Similarity(query=0.0, document=1.0)
+COSINE = Similarity(gamma_query=1.0, gamma_document=1.0)
+DOT = Similarity(gamma_query=0.0, gamma_document=0.0)
+QNORM = Similarity(gamma_query=1.0, gamma_document=0.0)
+DNORM = Similarity(gamma_query=0.0, gamma_document=1.0)
 _NAMED = {"cosine": COSINE, "dot": DOT, "qnorm": QNORM, "dnorm": DNORM}

@@ -23,7 +23,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune import train as finetune
 from st_magnitude.losses.table import LOSSES, NamedLoss
 
-HALF = stm.Similarity(query=1.0, document=0.5)
+HALF = stm.Similarity(gamma_query=1.0, gamma_document=0.5)
 
 
 def test_add_a_similarity(model, monkeypatch):

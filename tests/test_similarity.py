@@ -93,14 +93,14 @@ def test_names():
     assert Similarity(1, learned) != Similarity(1, learned.clone())
     assert hash(Similarity(1, 0)) == hash(QNORM)
     assert pickle.loads(pickle.dumps(QNORM)) == QNORM
-    assert repr(QNORM) == "Similarity(query=1.0, document=0.0)"
+    assert repr(QNORM) == "Similarity(gamma_query=1.0, gamma_document=0.0)"
     with pytest.raises(ValueError, match="euclid"):
         Similarity.named("euclid")
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.5, float("nan")])
 def test_exponents_are_checked(bad):
-    with pytest.raises(ValueError, match="document exponent"):
+    with pytest.raises(ValueError, match="gamma_document"):
         Similarity(0.5, bad)
     with pytest.raises(ValueError, match="0-d"):
         Similarity(torch.ones(2), 0.5)

@@ -72,6 +72,6 @@ def _save(model: str, exponent: float, output: Path) -> None:
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.normalize import prepare
 
-    export(prepare(load(model), Similarity(query=1.0, document=exponent)), output)
+    export(prepare(load(model), Similarity(gamma_query=1.0, gamma_document=exponent)), output)
     loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
     typer.echo(f'Saved with document exponent {exponent:g}. Load it with {loads}("{output}").')

@@ -192,7 +192,7 @@ class Trials:
     def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
         model = measured.model
         if measured.exponent != scoring_of(model).exponents[1]:
-            prepare(model, Similarity(query=1.0, document=measured.exponent))
+            prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}
         save_trained(trainer, folder, figures, {})

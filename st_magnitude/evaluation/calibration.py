@@ -96,7 +96,7 @@ class ExponentCurve(_Curve):
     @property
     def best_similarity(self) -> Similarity:
         """The recommended similarity. Query exponent 1 puts the scores on one scale."""
-        return Similarity(query=1.0, document=self.best)
+        return Similarity(gamma_query=1.0, gamma_document=self.best)
 
     def tables(self) -> Iterable[Table | str]:
         marks = {self.highest: "highest"} | {self.best: "best"}

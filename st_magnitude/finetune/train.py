@@ -167,7 +167,7 @@ def train(
             say(f"Measuring the trained model, about {seconds:.0f} s.")
         verdict, after = baseline.compare()
         if verdict is not None and verdict.saved != verdict.as_trained:
-            prepare(model, Similarity(query=1.0, document=verdict.saved.exponent))
+            prepare(model, Similarity(gamma_query=1.0, gamma_document=verdict.saved.exponent))
         confirmed = None if test is None else on_test.compare()[0]
         geometry = {"before": baseline.geometry, "after": after}
         prior = _about_prior(rows) if config.prior else None

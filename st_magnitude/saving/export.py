@@ -41,8 +41,8 @@ def export(
     ranks alike: SentenceTransformer, mteb and every vector database load it without this package. A
     fractional document exponent keeps its ``ExponentNorm``: load it with
     :func:`st_magnitude.load`, or call ``del model[-1]`` before you save, and apply the exponent
-    when you index, ``Similarity(document=gamma).document(vectors)``. An adapter (LoRA) is merged in
-    a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
+    when you index, ``Similarity(gamma_document=gamma).document(vectors)``. An adapter (LoRA) is
+    merged in a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
 
     Args:
         model: The trained SentenceTransformer.

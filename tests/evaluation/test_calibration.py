@@ -51,7 +51,7 @@ def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
     queries = [f"q{i}" for i in range(100)]
     curve = exponent_curve(np.array([0.0, 0.5, 1.0]), values, queries, present, seed=5)
     assert (curve.highest, curve.best) == (highest, best)
-    assert curve.best_similarity == Similarity(query=1.0, document=best)
+    assert curve.best_similarity == Similarity(gamma_query=1.0, gamma_document=best)
     top = values[int(2 * highest)]
     assert curve.versus_cosine == judge(top - values[-1], seed=5).gain
     assert curve.versus_dot == judge(top - values[0], seed=5).gain
