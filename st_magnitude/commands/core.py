@@ -7,6 +7,7 @@ option answer at once.
 from __future__ import annotations
 
 import contextlib
+import dis
 import errno
 import gc
 import inspect
@@ -231,12 +232,16 @@ def _is_for_user(error: Exception) -> bool:
     ``raise`` raised it. Where an expression fails, the fault is ours."""
     if isinstance(error, OSError):
         return True
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    assert last is not None  # it was raised
+    package = last.tb_frame.f_globals.get("__name__", "").partition(".")[0]
     if package != "st_magnitude" and (package not in _REFUSES or isinstance(error, TypeError)):
         return False
-    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
-    return isinstance(error, (ValueError, TypeError, ImportError)) and line.startswith("raise ")
+    step = last.tb_frame.f_code.co_code[last.tb_lasti]  # which needs no source
+    is_statement = step == dis.opmap["RAISE_VARARGS"]
+    return isinstance(error, (ValueError, TypeError, ImportError)) and is_statement
 
 
 def one_line(text: str) -> str:

@@ -51,10 +51,19 @@ def refuse(*_):
     raise ValueError("choose\nanother")
 
 
+def of_ours(statement):
+    """A function of this package, installed without sources."""
+    names = {"__name__": "st_magnitude.somewhere"}
+    exec(compile(f"def fails():\n    {statement}", "gone.py", "exec"), names)
+    return names["fails"]
+
+
 @pytest.mark.parametrize(
     ("fails", "code"),
     [
         (lambda *_: one_of("split", 1, (2, 3)), 2),
+        (of_ours("raise ValueError('choose')"), 2),
+        (of_ours("raise ValueError(int('x'))"), 70),
         (lambda *_: Path("/no/such/file").read_text(), 2),
         (lambda *_: None + 1, 70),
         (lambda *_: int("x"), 70),
