@@ -10,7 +10,7 @@ from torch import Tensor
 
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.norms import norm_figures
+from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.similarity import COSINE, DOT
 
 NEAREST = 10  # irrelevant items of a query, with which the relevant ones are compared
@@ -36,9 +36,9 @@ def evaluate_retrieval(
         ks: Cutoffs of the recall.
 
     Returns:
-        ``{cosine,dot}_{i2t,t2i}_recall@{k}`` in [0, 1]; ``{image,text}_norm_mean`` and
-        ``{image,text}_norm_cv``, the standard deviation over the mean; ``{image,text}_cohens_d`` of
-        the norms of relevant items, once for each of their queries, minus those of the ten nearest
+        ``{cosine,dot}_{i2t,t2i}_recall@{k}`` in [0, 1];
+        ``{image,text}_{norm_mean,norm_cv,mean_cosine,isoscore}``; ``{image,text}_cohens_d`` of the
+        norms of relevant items, once for each of their queries, minus those of the ten nearest
         irrelevant items of each query by cosine, left out where either group has fewer than two.
         Over all pairs, d would be 0 where every item is relevant to equally many queries.
 
@@ -77,4 +77,4 @@ def evaluate_retrieval(
         groups = norms[np.concatenate(columns)], norms[top.numpy()[is_near]]
         if min(map(len, groups)) > 1:
             metrics[f"{items}_cohens_d"] = geometry.cohens_d(*groups)
-    return metrics | norm_figures(sides, None)
+    return metrics | geometry_figures(sides)

@@ -14,6 +14,5 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.hybrid import dense_run as dense_run
     from st_magnitude.evaluation.hybrid import reciprocal_rank_fusion as reciprocal_rank_fusion
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator as MagnitudeEvaluator
-    from st_magnitude.evaluation.norms import GeometryEvaluator as GeometryEvaluator
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

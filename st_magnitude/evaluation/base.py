@@ -1,4 +1,4 @@
-"""The base classes of evaluators: name, CSV file, model card, and the data of a search."""
+"""SearchEvaluator, the base class of evaluators, and the metrics of a ranking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
-from typing_extensions import Unpack
 
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
@@ -21,38 +20,114 @@ from st_magnitude.geometry import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
-__all__ = ["CsvEvaluator", "CsvOptions", "SearchEvaluator", "SearchOptions", "ranking_metrics"]
+__all__ = ["SearchEvaluator", "SearchOptions", "ranking_metrics"]
 
 logger = logging.getLogger(__name__)
 
 
-class CsvEvaluator(SentenceEvaluator):
-    """An evaluator with a name, whose calls may append a row to a CSV file.
+class SearchOptions(TypedDict, total=False):
+    """The keyword arguments of every `SearchEvaluator`, which documents them."""
 
-    A call warns as `st_magnitude.geometry.norm_warning` does, if the metrics have ``cohens_d``; the
-    first call stands for the model before training. A subclass sets ``kind`` and ``primary``, the
-    metric that chooses checkpoints, and implements `measure`. `SearchEvaluator` documents the
-    arguments.
+    similarity: Similarity | str | None
+    name: str
+    batch_size: int
+    show_progress_bar: bool
+    write_csv: bool
+    query_prompt: str | None
+    query_prompt_name: str | None
+    corpus_prompt: str | None
+    corpus_prompt_name: str | None
+
+
+class SearchEvaluator(SentenceEvaluator):
+    """The base class of evaluators of a judged search, with the arguments that they share.
+
+    A document with the id and the text of a query is the query itself and does not count for it.
+    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a
+    closing ExponentNorm. The keys of the metrics have the prefix ``"{name}_"`` if there is a name,
+    so in the Trainer ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is
+    ``{Kind}_evaluation_{name}_results.csv``.
+
+    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements
+    `measure`. If its metrics have ``cohens_d``, a call warns as
+    `st_magnitude.geometry.norm_warning` does; the first call stands for the model before training.
+
+    Args:
+        queries: Query id -> text. Queries without a relevant document do not count.
+        corpus: Document id -> text.
+        relevant_docs: Query id -> ids of its relevant documents, or document id -> grade.
+        similarity: A Similarity or its name. By default the model's own at each call: the
+            similarity of a closing ExponentNorm, else ``similarity_fn_name``.
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded at a time.
+        write_csv: Whether a call with an ``output_path`` appends a row to the CSV file.
+        query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
+            in ``model.prompts``.
+        corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
+
+    Attributes:
+        queries_ids: Ids of the queries that count.
+        per_query: After a call, nDCG@10 of each of them by kind of search.
+
+    Raises:
+        ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is
+            out of its range; at the call, if the model's similarity is a distance or an embedding
+            is not finite.
     """
 
     kind: ClassVar[str]
     primary: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes for the model card
 
     def __init__(
         self,
+        queries: Mapping[str, str],
+        corpus: Mapping[str, str],
+        relevant_docs: Judgments,
+        *,
+        similarity: Similarity | str | None = None,
         name: str = "",
         batch_size: int = 32,
         show_progress_bar: bool = False,
         write_csv: bool = True,
+        query_prompt: str | None = None,
+        query_prompt_name: str | None = None,
+        corpus_prompt: str | None = None,
+        corpus_prompt_name: str | None = None,
     ) -> None:
         super().__init__()
+        # judgments of other queries do not count, as in sentence-transformers
+        if isinstance(relevant_docs, Mapping):
+            relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
+        self.task = RetrievalData(queries, corpus, relevant_docs)
+        if self.task.own:
+            logger.info(
+                f"{len(self.task.own):,} queries are documents: left out of their own results."
+            )
+        self.queries_ids = self.task.query_ids
+        self.per_query: dict[Any, NDArray[np.float64]] = {}
+        self.similarity = None if similarity is None else Similarity.named(similarity)
         self.name = name
         self.write_csv = write_csv
-        self.first_d = math.nan
-        self.encoding: dict[str, Any] = {"batch_size": batch_size}
-        self.encoding["show_progress_bar"] = show_progress_bar
         self.primary_metric = f"{name}_{self.primary}" if name else self.primary
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
+        self.encoding = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+        prompts = {
+            "query_prompt": query_prompt,
+            "query_prompt_name": query_prompt_name,
+            "corpus_prompt": corpus_prompt,
+            "corpus_prompt_name": corpus_prompt_name,
+        }
+        self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
+        self.first_d = math.nan
+        self._has_encoded = False
+
+    def encode(self, model: SentenceTransformer) -> EncodedTask:
+        """The embeddings of the task, as the model serves them: a closing Normalize is kept."""
+        if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
+            warn_of_unused_prompt(model)
+        self._has_encoded = True
+        return self.task.encode(model, **self.encoding, **self.prompts)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""
@@ -86,6 +161,12 @@ class CsvEvaluator(SentenceEvaluator):
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings that the model card shows, with the prompts and a given similarity."""
+        shown = {name: getattr(self, name) for name in self.settings} | self.prompts
+        shown["similarity"] = repr(self.similarity) if self.similarity else None
+        return {name: value for name, value in shown.items() if value is not None}
+
 
 def _append(path: Path, row: Mapping[str, float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,96 +176,6 @@ def _append(path: Path, row: Mapping[str, float]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
-
-
-class CsvOptions(TypedDict, total=False):
-    name: str
-    batch_size: int
-    show_progress_bar: bool
-    write_csv: bool
-
-
-class SearchOptions(CsvOptions, total=False):
-    """The keyword arguments of every `SearchEvaluator`, which documents them."""
-
-    similarity: Similarity | str | None
-    query_prompt: str | None
-    query_prompt_name: str | None
-    corpus_prompt: str | None
-    corpus_prompt_name: str | None
-
-
-class SearchEvaluator(CsvEvaluator):
-    """The base class of evaluators of a judged search, with the arguments that they share.
-
-    A document with the id and the text of a query is the query itself and does not count for it.
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a
-    closing ExponentNorm. The keys of the metrics have the prefix ``"{name}_"`` if there is a name,
-    so in the Trainer ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is
-    ``{Kind}_evaluation_{name}_results.csv``.
-
-    Args:
-        queries: Query id -> text. Queries without a relevant document do not count.
-        corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents, or document id -> grade.
-        similarity: A Similarity or its name. By default the model's own at each call: the
-            similarity of a closing ExponentNorm, else ``similarity_fn_name``.
-        name: Prefix of the metrics and part of the name of the CSV file.
-        batch_size: Number of texts that are encoded at a time.
-        write_csv: Whether a call with an ``output_path`` appends a row to the CSV file.
-        query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
-            in ``model.prompts``.
-        corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
-
-    Attributes:
-        queries_ids: Ids of the queries that count.
-        per_query: After a call, nDCG@10 of each of them by kind of search.
-
-    Raises:
-        ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is
-            out of its range; at the call, if the model's similarity is a distance or an embedding
-            is not finite.
-    """
-
-    settings: ClassVar[tuple[str, ...]] = ()  # attributes for the model card
-
-    def __init__(
-        self,
-        queries: Mapping[str, str],
-        corpus: Mapping[str, str],
-        relevant_docs: Judgments,
-        **options: Unpack[SearchOptions],
-    ) -> None:
-        given: dict[str, Any] = dict(options)
-        similarity = given.pop("similarity", None)
-        prompts = {key: given.pop(key) for key in options if "_prompt" in key}
-        super().__init__(**given)
-        # judgments of other queries do not count, as in sentence-transformers
-        if isinstance(relevant_docs, Mapping):
-            relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
-        self.task = RetrievalData(queries, corpus, relevant_docs)
-        if self.task.own:
-            logger.info(
-                f"{len(self.task.own):,} queries are documents: left out of their own results."
-            )
-        self.queries_ids = self.task.query_ids
-        self.per_query: dict[Any, NDArray[np.float64]] = {}
-        self.similarity = None if similarity is None else Similarity.named(similarity)
-        self._has_encoded = False
-        self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
-
-    def encode(self, model: SentenceTransformer) -> EncodedTask:
-        """The embeddings of the task, as the model serves them: a closing Normalize is kept."""
-        if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
-            warn_of_unused_prompt(model)
-        self._has_encoded = True
-        return self.task.encode(model, **self.encoding, **self.prompts)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows, with the prompts and a given similarity."""
-        shown = {name: getattr(self, name) for name in self.settings} | self.prompts
-        shown["similarity"] = repr(self.similarity) if self.similarity else None
-        return {name: value for name, value in shown.items() if value is not None}
 
 
 def ranking_metrics(

@@ -6,17 +6,18 @@ import logging
 from collections.abc import Collection, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 from typing_extensions import Unpack
 
+from st_magnitude import geometry
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions, ranking_metrics
-from st_magnitude.evaluation.norms import norm_figures
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.geometry import mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 
-__all__ = ["MagnitudeEvaluator"]
+__all__ = ["MagnitudeEvaluator", "geometry_figures"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,12 @@ class MagnitudeEvaluator(SearchEvaluator):
     - ``cohens_d`` between the norms of documents that are relevant to some query and the norms of
       never-relevant documents (pooled by degrees of freedom), and ``cohens_d_error``, its standard
       error; left out where either group has fewer than two documents;
-    - ``{query,document}_{norm_mean,norm_cv,mean_cosine}``, the last left out for a single text.
+    - ``{query,document}_{norm_mean,norm_cv}``, the second the standard deviation over the mean, and
+      ``{query,document}_{mean_cosine,isoscore}``, left out for a single text. IsoScore depends on
+      the number of texts: compare it on the same data only.
 
-    The primary metric is ``matched_ndcg@10``. A warning reports magnitude collapse: cosine nDCG@10
+    The primary metric is ``matched_ndcg@10``. Two evaluators with the names "before" and "after"
+    put a table with both into the model card. A warning reports magnitude collapse: cosine nDCG@10
     below three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv
     2602.09229, App. N).
 
@@ -93,6 +97,30 @@ class MagnitudeEvaluator(SearchEvaluator):
                 "rate, or train this model with CosineRankingLoss."
             )
         sides = {"query": encoded.queries, "document": encoded.documents}
-        metrics |= norm_figures(sides, (encoded.degrees > 0) | self.answers_others)
-        metrics |= {f"{r}_mean_cosine": mean_cosine(x) for r, x in sides.items() if len(x) > 1}
-        return metrics
+        is_relevant = (encoded.degrees > 0) | self.answers_others
+        return metrics | geometry_figures(sides, is_relevant)
+
+
+def geometry_figures(
+    sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None = None
+) -> dict[str, float]:
+    """Norms and directions of each side, (n, D), and Cohen's d of the norms of its documents.
+
+    Formulas and their sources: `st_magnitude.geometry`.
+    """
+    figures: dict[str, float] = {}
+    for role, side in sides.items():
+        values = geometry.norms(side)
+        figures[f"{role}_norm_mean"] = float(values.mean())
+        figures[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
+        if len(side) > 1:
+            figures[f"{role}_mean_cosine"] = geometry.mean_cosine(side)
+            figures[f"{role}_isoscore"] = geometry.isoscore(side)
+    if is_relevant is not None and min(is_relevant.sum(), (~is_relevant).sum()) > 1:
+        documents = geometry.norms(sides["document"])
+        relevant = documents[is_relevant]
+        others = documents[~is_relevant]
+        d = geometry.cohens_d(relevant, others)
+        figures["cohens_d"] = d
+        figures["cohens_d_error"] = geometry.cohens_d_error(d, len(relevant), len(others))
+    return figures

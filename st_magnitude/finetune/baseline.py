@@ -19,7 +19,7 @@ from st_magnitude.evaluation.calibration import (
 )
 from st_magnitude.evaluation.hybrid import dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.judge import judge
-from st_magnitude.evaluation.norms import geometry_figures
+from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import raw_scoring_of
 from st_magnitude.finetune.folds import cross_validate
 from st_magnitude.finetune.measure import Found, Sample, bm25_if_installed, encode, found_by

@@ -45,7 +45,7 @@ def test_literal_loops():
             order = np.argsort(-(items @ query) / norms)
             groups[1].extend([norms[j] for j in order if not row[j]][:10])
         assert found[f"{side}_cohens_d"] == pytest.approx(cohens_d(*groups))
-    assert len(found) == 18
+    assert len(found) == 22
     alone = evaluate_retrieval(torch.ones(1, 2), torch.ones(1, 2))
     assert "image_cohens_d" not in alone  # there is no irrelevant item
 

@@ -15,7 +15,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg
 from st_magnitude.evaluation import (
     CompressionEvaluator,
-    GeometryEvaluator,
     HybridEvaluator,
     MagnitudeEvaluator,
     bm25_run,
@@ -171,5 +170,3 @@ def test_the_text_whose_embedding_is_not_finite_is_named(task):
     task["corpus"]["d05"] += " overflow"
     with pytest.raises(ValueError, match=r"not finite, .*'d05'"):
         MagnitudeEvaluator(*task.values())(model)
-    with pytest.raises(ValueError, match=r"1 of 3 .* row 1"):
-        GeometryEvaluator(["tea", "tea overflow", "tea tea"])(model)

@@ -12,7 +12,6 @@ from sentence_transformers.base.modules import Normalize
 import st_magnitude as stm
 from st_magnitude.evaluation import (
     CompressionEvaluator,
-    GeometryEvaluator,
     HybridEvaluator,
     MagnitudeEvaluator,
 )
@@ -38,7 +37,6 @@ def evaluators(dim):
         MagnitudeEvaluator(*TASK, name="search"),
         CompressionEvaluator(*TASK, name="compression", dims=[dim or 8]),
         HybridEvaluator(*TASK, bm25=BM25, name="hybrid"),
-        GeometryEvaluator([row[1] for row in ROWS], list(TASK[0].values()), name="geometry"),
     ]
 
 
@@ -54,7 +52,7 @@ def evaluate(folder, output):
         options |= {"eval_data": Dataset.from_dict(columns()), "evaluator": evaluators(dim)}
         loss = stm.CosineRankingLoss(model)
         metrics = make_trainer(model, loss, output, **options).evaluate()
-        names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry")
+        names = ("eval_search", "eval_compression", "eval_hybrid")
         found[end, dim] = {key: x for key, x in metrics.items() if key.startswith(names)}
     return found
 

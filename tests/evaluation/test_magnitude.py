@@ -1,12 +1,17 @@
-"""MagnitudeEvaluator against sentence-transformers' own evaluator."""
+"""MagnitudeEvaluator against sentence-transformers' own evaluator and NumPy; its model card."""
+
+import re
 
 import numpy as np
 import pytest
+from _trainer import make_trainer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import cos_sim, dot_score
 
+import st_magnitude as stm
 from st_magnitude import Similarity
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.base import ranking_metrics
@@ -67,6 +72,78 @@ def test_a_normalising_model(task, minilm):
     assert [metrics[f"dot_{m}"] for m in METRICS] == pytest.approx(
         [metrics[f"cosine_{m}"] for m in METRICS]
     )
+
+
+@pytest.mark.parametrize("similarity", ["dot", Similarity(1.0, 0.5)])
+def test_figures_of_norms_and_directions(model, similarity):
+    """ExponentNorm hides norms from scores, not from these figures."""
+    sides = {
+        role: np.float64(model.encode(list(texts.values())))
+        for role, texts in (("query", QUERIES), ("document", CORPUS))
+    }
+    stm.prepare(model, similarity)
+    found = MagnitudeEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(model)
+    expected = {}
+    for role, x in sides.items():
+        lengths = np.linalg.norm(x, axis=1)
+        unit = x / lengths[:, None]
+        expected[f"{role}_norm_mean"] = lengths.mean()
+        expected[f"{role}_norm_cv"] = lengths.std() / lengths.mean()
+        expected[f"{role}_mean_cosine"] = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean()
+        expected[f"{role}_isoscore"] = stm.geometry.isoscore(x)
+    chosen = np.isin(list(CORPUS), list(set().union(*RELEVANT_DOCS.values())))
+    groups = lengths[chosen], lengths[~chosen]
+    squares = sum(x.var(ddof=1) * (len(x) - 1) for x in groups)
+    d = (groups[0].mean() - groups[1].mean()) / np.sqrt(squares / (len(lengths) - 2))
+    expected["cohens_d"] = d
+    n, m = map(len, groups)
+    expected["cohens_d_error"] = np.sqrt(1 / n + 1 / m + d**2 / (2 * (n + m)))
+    for key, value in expected.items():
+        assert found.pop(key) == pytest.approx(value, rel=1e-4), key
+    assert len(found) == 3 * len(METRICS)
+
+
+def test_norms_that_mark_the_wrong_documents_are_told(caplog):
+    """At once, or later where d fell; four documents cannot show it."""
+    texts = {"a": "bee bee bee", "b": "bee bee", "c": "wax", "d": "wax wax"}
+
+    def warnings_of(evaluator, weights):
+        caplog.clear()
+        evaluator(SentenceTransformer(modules=[BoW(["bee", "wax"], weights)], device="cpu"))
+        messages = [r.message for r in caplog.records if r.levelname == "WARNING"]
+        return [message for message in messages if "Cohen" in message]
+
+    def of(answers, copies=20):
+        corpus = {f"{key}{i}": text for key, text in texts.items() for i in range(copies)}
+        relevant = {key for key in corpus if key[0] in answers}
+        one = min(relevant)  # the others answer queries of another split
+        return MagnitudeEvaluator({"q": "bee"}, corpus, {"q": {one}}, also_relevant=relevant)
+
+    equal, wax = {"bee": 1.0, "wax": 1.0}, {"bee": 1.0, "wax": 1.3}
+    assert not warnings_of(of("cd", copies=1), equal)
+    assert len(warnings_of(of("cd"), equal)) == 1
+    right = of("ab")
+    assert not warnings_of(right, equal)
+    assert not warnings_of(right, equal)
+    assert len(warnings_of(right, wax)) == 1
+    assert not warnings_of(of("ab"), wax)
+
+
+def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_path):
+    """In a Trainer of one's own."""
+    stm.prepare(model, "qnorm")
+    task = QUERIES, CORPUS, RELEVANT_DOCS
+    first = MagnitudeEvaluator(*task, name="before")(model)["before_document_isoscore"]
+    options = {"max_steps": 2, "learning_rate": 1e-2}
+    make_trainer(model, stm.QNormRankingLoss(model), tmp_path / "run", **options).train()
+    last = MagnitudeEvaluator(*task, name="after")(model)["after_document_isoscore"]
+    model.save_pretrained(str(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "loss:QNormRankingLoss" in card
+    assert "eprint={2602.09229}" in card
+    assert re.search(r"\| Metric .*\| before .*\| after .*\|", card)
+    assert re.search(rf"\| document_isoscore .*\| {first:.4f} .*\| {last:.4f} ", card)
+    assert f"{first:.4f}" != f"{last:.4f}"
 
 
 def test_warns_of_collapse(caplog):

@@ -6,7 +6,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncode
 from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
-from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 
 QUERIES, DOCUMENTS = (
     {str(i): text for i, text in enumerate(texts)} for texts in columns(4).values()
@@ -18,7 +18,6 @@ EVERYWHERE = [
     *(getattr(stm, name) for name in LOSSES),
     stm.strip_normalize,
     stm.attach_grad_scale,
-    GeometryEvaluator(list(DOCUMENTS.values())),
     MagnitudeEvaluator(*TASK),
     CompressionEvaluator(*TASK),
     lambda model: stm.diagnose(model, DATA),

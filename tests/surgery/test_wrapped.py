@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.mining import mine_negatives
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, returns_unit_vectors
 
@@ -39,7 +39,6 @@ def wrap(request, tmp_path):
         normalizes_output,
         returns_unit_vectors,
         lambda model: encode_raw(model, DOCUMENTS, "document").tolist(),
-        GeometryEvaluator(DOCUMENTS),
         MagnitudeEvaluator(*TASK),
         lambda model: MagnitudeEvaluator(*TASK)(stm.prepare(model, stm.Similarity(1, 0.5))),
         lambda model: len(mine_negatives(model, DATA)),
