@@ -26,12 +26,8 @@ from pathlib import Path
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
-_NAMES = (  # of the columns of qrels
-    {"queryid", "qid", "query", "topic", "topicid"},
-    {"corpusid", "docid", "documentid", "document", "doc", "docno", "pid", "passageid"},
-    {"score", "relevance", "rel", "label", "grade"},
-)
-_ITERATION = {"iteration", "iter", "q0", "unused"}  # TREC's second column
+# without case and punctuation; the optional second column is TREC's iteration
+_HEADERS = r"(q|topic)\w* (\w+ )?(corpus|doc|passage|pid)\w* (score|rel|label|grade|gain|judg)\w*"
 _MEANS_SOMETHING = frozenset("#%&*/@\\")  # punctuation in Unicode, but not in "C#" or "50 %"
 
 logger = logging.getLogger(__name__)
@@ -206,32 +202,23 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
 
     The first line is a header if none of its columns is a number and the first is no query.
     """
-    order = None
+    width = 0
     for where, columns in _rows(path):
-        if order is None:
-            order = _order(columns, where)
+        if not width:
             width = len(columns)
-            if columns[0] not in queries and all(math.isnan(number(x)) for x in columns):
+            is_header = columns[0] not in queries and all(math.isnan(number(x)) for x in columns)
+            plain = " ".join(re.sub(r"[\W_]", "", column.casefold()) for column in columns)
+            is_trec = width == 4 and re.fullmatch(r"Q?\d+", columns[1])
+            if not (re.fullmatch(_HEADERS, plain) if is_header else is_trec or width == 3):
+                raise DataError(
+                    f"{where}: has the columns {columns}, but needs three, with tabs:"
+                    f" {', '.join(HEADER)}."
+                )
+            if is_header:
                 continue
         if len(columns) != width:
             raise DataError(f"{where}: has {len(columns)} columns, not {width} as the first line.")
-        query, document, score = (columns[i] for i in order)
-        yield where, query, document, score
-
-
-def _order(columns: list[str], where: str) -> list[int]:
-    """Where query, document and score stand in a file that begins with these columns."""
-    plain = [re.sub(r"[\W_]", "", column.casefold()) for column in columns]
-    found = [next((i for i, x in enumerate(plain) if x in names), None) for names in _NAMES]
-    order = [0, len(columns) - 2, len(columns) - 1]
-    if None not in found:
-        order = [i for i in found if i is not None]
-    is_trec = len(plain) == 4 and (plain[1] in _ITERATION or not math.isnan(number(columns[1])))
-    is_moved = any(i not in (None, x) for i, x in zip(found, order, strict=True))
-    if len(columns) != 3 + is_trec or is_moved:
-        named = ", ".join(HEADER)
-        raise DataError(f"{where}: has the columns {columns}, but needs three, with tabs: {named}.")
-    return order
+        yield where, columns[0], columns[-2], columns[-1]
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:

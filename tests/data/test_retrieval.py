@@ -4,11 +4,12 @@ import gzip
 import json
 import math
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from st_magnitude.data.beir import DataError, folded, refuse_shared, splits_of
+from st_magnitude.data.beir import HEADER, DataError, folded, refuse_shared, splits_of
 from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -113,10 +114,9 @@ def test_a_query_is_its_text_and_instruction(tmp_path: Path) -> None:
     [
         "q1 0 d0 2\nq1 0 d1 0\nq2 0 d1 -1\n",
         "topic Q0 docno rel\nq1 Q0 d0 2\nq1 Q0 d1 0\nq2 Q0 d1 -1\n",
-        "Corpus-ID\tscore\tquery_id\nd0\t2\tq1\nd1\t0\tq1\nd1\t-1\tq2\n",
-        "a\tb\tc\rq1\td0\t2\rq1\td1\t0\rq2\td1\t-1\r",
+        "Query ID\tdoc_id\tgain\rq1\td0\t2\rq1\td1\t0\rq2\td1\t-1\r",
     ],
-    ids=["TREC", "TREC with a header", "any order", "old Macintosh"],
+    ids=["TREC", "TREC with a header", "old Macintosh"],
 )
 def test_columns_of_judgments(tmp_path: Path, qrels: str) -> None:
     data = RetrievalData.from_beir(write(tmp_path, qrels=qrels), "test")
@@ -175,6 +175,10 @@ def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) ->
         RetrievalData.from_beir(write(tmp_path, GOOD.encode() + line), "test")
 
 
+MOVED = [" ".join(names) for names in permutations(HEADER) if names != HEADER]
+MOVED += ["query-id corpus-id", "query-id corpus-id score rank", "topic docno iter rel"]
+
+
 @pytest.mark.parametrize(
     ("qrels", "message"),
     [
@@ -184,7 +188,10 @@ def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) ->
         ("q1\td0\n", r", line 1: has the columns \['q1', 'd0'\], but needs three"),
         ("q1\td0\t1\nq1\td0\n", ", line 2: has 2 columns, not 3"),
         ("query-id\tcorpus-id\tscore\twho\nq1\td0\t1\tme\n", ", line 1: has the columns"),
-        ("corpus-id\tquery-id\tgain\nd0\tq1\t1\n", ", line 1: has the columns"),
+        *((f"{names}\n", ", line 1: has the columns") for names in MOVED),
+        ("d0\tq1\t1\n", r", line 1: 'd0' is not in queries\.jsonl"),
+        ("1 q1 d0\n", ", line 1: the score 'd0'"),
+        ("q1 d0 1 7\n", ", line 1: has the columns"),
         ("q1\td0\t1e300\n", ", line 1: the score '1e300' is not a whole number below"),
         ("q1\t" + "d" * 200_000 + "\t1\n", r", line 1: is not split by tabs \(field larger"),
         ("qe\u0301\td0\t1\n", r", line 1: .* is not in queries.jsonl, where it is 'q\\xe9', not"),
