@@ -1,0 +1,13 @@
+from .exponents import CosineRankingLoss as CosineRankingLoss
+from .exponents import DNormRankingLoss as DNormRankingLoss
+from .exponents import DotRankingLoss as DotRankingLoss
+from .exponents import LearnableNormLoss as LearnableNormLoss
+from .exponents import QNormRankingLoss as QNormRankingLoss
+from .ranking import MagnitudeRankingLoss as MagnitudeRankingLoss
+from .regression import SimilarityMSELoss as SimilarityMSELoss
+from .sigreg import SIGRegInfoNCE as SIGRegInfoNCE
+from .temperature import TempAggLoss as TempAggLoss
+from .temperature import TempAggMRLLoss as TempAggMRLLoss
+from .temperature import TempSpecMRLLoss as TempSpecMRLLoss
+from .temperature import temp_agg as temp_agg
+from .temperature import temp_agg_mrl as temp_agg_mrl
