@@ -29,12 +29,12 @@ def exponent(bench: Bench, new: Similarity) -> Recommendation:
     A tie keeps today's exponent, as in `ExponentCurve.best`.
     """
     choice = bench.choice
-    who = bench.measuring
+    measuring = ~choice.chose
     today = choice.present
     gamma = choice.candidate
     judged = None
     if bench.has_magnitude:
-        judged = bench.gain(choice.ndcg(gamma)[who], choice.ndcg(today)[who])
+        judged = bench.gain(choice.ndcg(gamma)[measuring], choice.ndcg(today)[measuring])
     reasons = {
         DO: "One half of the queries chose this exponent, and the other half confirms it.",
         NO_BENEFIT: "The exponent that one half of the queries chose gains nothing on the other.",
@@ -67,7 +67,7 @@ def storage(
     else:
         best = max(range(len(others)), key=lambda i: judged[i].gain[1])
     cell = cells[best + 1]
-    tolerance = bench.settings.tolerance
+    tolerance = bench.tolerance
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
     kept = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
     reasons = {
@@ -83,7 +83,7 @@ def storage(
 
 def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     """Whether to add log p(d), (m,), to the scores."""
-    curve = prior_curve(bench.task, query_ids, log_p, bench.scoring, seed=bench.settings.seed)
+    curve = prior_curve(bench.task, query_ids, log_p, bench.scoring, seed=bench.seed)
     reasons = {
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",

@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
-from st_magnitude.diagnosis.findings import DO, Diagnosis, Settings
+from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
 from st_magnitude.evaluation.scoring import are_unit, raw_scoring_of
 from st_magnitude.saving.card import model_name
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 
@@ -75,15 +76,15 @@ def diagnose(
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
     choice = measure.exponent_choice(task, today.exponents[1], seed)
-    settings = Settings(min_gain, tolerance, seed)
-    bench = Bench(task, choice, today, not are_unit(answers.values), settings)
-    shape = measure.directions(task)
-
+    has_magnitude = not are_unit(answers.values)
+    bench = Bench(task, choice, today, has_magnitude, min_gain, tolerance, seed)
     new = Similarity(1.0, choice.candidate)
     first = advice.exponent(bench, new)
     bench = replace(bench, scoring=new if first.verdict == DO else today)
     formats = measure_formats(task, bench.scoring)
-    cells = compression_cells(formats, shape.dim)
+    directions = COSINE.document(task.documents)
+    m, dim = directions.shape
+    cells = compression_cells(formats, dim)
     recommendations = [first, advice.storage(bench, cells, list(formats.values()))]
     if log_p is not None:
         recommendations.append(advice.prior(bench, data.query_ids, log_p))
@@ -93,7 +94,7 @@ def diagnose(
         similarity=today.name,
         recommended=bench.scoring.name,
         normalizes=normalizes_output(model),
-        has_magnitude=bench.has_magnitude,
+        has_magnitude=has_magnitude,
         query_ids=data.query_ids,
         document_ids=data.document_ids,
         is_relevant=is_relevant,
@@ -101,10 +102,15 @@ def diagnose(
         documents=answers,
         **measure.effect_sizes(answers, is_relevant),
         exponent=choice,
-        geometry=shape,
+        dim=dim,
+        isoscore=geometry.isoscore(directions),
+        isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
+        mean_cosine=geometry.mean_cosine(directions),
         cells=cells,
         recommendations=recommendations,
-        settings=settings,
+        min_gain=min_gain,
+        tolerance=tolerance,
+        seed=seed,
     )
 
 

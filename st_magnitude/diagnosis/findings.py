@@ -11,7 +11,7 @@ from st_magnitude.evaluation.compression import CompressionCell, table
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.result import Result, Table, points
 
-__all__ = ["Diagnosis", "ExponentChoice", "Geometry", "NormStatistics", "Recommendation"]
+__all__ = ["Diagnosis", "ExponentChoice", "NormStatistics", "Recommendation"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -54,16 +54,6 @@ class ExponentChoice:
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Directions of the documents."""
-
-    dim: int
-    isoscore: float
-    isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
-    mean_cosine: float  # over all pairs of documents; 0 for random directions
-
-
-@dataclass(frozen=True)
 class Recommendation:
     """One possible change, and whether the measurements support it."""
 
@@ -86,15 +76,6 @@ class Recommendation:
             )
         choice = f"until then {self.choice}" if self.verdict == NOT_ENOUGH else self.choice
         return "\n     ".join([*lines, self.reason, f"-> {choice}"])
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of `diagnose`."""
-
-    min_gain: float
-    tolerance: float
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -121,10 +102,17 @@ class Diagnosis(Result):
     cohens_d: float
     adjusted_cohens_d: float
     exponent: ExponentChoice
-    geometry: Geometry
+    # of the directions of the documents
+    dim: int
+    isoscore: float
+    isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
+    mean_cosine: float  # over all pairs; 0 for random directions
     cells: list[CompressionCell]  # the formats of CompressionEvaluator
     recommendations: list[Recommendation]
-    settings: Settings
+    # arguments of `diagnose`
+    min_gain: float
+    tolerance: float
+    seed: int
 
     def __getitem__(self, name: str) -> Recommendation:
         return {r.name: r for r in self.recommendations}[name]
@@ -137,16 +125,16 @@ class Diagnosis(Result):
             f"{self.model}{place}, scored by {self.similarity}{changed}: "
             f"{len(self.query_ids):,} queries, {len(self.document_ids):,} documents "
             f"({self.is_relevant.sum():,} relevant to at least one query), "
-            f"{self.geometry.dim} dimensions."
+            f"{self.dim} dimensions."
         )
         verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
         ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
         legend = (
             f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
-            f"interval lies above 0 and reaches {100 * self.settings.min_gain:g} points. No"
+            f"interval lies above 0 and reaches {100 * self.min_gain:g} points. No"
             " benefit expected: it excludes such a gain. Not enough data: it does neither. Smaller"
             " storage is compared"
-            f" with {1 - self.settings.tolerance:.0%} of the full nDCG@10."
+            f" with {1 - self.tolerance:.0%} of the full nDCG@10."
         )
         return [facts, *map(str, ordered), legend]
 
@@ -192,11 +180,10 @@ class Diagnosis(Result):
         return Table(["exponent", "nDCG@10", "minus today [95 %]", ""], rows, title)
 
     def _directions(self) -> Table:
-        shape = self.geometry
         rows = [
-            ["IsoScore", shape.isoscore, "1: variance is even over all dimensions, 0: one line"],
-            ["highest IsoScore", shape.isoscore_ceiling, "of an isotropic sample of this size"],
-            ["mean cosine", shape.mean_cosine, "over all pairs; 0 for random directions"],
+            ["IsoScore", self.isoscore, "1: variance is even over all dimensions, 0: one line"],
+            ["highest IsoScore", self.isoscore_ceiling, "of an isotropic sample of this size"],
+            ["mean cosine", self.mean_cosine, "over all pairs; 0 for random directions"],
         ]
-        title = f"Directions of {len(self.document_ids):,} documents in {shape.dim} dimensions"
+        title = f"Directions of {len(self.document_ids):,} documents in {self.dim} dimensions"
         return Table(["measure", "value", "meaning"], rows, title)

@@ -17,10 +17,8 @@ from st_magnitude.diagnosis.findings import (
     QUANTILES,
     Array,
     ExponentChoice,
-    Geometry,
     Mask,
     NormStatistics,
-    Settings,
 )
 from st_magnitude.evaluation.calibration import (
     exponent_curve,
@@ -30,7 +28,7 @@ from st_magnitude.evaluation.calibration import (
 )
 from st_magnitude.evaluation.judge import Judgment, judge
 from st_magnitude.evaluation.scoring import are_unit
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import Similarity
 
 
 def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
@@ -93,18 +91,6 @@ def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentCho
     return ExponentChoice(gammas, per_query, curve.present, chose, calibrated, candidate)
 
 
-def directions(task: EncodedTask) -> Geometry:
-    """How evenly the directions of the documents spread."""
-    unit = COSINE.document(task.documents)
-    m, dim = unit.shape
-    return Geometry(
-        dim=dim,
-        isoscore=geometry.isoscore(unit),
-        isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
-        mean_cosine=geometry.mean_cosine(unit),
-    )
-
-
 @dataclass(frozen=True)
 class Bench:
     """The encoded task and the settings with which every change is measured."""
@@ -113,18 +99,15 @@ class Bench:
     choice: ExponentChoice
     scoring: Similarity
     has_magnitude: bool  # whether the norms differ
-    settings: Settings
-
-    @property
-    def measuring(self) -> Mask:
-        """The half of the queries that measures, (n,)."""
-        return ~self.choice.chose
+    min_gain: float
+    tolerance: float
+    seed: int
 
     def gain(self, values: Array, reference: Array) -> Judgment:
         """Compares two arrays of nDCG@10 of the same queries."""
-        return judge(values - reference, self.settings.min_gain, seed=self.settings.seed)
+        return judge(values - reference, self.min_gain, seed=self.seed)
 
     def margin(self, values: Array, full: Array) -> Judgment:
         """Compares nDCG@10 of a smaller index with the share of the full one that must be kept."""
-        kept = (1 - self.settings.tolerance) * full
-        return judge(values - kept, seed=self.settings.seed)
+        kept = (1 - self.tolerance) * full
+        return judge(values - kept, seed=self.seed)

@@ -30,10 +30,15 @@ def test_text_json_and_tables():
     for r in found.recommendations:
         assert all(text in found.to_markdown() for text in (r.action, r.reason, r.choice))
     cells = {value for table in found.measurements for row in table.rows for value in row}
-    d, g = found.documents, found.geometry
+    d = found.documents
     expected = {found.cohens_d, found.adjusted_cohens_d, d.mean, d.cv, d.length_spearman}
     expected |= {*d.quantiles, *found.queries.quantiles}
-    expected |= {g.isoscore, g.isoscore_ceiling, g.mean_cosine, *(c.ndcg for c in found.cells)}
+    expected |= {
+        found.isoscore,
+        found.isoscore_ceiling,
+        found.mean_cosine,
+        *(c.ndcg for c in found.cells),
+    }
     assert not expected - cells
 
 

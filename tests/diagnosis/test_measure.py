@@ -42,9 +42,9 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     adjusted = geometry.adjusted_cohens_d(norms, np.log(words), found.is_relevant)
     assert found.adjusted_cohens_d == pytest.approx(adjusted)
     assert found.is_relevant.tolist() == [key.endswith("-0") for key in sorted(corpus)]
-    assert found.geometry.isoscore == pytest.approx(geometry.isoscore(unit(d)))
-    assert found.geometry.isoscore_ceiling == geometry.isoscore_ceiling(300, 16)
-    assert found.geometry.mean_cosine == pytest.approx(geometry.mean_cosine(d))
+    assert found.isoscore == pytest.approx(geometry.isoscore(unit(d)))
+    assert found.isoscore_ceiling == geometry.isoscore_ceiling(300, 16)
+    assert found.mean_cosine == pytest.approx(geometry.mean_cosine(d))
 
 
 def test_one_half_chooses_and_the_other_measures_the_gain():
