@@ -88,11 +88,11 @@ def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",
     }
-    weight = f"st_magnitude.serving.with_prior(documents, log_p, weight={curve.weight:.3g})"
+    column = f"np.c_[documents, {curve.weight:.3g} * log_p], by inner product (docs/prior.md)"
     action = "Add log p(d), the prior of a document, to its scores"
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
     judged = bench.gain(curve.held_out, curve.per_query[0])
-    uses = (weight, "no prior")
+    uses = (column, "no prior")
     return _recommend(bench, "prior", action, judged, gain_of, uses, reasons)
 
 

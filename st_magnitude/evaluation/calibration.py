@@ -311,11 +311,12 @@ def calibrate_prior(
         >>> curve.weight > 0, round(curve.gain[0], 3), curve.gain[1] > 0
         (True, 0.369, True)
 
-    `st_magnitude.serving.with_prior` writes the weight into the vectors of an index for inner
-    products.
+    An index for inner products ranks alike with documents ``[d, weight · log p(d)]`` and queries
+    ``[q, 1]`` (docs/prior.md).
 
     Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
-    Recommendations, RecSys 2019.
+    Recommendations, RecSys 2019; Bachrach et al., Speeding Up the Xbox Recommender System Using a
+    Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
     similarity = scoring_of(model, similarity)
     prior = aligned_prior(data, log_p)

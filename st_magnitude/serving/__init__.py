@@ -6,6 +6,5 @@ A database with the metric **inner product** stores ``similarity.document(x)`` a
 
 from st_magnitude.serving.check import ServingCheck, check_serving
 from st_magnitude.serving.explain import Finding
-from st_magnitude.serving.index import with_prior, with_prior_queries
 
-__all__ = ["Finding", "ServingCheck", "check_serving", "with_prior", "with_prior_queries"]
+__all__ = ["Finding", "ServingCheck", "check_serving"]

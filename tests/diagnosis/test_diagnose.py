@@ -74,7 +74,7 @@ def test_the_prior_of_other_queries():
     curve = calibrate_prior(model, RetrievalData(*task), frequent)
     assert found["prior"].verdict == "do"
     assert found["prior"].gain == pytest.approx(curve.gain, abs=0.01)
-    assert found["prior"].choice.endswith(f"weight={curve.weight:.3g})")
+    assert f"[documents, {curve.weight:.3g} * log_p]" in found["prior"].choice
     noise = quick(
         model, *task, log_prior={document: math.log(rng.choice([1, 10])) for document in frequent}
     )

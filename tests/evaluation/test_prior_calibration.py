@@ -10,7 +10,6 @@ from sklearn.metrics import ndcg_score
 import st_magnitude as stm
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.serving import with_prior, with_prior_queries
 
 N, M, D = 120, 60, 12
 IDS = [f"d{j:03}" for j in range(M)]
@@ -103,9 +102,10 @@ def test_an_index_with_one_more_dimension_ranks_alike(world):
     curve = stm.calibrate_prior(model, data, log_p)
     assert curve.weight > 0
     encoded = data.encode(model)
-    unit = curve.similarity.document(encoded.documents).double().numpy()
-    stored = with_prior(unit, [log_p[key] for key in data.document_ids], curve.weight)
-    sent = with_prior_queries(curve.similarity.query(encoded.queries).double().numpy())
+    unit = curve.similarity.document(encoded.documents).numpy()
+    stored = np.c_[unit, curve.weight * np.float32([log_p[key] for key in data.document_ids])]
+    sent = np.c_[curve.similarity.query(encoded.queries).numpy(), np.ones(N, np.float32)]
+    assert stored.dtype == sent.dtype == np.float32
     top = np.argsort(-(sent @ stored.T), axis=1, kind="stable")[:, :10]
     at_best = curve.per_query[curve.weights.tolist().index(curve.weight)]
     assert encoded.ndcg(torch.from_numpy(top)) == pytest.approx(at_best)

@@ -1,14 +1,12 @@
-"""Stored vectors rank as the similarity does, and with a prior as the formula."""
+"""Stored vectors rank as the similarity does."""
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from st_magnitude import Similarity
-from st_magnitude.serving import with_prior, with_prior_queries
 
 
 def served(similarity, queries, documents):
@@ -52,41 +50,3 @@ def test_faiss(similarity):
             index.hnsw.efSearch = len(documents)
         index.add(documents)
         np.testing.assert_array_equal(index.search(queries, 10)[1], expected)
-
-
-@given(
-    matrices(3), matrices(7), arrays(np.float64, 7, elements=st.floats(-20, 0)), st.floats(-2, 2)
-)
-def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, weight):
-    expected = queries @ documents.T + weight * log_p
-    stored = with_prior(documents, log_p, weight)
-    sent = with_prior_queries(queries)
-    assert (stored.shape, sent.shape) == ((7, 6), (3, 6))
-    np.testing.assert_allclose(sent @ stored.T, expected, rtol=1e-12, atol=1e-9)
-    tensors = with_prior(torch.from_numpy(documents), torch.from_numpy(log_p), weight)
-    assert torch.equal(tensors, torch.from_numpy(stored))
-    assert torch.equal(with_prior_queries(torch.from_numpy(queries)), torch.from_numpy(sent))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_kind_and_dtype_are_kept(dtype):
-    documents = torch.randn(3, 2).to(dtype)
-    for stored in (with_prior(documents, [-1.0, -2.0, -3.0], 1.0), with_prior_queries(documents)):
-        assert stored.dtype == dtype
-        assert torch.equal(stored[:, :2], documents)
-
-
-@pytest.mark.parametrize(
-    ("log_p", "weight"), [([-1.0], 1.0), ([0.0, -np.inf], 1.0), ([0.0, -1.0], np.nan)]
-)
-def test_a_prior_that_is_missing_or_infinite(log_p, weight):
-    with pytest.raises(ValueError, match=r"one finite number for each of 2 documents"):
-        with_prior(np.ones((2, 2)), log_p, weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float16])
-def test_a_prior_that_the_type_of_the_vectors_cannot_hold(dtype):
-    documents = torch.ones(2, 2, dtype=dtype)
-    for vectors in (documents, documents.numpy()):
-        with pytest.raises(ValueError, match="quantize" if dtype != torch.float16 else "float32"):
-            with_prior(vectors, [-1.0, -7.0], weight=1e4)
