@@ -6,23 +6,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import (
-    EXPONENTS,
     exponent_curve,
+    exponents_with,
     ndcg_by_exponent,
     warn_if_few,
 )
 from st_magnitude.evaluation.hybrid import dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.judge import judge
-from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import raw_scoring_of
 from st_magnitude.finetune.folds import cross_validate
-from st_magnitude.finetune.measure import Found, Sample, bm25_if_installed, encode, found_by
+from st_magnitude.finetune.measure import Found, bm25_if_installed, card_figures, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
 from st_magnitude.similarity import Similarity
@@ -51,14 +49,15 @@ class Baseline:
         self.config = config
         self.is_judged = held_out is not None
         self.data = data = held_out or data
-        self.sample = Sample(data, answers, config.seed)
+        self.answers = answers
+        if len(data.corpus) < 2:
+            raise DataError("The corpus has one document: there is nothing to tell apart.")
+        encoded = None
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
             encoded, similarity = encode(model, data)
             self.found = found_by(dense_run(encoded, similarity), data)
             self.lexical = bm25_if_installed(data)
-        else:
-            encoded = self.sample.encode(model)
         self.geometry = self._geometry(encoded)
         self.of_folds: tuple[int, Found, Found | None] | None = None
 
@@ -74,19 +73,18 @@ class Baseline:
     def compare(self) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the model, which is trained now, and its figures of norms."""
         verdict = None
+        encoded = None
         if self.of_folds is not None:
             folds, found, fused = self.of_folds
             exponent = raw_scoring_of(self.model).exponents[1]
             verdict = replace(self._verdict(float(exponent), found, fused), folds=folds)
-        if self.is_judged and verdict is None:
+        elif self.is_judged:
             encoded, similarity = encode(self.model, self.data)
             verdict = self._choose_scoring(encoded, similarity)
-        else:
-            encoded = self.sample.encode(self.model)
         return verdict, self._geometry(encoded)
 
-    def _geometry(self, encoded: EncodedTask) -> dict[str, float]:
-        return geometry_figures(self.sample.embeddings(encoded), self.sample.is_relevant)
+    def _geometry(self, encoded: EncodedTask | None) -> dict[str, float]:
+        return card_figures(self.model, self.data, self.answers, self.config.seed, encoded)
 
     def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
@@ -95,7 +93,7 @@ class Baseline:
         trained = self._verdict(present, *self._found(encoded, present))
         if normalizes_output(self.model):
             return trained
-        exponents = np.unique(np.append(EXPONENTS, present))
+        exponents = exponents_with(present)
         per_query = ndcg_by_exponent(encoded, exponents)
         curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
         best = self._verdict(curve.best, *self._found(encoded, curve.best))

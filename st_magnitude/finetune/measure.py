@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
-from torch import Tensor
 
-from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
 from st_magnitude.evaluation.hybrid import Run, bm25_run
+from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import own_scoring, raw_scoring_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
-__all__ = ["Found", "RetrievalEvaluator", "Sample", "bm25_if_installed", "encode", "found_by"]
+__all__ = ["Found", "RetrievalEvaluator", "bm25_if_installed", "card_figures", "encode", "found_by"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,36 +81,32 @@ def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask
     return data.encode(model, before_normalize=True, show_progress_bar=shows), similarity
 
 
-class Sample:
-    """Documents and queries whose norms and directions the model card shows.
+def card_figures(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    answers: Collection[str],
+    seed: int,
+    encoded: EncodedTask | None = None,
+) -> dict[str, float]:
+    """Norms and directions of a sample of queries and documents, for the model card.
 
     Args:
         answers: Ids of the documents that answer a query of any split.
-
-    Raises:
-        DataError: If there are fewer than two documents.
+        encoded: The embeddings of all data; None encodes the sample alone.
     """
-
-    def __init__(self, data: RetrievalData, answers: Collection[str], seed: int) -> None:
-        if len(data.corpus) < 2:
-            raise DataError("The corpus has one document: there is nothing to tell apart.")
-        rng = np.random.default_rng(seed)
-        asked = rng.permutation(data.query_ids)[:NUM_QUERIES].tolist()
-        documents = sorted(rng.permutation(data.document_ids)[:NUM_DOCUMENTS].tolist())
-        self.queries = {query: data.queries[query] for query in asked}
-        self.documents = {document: data.corpus[document] for document in documents}
-        self.is_relevant = np.array([document in answers for document in documents])
-
-    def encode(self, model: SentenceTransformer) -> EncodedTask:
-        return encode_texts(model, self.queries, self.documents, before_normalize=True)
-
-    def embeddings(self, encoded: EncodedTask) -> dict[str, Tensor]:
-        """Those of the sample among the embeddings of more texts, (n, D) each, by role."""
-        places = {query: row for row, query in enumerate(encoded.query_ids or ())}
-        queries = encoded.queries[[places[query] for query in self.queries]]
-        places = {document: row for row, document in enumerate(encoded.document_ids or ())}
-        documents = encoded.documents[[places[document] for document in self.documents]]
-        return {"document": documents, "query": queries}
+    rng = np.random.default_rng(seed)
+    asked = rng.permutation(len(data.query_ids))[:NUM_QUERIES]
+    drawn = np.sort(rng.permutation(len(data.document_ids))[:NUM_DOCUMENTS])
+    documents = [data.document_ids[column] for column in drawn]
+    if encoded is None:
+        queries = [data.query_ids[row] for row in asked]
+        texts = {query: data.queries[query] for query in queries}
+        corpus = {document: data.corpus[document] for document in documents}
+        encoded = encode_texts(model, texts, corpus, before_normalize=True)
+        sides = {"document": encoded.documents, "query": encoded.queries}
+    else:
+        sides = {"document": encoded.documents[drawn], "query": encoded.queries[asked]}
+    return geometry_figures(sides, np.array([document in answers for document in documents]))
 
 
 class RetrievalEvaluator(SentenceEvaluator):

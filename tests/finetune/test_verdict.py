@@ -6,9 +6,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
+from st_magnitude import geometry
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.finetune.baseline import Baseline
-from st_magnitude.finetune.measure import NUM_DOCUMENTS, Found, Sample
+from st_magnitude.finetune.measure import NUM_DOCUMENTS, Found, card_figures
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Verdict, changes_of
 
@@ -96,21 +97,19 @@ def test_the_largest_gain_the_median_change_and_the_largest_loss_are_shown():
     assert changes_of(before, before, task) == ()
 
 
-def test_sample_for_a_card(planted):
-    corpus = {f"d{i}": f"text {i}" for i in range(2 * NUM_DOCUMENTS)}
-    answers = {f"d{i}" for i in range(0, 2 * NUM_DOCUMENTS, 3)}
-    data = RetrievalData({"q": "which?"}, corpus, {"q": {"d0"}})
-    sample = Sample(data, answers, seed=0)
-    assert sample.documents != Sample(data, answers, seed=1).documents
-    assert len(sample.documents) == NUM_DOCUMENTS
-    assert [document in answers for document in sample.documents] == list(sample.is_relevant)
+def test_figures_of_a_sample_for_a_card(planted):
     model, task = planted
-    sample = Sample(task, (), seed=0)
-    alone = sample.embeddings(sample.encode(model))
-    among = sample.embeddings(task.encode(model, before_normalize=True))
-    assert all((alone[role] == among[role]).all() for role in alone)
+    found = card_figures(model, task, {"right0", "right1"}, seed=0)
+    among = task.encode(model, before_normalize=True)
+    assert card_figures(model, task, {"right0", "right1"}, 0, among) == found
+    assert found["document_norm_mean"] == geometry.norms(among.documents).mean()
+    assert "cohens_d" in found
+    assert "cohens_d" not in card_figures(model, task, {}, 0, among)
+    corpus = {f"{i}": "word0 " * (1 + i) for i in range(2 * NUM_DOCUMENTS)}
+    data = RetrievalData({"q": "word0"}, corpus, {"q": {"0"}})
+    assert len({card_figures(model, data, {}, seed)["document_norm_mean"] for seed in (0, 1)}) == 2
     with pytest.raises(DataError, match="one document"):
-        Sample(RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}), (), seed=0)
+        judged(model, RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
 
 
 def test_other_grades_are_other_data():
