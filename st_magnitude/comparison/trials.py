@@ -15,7 +15,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
@@ -167,15 +167,12 @@ class Trials:
         """
         began = time.perf_counter()
         model = copy.deepcopy(self.base)
-        # Otherwise every Trainer computes examples.
-        model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
         settings = candidate.settings(self.config, rungs[-1])
         if seed is not None:
             settings = replace(settings, seed=seed)
         trainer = make_trainer(
             model, self.splits.train, self.rows, settings, folder.parent, saves=False
         )
-        trainer.remove_callback(PrinterCallback)
         at_rungs = _AtRungs(self, model, rungs, goes_on)
         trainer.add_callback(at_rungs)
         with reading(model, self.config.max_length):

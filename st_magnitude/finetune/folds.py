@@ -11,7 +11,6 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 from tqdm import tqdm
-from transformers import PrinterCallback
 
 from st_magnitude.data.beir import folded
 from st_magnitude.data.retrieval import RetrievalData
@@ -62,12 +61,10 @@ def cross_validate(
     parts = parts_of(data, folds, config.seed)
     for held_out in tqdm(parts, desc=f"Training and measuring in {folds} folds"):
         model = copy.deepcopy(base)
-        model.model_card_data.widget = [{"text": "a"}]  # else every Trainer computes examples
         train = data.only(data.queries.keys() - held_out)
         test = data.only(held_out)
         rows = training_rows(train, config.negatives, config.seed)
         trainer = make_trainer(model, train, rows, config, output, loss_options, saves=False)
-        trainer.remove_callback(PrinterCallback)
         with reading(model, config.max_length):
             trainer.train()
         trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)

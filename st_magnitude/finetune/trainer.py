@@ -21,7 +21,7 @@ from sentence_transformers import (
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
-from transformers import set_seed
+from transformers import PrinterCallback, set_seed
 
 from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData
@@ -120,7 +120,12 @@ def make_trainer(
         options["prior"] = _prior(model, rows, config)
     loss_class = named.load(with_dims=config.dims is not None)
     loss = loss_class(model, **{**options, **(loss_options or {}), **_terms(config)})
-    return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+    if not saves:  # otherwise every Trainer computes examples
+        card.widget = [{"text": rows[0]["anchor"]}]
+    trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+    if not saves:
+        trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def _cast_half_weights(model: SentenceTransformer) -> None:
