@@ -91,7 +91,7 @@ def evaluate(
     model: SentenceTransformer | str | Path,
     tasks: Iterable[RetrievalData | str],
     output: str | Path | None = None,
-    encode: Mapping[str, object] | None = None,
+    **encode: Any,
 ) -> ModelResult:
     """Runs mteb on local data and on mteb's own tasks, and returns its results.
 
@@ -100,7 +100,7 @@ def evaluate(
         tasks: Retrieval data, and names of mteb's tasks.
         output: Folder of mteb's results, whose scores are not computed again. By default nothing is
             written.
-        encode: Options of mteb's encoding, such as ``{"batch_size": 128}``.
+        **encode: Options of ``encode``, which mteb passes on, such as ``batch_size=128``.
 
     Raises:
         ValueError: If mteb does not know a name, a model without a name is to be kept in
@@ -127,7 +127,7 @@ def evaluate(
     if output is not None:
         _refuse_torn(Path(output))
         cache = mteb.ResultCache(output)
-    options: Any = {"show_progress_bar": False, **(encode or {})}
+    options: Any = {"show_progress_bar": False, **encode}
     bars = options["show_progress_bar"]
     return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars)
 

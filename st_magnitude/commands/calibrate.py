@@ -38,12 +38,12 @@ def calibrate(
     splits.check_held_out(judged.split, confirm)
     others = None if confirm is None else splits[confirm]
     encoder, data = judged.load(model, splits)
-    curve = calibrate_exponent(encoder, data, encode=judged.encode)
+    curve = calibrate_exponent(encoder, data, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": judged.split, **curve.to_dict()}
     if others is not None:
         typer.echo(f"{confirm}: {others}")
-        confirmed = calibrate_exponent(encoder, others, [curve.best], encode=judged.encode)
+        confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)
         figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best)}
     if output is not None:
         _save(model, curve.best, output)

@@ -49,7 +49,7 @@ def diagnose(
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,
-        encode=judged.encode,
+        **judged.encode,
     )
     typer.echo(str(found))
     if verbose:

@@ -33,7 +33,7 @@ def mteb(
         for task in tasks
     ]
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
-    results = evaluate(model, data, output, encode).task_results
+    results = evaluate(model, data, output, **encode).task_results
     scores = {result.task_name: result.get_score() for result in results}
     typer.echo("The main score of each task, which is nDCG@10 for retrieval:")
     for name, score in scores.items():

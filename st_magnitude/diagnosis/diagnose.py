@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -31,7 +32,7 @@ def diagnose(
     min_gain: float = 0.02,
     tolerance: float = 0.05,
     seed: int = 0,
-    encode: Mapping[str, object] | None = None,
+    **encode: Any,
 ) -> Diagnosis:
     """Encodes once, measures norms, storage and directions, and recommends what they support.
 
@@ -51,7 +52,7 @@ def diagnose(
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         seed: Seed for the halves, the samples and the draws.
-        encode: Options for `RetrievalData.encode`, such as ``{"batch_size": 256}``.
+        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
     Raises:
         TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
@@ -72,7 +73,7 @@ def diagnose(
     today = raw_scoring_of(model, similarity)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
-    task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
+    task = data.encode(model, **encode | {"before_normalize": True})
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
     choice = measure.exponent_choice(task, today.exponents[1], seed)

@@ -128,7 +128,7 @@ def calibrate_exponent(
     data: RetrievalData,
     exponents: ArrayLike | None = None,
     seed: int = 0,
-    encode: Mapping[str, object] | None = None,
+    **encode: Any,
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
@@ -142,7 +142,7 @@ def calibrate_exponent(
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 and
             the model's own are always added.
         seed: Seed of the draws of `judge`.
-        encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
+        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
     Raises:
         ValueError: If no query has a relevant document, an exponent lies outside [0, 1], the model
@@ -167,7 +167,7 @@ def calibrate_exponent(
             f"{gammas.tolist()}."
         )
     warn_if_few(data.query_ids, "an exponent")
-    encoded = data.encode(model, **(encode or {}))
+    encoded = data.encode(model, **encode)
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
         raise ValueError(UNIT_NORMS)
     per_query = ndcg_by_exponent(encoded, gammas)
@@ -279,7 +279,7 @@ def calibrate_prior(
     log_p: Mapping[str, float],
     similarity: Similarity | str | None = None,
     seed: int = 0,
-    encode: Mapping[str, object] | None = None,
+    **encode: Any,
 ) -> PriorCurve:
     """Encodes once and ranks by s(q, d) + weight · log p(d) for a sweep of weights from 0.
 
@@ -293,7 +293,7 @@ def calibrate_prior(
         similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
             the query counts, if the similarity keeps it.
         seed: Seed of the folds and of the draws of `judge`.
-        encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
+        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
     Raises:
         ValueError: If a document has no log p or one that is not finite, or an embedding is not
@@ -321,7 +321,7 @@ def calibrate_prior(
     similarity = scoring_of(model, similarity)
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
-    encoded = data.encode(model, **(encode or {}))
+    encoded = data.encode(model, **encode)
     return prior_curve(encoded, data.query_ids, prior, similarity, seed=seed)
 
 

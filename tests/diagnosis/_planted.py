@@ -81,8 +81,7 @@ def table_of(model: SentenceTransformer) -> dict[str, np.ndarray]:
 
 
 def quick(model: SentenceTransformer, *task: Mapping, **options: object) -> Diagnosis:
-    encode = {"show_progress_bar": False, "batch_size": 1000}
-    return diagnose(model, RetrievalData(*task), encode=encode, **options)
+    return diagnose(model, RetrievalData(*task), batch_size=1000, **options)
 
 
 @cache
