@@ -37,11 +37,7 @@ def search(
     top_k: Annotated[int, Option(min=1, help="Documents of each model to show.")] = 5,
     risk: Annotated[
         float | None,
-        Option(
-            min=0,
-            max=1,
-            help="Largest share of wrong answers: say where nothing answers well enough for it.",
-        ),
+        Option(help="Largest share of wrong answers: say where nothing answers well enough."),
     ] = None,
 ) -> Figures:
     """Show what a retriever finds for a question.
@@ -51,7 +47,10 @@ def search(
     the dev split gives a rule that says when nothing answers.
     """
     from st_magnitude.data.beir import folded
+    from st_magnitude.evaluation.abstention import check_range
 
+    if risk is not None:
+        check_range(risk)
     splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
     if risk is not None and "dev" not in parts:
@@ -65,13 +64,16 @@ def search(
     rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
     for text in [question] if question else _lines():
-        found = [searcher.find(text, top_k) for searcher in searchers]
+        tasks = [searcher.ask(text) for searcher in searchers]
+        pairs = zip(searchers, tasks, strict=True)
+        found = [searcher.find(task, top_k) for searcher, task in pairs]
         _show(found, known.corpus, answers.get(folded(text), set()))
         answered = None
         if rule is None:
             say(searchers[0].compare(found[0]))
         else:
-            answered = searchers[0].answers(text, rule)
+            best = tasks[0].top(rule.similarity, 2)
+            answered = bool(rule.answers(tasks[0].scores(rule.similarity, best))[0])
             say("The first one answers, by the rule." if answered else "By the rule, none answers.")
         searches.append({"question": text, "found": found, "answered": answered})
     return {"model": model, "against": against, "rule": rule, "searches": searches}
@@ -97,31 +99,30 @@ class Hit:
 
 
 class _Searcher:
-    """A model with the embeddings of the corpus, and the best scores of known questions."""
+    """A model with the embeddings of the corpus and of known questions."""
 
     def __init__(self, name: str, known: RetrievalData) -> None:
+        from st_magnitude.evaluation.abstention import encode_all
         from st_magnitude.evaluation.scoring import scoring_of
         from st_magnitude.saving.export import load
 
         self.model = load(name)
-        self.known = known
         self.ids = known.document_ids
         self.similarity = scoring_of(self.model)
-        self.encoded = known.encode(self.model, show_progress_bar=show_progress())
-        first = self.encoded.top(self.similarity, 1)
-        self.best = self.encoded.scores(self.similarity, first)[:, 0]  # (n,)
+        self.known = encode_all(self.model, known, show_progress_bar=show_progress())
+        scores = self.known.scores(self.similarity, self.known.top(self.similarity, 1))  # (n, 1)
+        self.best = scores[[len(row) > 0 for row in self.known.columns]]
 
-    def _task(self, question: str) -> EncodedTask:
+    def ask(self, question: str) -> EncodedTask:
         """The corpus and the question."""
         import torch
 
         from st_magnitude.surgery.raw import encode_raw
 
         query = encode_raw(self.model, [question], "query", keep_normalize=True)  # (1, D)
-        return replace(self.encoded, queries=query, columns=(), own=torch.tensor([-1]))
+        return replace(self.known, queries=query, columns=(), own=torch.tensor([-1]))
 
-    def find(self, question: str, top_k: int) -> list[Hit]:
-        task = self._task(question)
+    def find(self, task: EncodedTask, top_k: int) -> list[Hit]:
         top = task.top(self.similarity, top_k)
         scores = task.scores(self.similarity, top)[0].tolist()
         norms = [None] * len(scores)
@@ -132,17 +133,11 @@ class _Searcher:
 
     def rule_for(self, risk: float) -> Abstention | None:
         """Prints the rule that the known questions give; None if they are too few for one."""
-        from st_magnitude.evaluation.abstention import calibrate_abstention
+        from st_magnitude.evaluation.abstention import rule_of
 
-        encode = {"show_progress_bar": show_progress()}
-        rule = calibrate_abstention(self.model, self.known, risk, encode=encode)
+        rule = rule_of(self.known, self.similarity, risk)
         typer.echo(f"{rule}\n")
         return rule if math.isfinite(rule.threshold) else None
-
-    def answers(self, question: str, rule: Abstention) -> bool:
-        """Whether the first document answers by the rule."""
-        task = self._task(question)
-        return bool(rule.answers(task.scores(rule.similarity, task.top(rule.similarity, 2)))[0])
 
     def compare(self, found: Sequence[Hit]) -> str:
         """A sentence on the best score next to those of questions that have an answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import encode_texts
-from st_magnitude.evaluation.scoring import raw_scoring_of
+from st_magnitude.data.task import EncodedTask, encode_texts
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.result import Result
 from st_magnitude.similarity import Similarity
 
@@ -78,9 +78,10 @@ class Abstention(Result):
         wrong = int((answered & is_wrong).sum())
         return replace(self, queries=len(scores), answered=int(answered.sum()), wrong=wrong)
 
-    def measure(self, model: SentenceTransformer, data: RetrievalData) -> Abstention:
+    def measure(self, model: SentenceTransformer, data: RetrievalData, **encode: Any) -> Abstention:
         """The same rule with its counts on other data."""
-        return self.tested(*first_documents(model, data, self.similarity))
+        encoded = encode_all(model, data, **encode)
+        return self.tested(*first_documents(encoded, self.similarity))
 
     @classmethod
     def load(cls, path: str | Path) -> Abstention:
@@ -111,7 +112,7 @@ def calibrate_abstention(
     risk: float = 0.1,
     delta: float = 0.05,
     similarity: Similarity | str | None = None,
-    encode: Mapping[str, object] | None = None,
+    **encode: Any,
 ) -> Abstention:
     """Calibrates a threshold at which at most a share ``risk`` of the answers is wrong.
 
@@ -129,8 +130,8 @@ def calibrate_abstention(
         data: Validation queries, with those that no document answers, the corpus and judgments.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
-        similarity: The similarity that ranks; by default the model's own, cosine if it normalises.
-        encode: Options of `st_magnitude.data.task.encode_texts`, such as ``{"batch_size": 64}``.
+        similarity: The similarity that ranks; by default the model's own.
+        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
     Raises:
         ValueError: If an argument is out of its range, or the corpus has a single document.
@@ -138,19 +139,40 @@ def calibrate_abstention(
     Source: Angelopoulos et al., Learn then Test, arXiv 2110.01052, with thresholds at order
     statistics, at which all queries choose and test; docs/research/abstention.md has the proof.
     """
+    check_range(risk, delta)
+    similarity = scoring_of(model, similarity)
+    return rule_of(encode_all(model, data, **encode), similarity, risk, delta)
+
+
+def check_range(risk: float, delta: float = 0.05) -> None:
+    """Refuses a risk or a delta that no rule can keep, before anything is encoded."""
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
             raise ValueError(f"{name} must be strictly between 0 and 1; got {value}.")
-    unanswerable = 1 - len(data.relevant) / len(data.queries)
+
+
+def encode_all(model: SentenceTransformer, data: RetrievalData, **encode: Any) -> EncodedTask:
+    """The embeddings of the corpus and of all queries, those without a relevant document too."""
+    encoded = encode_texts(model, data.queries, data.corpus, **encode)
+    judged = [data.relevant.get(query, {}) for query in data.queries]
+    columns = [{data.position[key]: grade for key, grade in row.items()} for row in judged]
+    return replace(encoded, columns=columns, own=data.own_columns(data.queries))
+
+
+def rule_of(
+    encoded: EncodedTask, similarity: Similarity, risk: float, delta: float = 0.05
+) -> Abstention:
+    """`calibrate_abstention` of a result of `encode_all`."""
+    unanswerable = float(np.mean([not row for row in encoded.columns]))
     if not unanswerable:
         logger.warning(
             "Every query has a relevant document, so the guarantee is for such queries only. Add "
             "real queries that no document answers: qrels lines with an empty corpus-id and "
             "score 0."
         )
-    exponent = raw_scoring_of(model, similarity).exponents[1]
+    exponent = similarity.exponents[1]
     rule = Abstention("auto", math.inf, exponent, risk, delta, unanswerable)
-    return calibrated(rule, *first_documents(model, data, rule.similarity, encode))
+    return calibrated(rule, *first_documents(encoded, rule.similarity))
 
 
 def calibrated(rule: Abstention, scores: Array, is_wrong: NDArray[np.bool_]) -> Abstention:
@@ -188,19 +210,10 @@ def controlled_threshold(
 
 
 def first_documents(
-    model: SentenceTransformer,
-    data: RetrievalData,
-    similarity: Similarity,
-    encode: Mapping[str, Any] | None = None,
+    encoded: EncodedTask, similarity: Similarity
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    if len(data.corpus) < 2:
+    if len(encoded.documents) < 2:
         raise ValueError("Abstention compares the first two documents, and the corpus has one.")
-    options = dict(encode or {}) | {"before_normalize": True}
-    encoded = encode_texts(model, data.queries, data.corpus, **options)
-    encoded = replace(encoded, own=data.own_columns(data.queries))
     top = encoded.top(similarity, 2)
-    first = [data.document_ids[column] for column in top[:, 0].tolist()]
-    pairs = zip(data.queries, first, strict=True)
-    is_wrong = np.array([found not in data.relevant.get(query, {}) for query, found in pairs])
-    return encoded.scores(similarity, top).double().numpy(), is_wrong
+    return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]

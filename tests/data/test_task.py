@@ -20,7 +20,7 @@ from st_magnitude.evaluation import (
     bm25_run,
     dense_run,
 )
-from st_magnitude.evaluation.abstention import first_documents
+from st_magnitude.evaluation.abstention import encode_all, first_documents
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
 
@@ -120,7 +120,7 @@ SEARCHES = {
         model, RetrievalData(*task)
     ).per_query.tolist(),
     "abstention": lambda model, *task: [
-        x.tolist() for x in first_documents(model, RetrievalData(*task), COSINE)
+        x.tolist() for x in first_documents(encode_all(model, RetrievalData(*task)), COSINE)
     ],
 }
 

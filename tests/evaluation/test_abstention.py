@@ -8,11 +8,13 @@ import pytest
 from _tiny import ROWS
 from scipy.stats import binom
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.abstention import Abstention, calibrated, controlled_threshold
+from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import encode_raw
 
 
@@ -121,6 +123,34 @@ def test_rule_against_a_loop(counts, data):
     assert rule.unanswerable == 0.25
     counts_of = {"answered": int(answers.sum()), "wrong": int((answers & wrong).sum())}
     assert rule.measure(counts, data) == replace(rule, queries=64, **counts_of)
+
+
+ENDS = {
+    "dot": ((), "dot", None),
+    "Normalize": ((Normalize,), "cosine", None),
+    "cut": ((Normalize,), "cosine", 131),
+    "cut, dot": ((Normalize,), "dot", 131),
+    "ExponentNorm": ((lambda: ExponentNorm(0.3, 0.5),), "dot", None),
+}
+
+
+@pytest.mark.parametrize(("closing", "name", "dim"), ENDS.values(), ids=ENDS)
+def test_the_rule_holds_for_what_the_model_serves(counts, data, closing, name, dim):
+    """As docs/evaluation.md applies it; with cosine, embeddings before Normalize give the same."""
+    model = SentenceTransformer(
+        modules=[counts[0], *(module() for module in closing)],
+        similarity_fn_name=name,
+        truncate_dim=dim,
+        device="cpu",
+    )
+    rule = stm.calibrate_abstention(model, data, risk=0.6, delta=0.5)
+    queries = model.encode_query(list(data.queries.values()), normalize_embeddings=True)
+    scores = model.similarity(queries, model.encode_document(list(data.corpus.values())))
+    answers = rule.answers(scores.sort(descending=True).values)
+    assert 0 < answers.sum() == rule.answered < 64
+    if name == "cosine":
+        raw = stm.calibrate_abstention(model, data, 0.6, 0.5, before_normalize=True)
+        assert raw == replace(rule, threshold=pytest.approx(rule.threshold, rel=1e-5))
 
 
 def test_unanswerable_queries_stand_in_a_folder(counts, data, tmp_path, caplog):
