@@ -109,7 +109,6 @@ TEXTS = [row[:3] for row in ROWS[:6]]
 LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),
     "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
-    "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
     "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query")}),
     "learnable": (stm.LearnableNormLoss, {"prior": True}),
@@ -145,8 +144,6 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
     of each.
     """
     (loss_class, options), model = LOSSES[name], load_transformer(folder)
-    if options.get("guide"):
-        options = options | {"guide": load_transformer(folder, "cls")}
     if options.get("prior"):
         prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
         prior._has_begun = True
@@ -159,8 +156,6 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
         loss.model = Encoder()
         columns = on_device(batch)
-        if options.get("guide"):
-            loss.false_negatives.guide.model = loss.model
         if mini_batch_size is None or not is_ranking:
             value = loss(columns, None if is_ranking else torch.empty(6, device="cuda"))
         else:

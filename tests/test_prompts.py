@@ -1,4 +1,4 @@
-"""Prompts and routes: training, guides and priors read texts as encode_query does."""
+"""Prompts and routes: training and priors read texts as encode_query does."""
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.finetune.train import TrainConfig
 from st_magnitude.finetune.trainer import make_trainer, training_rows
-from st_magnitude.losses.negatives import Guide
 from st_magnitude.modules import ExponentNorm
 
 PROMPTS = {"query": "what is tea ", "document": "see the notes "}
@@ -83,28 +82,6 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
     trainer.train()
     assert "The prior does not contain" not in caplog.text
     assert ("begins with no prompt of the model" in caplog.text) is not prompts
-
-
-@pytest.mark.parametrize("reader", ["transformer", "router", "chat"])
-@pytest.mark.parametrize(
-    "kind", ["transformer", "without prompt tokens", "exponents", "router", "chat"]
-)
-@pytest.mark.parametrize(
-    ("own", "guides"), [(None, None), (None, OTHER), (PROMPTS, None), (PROMPTS, OTHER)]
-)
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_batch_size):
-    """Texts with its own prompts, by its own routes, whatever the model that trains reads."""
-    model, guide = make(folder, reader, own), make(folder, kind, guides)
-    texts = list(columns(8).values())
-    judge = Guide(guide, model)
-    rows = zip(texts, ("query", "document"), by_role(guide, texts), strict=True)
-    for text, role, expected in rows:
-        features = model.preprocess(text, prompt=(own or {}).get(role), task=role)
-        kept = {key: x.clone() for key, x in features.items() if torch.is_tensor(x)}
-        found = judge.embed(features, role, model, mini_batch_size)
-        torch.testing.assert_close(found, expected)
-        assert all(torch.equal(features[key], value) for key, value in kept.items())
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def train(
         also_relevant: Ids of documents that answer queries of other splits, such as
             `load_splits(folder).relevant_documents()`. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
-        loss_options: Further arguments of the loss, such as ``margin`` and ``guide``.
+        loss_options: Further arguments of the loss, such as ``margin``.
         say: Function that receives the progress line by line.
 
     Raises:

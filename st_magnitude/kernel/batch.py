@@ -36,14 +36,12 @@ class Above:
     """A rule of ``exclude``: columns above a threshold do not count as negatives.
 
     Args:
-        threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).
-        guide: Embeddings of queries (B, Dg) or (Q, Dg), and of documents (M, Dg), whose inner
-            products are compared. None: the scores of the loss at its longest prefix.
+        threshold: The threshold as a function of the scores of the positives at the longest prefix:
+            (n,) -> (n,).
         spares: Exceptions: a query and a document of one id stay negatives, whatever they score.
     """
 
     threshold: Callable[[Tensor], Tensor]
-    guide: tuple[Tensor, Tensor] | None = None
     spares: Ids | None = None
 
 
@@ -118,7 +116,7 @@ class Batch:
                 "hardness_strength weights the negatives of a query with one positive: leave out"
                 " other directions than 'query_to_doc', positives and targets."
             )
-        self._check_exclude(directions)
+        self._check_exclude()
         size = len(self.documents)
         if self.positives is not None:
             _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
@@ -156,7 +154,7 @@ class Batch:
                 f" {len(documents)}; got {tuple(all_queries.shape)}."
             )
 
-    def _check_exclude(self, directions: Sequence[Direction]) -> None:
+    def _check_exclude(self) -> None:
         size = len(self.documents)
         for ids in [*self.excluded_ids, *self.spares]:
             _check_ids("exclude", ids.documents, size)
@@ -164,21 +162,6 @@ class Batch:
             _check_ids("exclude", ids.queries[:number], number, kind="queries")
         if len(self.excluded) - len(self.excluded_ids) > 1:
             raise ValueError("exclude takes ids and one Above; got several.")
-        if self.above is None or self.above.guide is None:
-            return
-        queries, documents = self.above.guide
-        number = self.num_pairs
-        if "doc_to_query" not in directions and len(queries) == len(self.queries):
-            number = len(self.queries)
-        width = queries.shape[-1]
-        if queries.shape != (number, width) or documents.shape != (size, width):
-            raise ValueError(
-                f"The guide of Above takes embeddings ({number}, Dg) and ({size}, Dg); got"
-                f" {tuple(queries.shape)} and {tuple(documents.shape)}."
-            )
-        for x in self.above.guide:  # on a GPU the answer would keep the host waiting
-            if x.device.type == "cpu" and not x.isfinite().all():
-                raise ValueError("The guide of Above has embeddings that are not finite.")
 
     def _check_targets(self, directions: Sequence[Direction]) -> None:
         targets, of_queries = self.targets, self.targets_queries

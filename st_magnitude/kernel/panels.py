@@ -91,8 +91,6 @@ def _too_close(
     spared = _same_ids(rows.spared, columns.spared, rows.x.dtype)
 
     def rule(tile: slice, scores: Tensor) -> Tensor:
-        if rows.guide is not None and columns.guide is not None:
-            scores = rows.guide[tile] @ columns.guide.T
         if offset is not None:
             positives = scores.diagonal(offset + tile.start)
         else:

@@ -109,11 +109,6 @@ class Comparison:
         batch = self.batch
         said = [self._same(ids) for ids in batch.excluded_ids]
         if batch.above is not None:
-            if batch.above.guide is not None:
-                queries, documents = batch.above.guide
-                own_queries = queries if len(queries) == len(scores) else queries[self.rows_are]
-                by_documents = documents[self.rows_are] @ queries.T
-                scores = own_queries @ documents.T if self.from_query else by_documents
             of_pairs = scores.where(self.is_pair, 0).sum(dim=1)  # (B,)
             too_close = scores > batch.above.threshold(of_pairs)[:, None]
             for spares in batch.spares:

@@ -33,7 +33,7 @@ from st_magnitude.similarity import Similarity
 # Tensors of the columns of one rank, or their gradients, with a row for each column
 Block = dict[str, Tensor]
 FLOWS = {"x": "grad", "scale": "grad_scale"}  # what has a gradient, and its name
-TRAVELS = (*FLOWS, "ids", "label", "bias", "guide", "spared")
+TRAVELS = (*FLOWS, "ids", "label", "bias", "spared")
 
 
 def ring_infonce(
@@ -83,7 +83,7 @@ def one_round(
     ranks = len(sizes)
     block: Block = {name: getattr(columns, name) for name in TRAVELS}
     block = {name: x.detach() for name, x in block.items() if x is not None}
-    of_pairs = _scores_of_pairs(rows, columns)
+    of_pairs = torch.linalg.vecdot(rows.x, columns.x[: len(rows.x)])  # (B,)
     flows = {x: name for x, name in FLOWS.items() if with_gradients and x in block}
     returned: Callable[[], Block] | None = None
     for hop in range(ranks):
@@ -113,15 +113,6 @@ def one_round(
 def _add(block: Block, other: Block) -> None:
     for name, x in other.items():
         block[name].add_(x)
-
-
-def _scores_of_pairs(rows: Vectors, columns: Vectors) -> Tensor:
-    """The scores of positives that a threshold sees, of the guide or the longest prefix: (B,)."""
-    left, right = rows.x, columns.x
-    if rows.guide is not None and columns.guide is not None:
-        left, right = rows.guide, columns.guide
-    scores: Tensor = torch.linalg.vecdot(left, right[: len(left)])
-    return scores
 
 
 def _pass_on(block: Block, size: int) -> Callable[[], Block]:

@@ -25,7 +25,6 @@ class Vectors:
     ids: Tensor | None = None  # (n, E): texts that share one are not negatives of each other
     label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
     bias: Tensor | None = None  # (n,), added to the logits of columns
-    guide: Tensor | None = None  # (n, Dg), the embeddings of a guide
     spared: Tensor | None = None  # (n,): pairs that share one are never too close
 
     def part(self, rows: slice) -> Vectors:
@@ -65,7 +64,6 @@ def vectors_of(
 
     with torch.no_grad():
         log_q = batch.log_q_queries if is_query else batch.log_q
-        guides = batch.above.guide if batch.above is not None else None
         return Vectors(
             x=x,
             scale=scale,
@@ -74,7 +72,6 @@ def vectors_of(
             ids=of_ids(batch.excluded_ids),
             label=of_ids(batch.labels),
             bias=None if log_q is None else -part_of(log_q).to(x.dtype),
-            guide=None if guides is None else part_of(guides[0 if is_query else 1]),
             spared=of_ids(batch.spares),
         )
 

@@ -23,7 +23,6 @@ class Texts:
 
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
     bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys
-    guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
     log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
     labels: Tensor | None = None  # as the data have them
     are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound

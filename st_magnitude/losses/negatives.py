@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.model import BaseModel
-from sentence_transformers.base.modules import Router
-from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from st_magnitude._checks import one_of
-from st_magnitude._upstream import batch_size_of, minibatch_of
+from st_magnitude._upstream import batch_size_of
 from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
@@ -25,16 +20,12 @@ from st_magnitude.losses.keys import (
     Features,
     Texts,
     bare_keys,
-    device_of,
     is_plain_text,
     text_keys,
-    tokens_of,
     unlike_all,
 )
-from st_magnitude.losses.prompts import split_prompt
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import DOT, Similarity, at_least_float32, without_autocast
-from st_magnitude.surgery.raw import prompt_of, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -45,52 +36,41 @@ MOST = 0.75  # the share of negatives that may be left out without a warning
 
 
 class FalseNegatives:
-    """Which documents are left out of the negatives by ``same_text``, ``margin`` and ``guide``, and
-    how many."""
+    """Which documents ``same_text`` and ``margin`` leave out of the negatives, and how many."""
 
     def __init__(
         self,
-        model: SentenceTransformer,
         same_text: SameText,
         margin: float | None,
         margin_strategy: MarginStrategy,
-        guide: SentenceTransformer | None,
         keep_explicit_negatives: bool,
     ) -> None:
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
-        if margin is not None and margin >= 0 and guide is None:
+        if margin is not None and margin >= 0:
             logger.warning(
-                "margin=%s without a guide leaves out every negative that the model ranks above the"
-                " positive, from which it should learn. Use a negative margin, such as -0.1, or"
-                " pass guide=...",
+                "margin=%s leaves out every negative that the model ranks above the positive, from"
+                " which it should learn. Use a negative margin, such as -0.1.",
                 margin,
             )
         self.same_text = same_text
-        self.margin = 0.0 if margin is None and guide is not None else margin
+        self.margin = margin
         self.margin_strategy = margin_strategy
         self.keep_explicit_negatives = keep_explicit_negatives
-        self.guide = None if guide is None else Guide(guide, model)
         self._has_warned = False
         self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
         self._unchecked = 10  # batches in which classes may repeat
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
 
-    def texts(
-        self, model: nn.Module, columns: Sequence[Features], mini_batch_size: int | None
-    ) -> Texts:
-        """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
+    def texts(self, model: nn.Module, columns: Sequence[Features]) -> Texts:
+        """The keys of the texts of a batch that the model reads."""
         keys: list[Tensor] = []
         bare: list[Tensor] = []
-        guide: list[Tensor] = []
         if self.same_text == "exclude":
             keys = [text_keys(features, i) for i, features in enumerate(columns)]
             bare = bare_keys(columns, keys, model)
-        if self.guide is not None:
-            guide = self.guide.embed_columns(columns, model, mini_batch_size)
-        are_plain = all(map(is_plain_text, columns))
-        return Texts(keys=keys, bare=bare, guide=guide, are_plain=are_plain)
+        return Texts(keys=keys, bare=bare, are_plain=all(map(is_plain_text, columns)))
 
     def exclude(
         self, texts: Texts, batch: Gathered, documents: Sequence[Tensor]
@@ -99,14 +79,10 @@ class FalseNegatives:
         exclude: list[Tensor | Ids | Above] = []
         if texts.keys:
             exclude += self._ids(texts, batch)
-        if self.margin is None or (self.guide is not None and not texts.guide):
-            return exclude
-        guide = None
-        if texts.guide:
-            queries, *others = texts.guide
-            guide = batch.join_queries(queries), torch.cat([batch.join(x) for x in others])
-        spares = self._explicit(batch, documents) if self.keep_explicit_negatives else None
-        return [*exclude, Above(self._threshold, guide, spares)]
+        if self.margin is not None:
+            spares = self._explicit(batch, documents) if self.keep_explicit_negatives else None
+            exclude.append(Above(self._threshold, spares=spares))
+        return exclude
 
     def _explicit(self, batch: Gathered, documents: Sequence[Tensor]) -> Ids:
         """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
@@ -214,7 +190,6 @@ class FalseNegatives:
             "same_text": self.same_text,
             "margin": self.margin,
             "margin_strategy": self.margin_strategy,
-            "guide": None if self.guide is None else self.guide.name,
             "keep_explicit_negatives": self.keep_explicit_negatives,
         }
 
@@ -225,14 +200,7 @@ def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Ten
     small batch, and the first ones of a large batch."""
     number = max(1, PLAIN_SCORES // len(batch.documents))
     queries = at_least_float32(batch.queries[:number])
-    exclude = list(batch.excluded)
-    if batch.above is not None and batch.above.guide is not None:
-        guides, documents = batch.above.guide
-        first = batch.offset if len(guides) > len(batch.queries) else 0
-        guide = guides[first : first + number], documents
-        exclude = [*batch.excluded_ids, replace(batch.above, guide=guide)]
-    documents = at_least_float32(batch.documents)
-    rows = replace(batch, queries=queries, documents=documents, exclude=exclude)
+    rows = replace(batch, queries=queries, documents=at_least_float32(batch.documents))
     longest = max(term.dim or queries.shape[1] for term in terms)
     with without_autocast(queries):
         return Comparison(rows, similarity, {longest}, "query_to_doc").left_out
@@ -255,79 +223,3 @@ def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: boo
             " or False. Give each text a column of its own: negative_1, negative_2, and so on."
         )
     return [size for number, size in zip(noted, sizes, strict=True) if number is None]
-
-
-def chat_template_of(model: SentenceTransformer) -> object:
-    return getattr(model.tokenizer, "chat_template", None)
-
-
-class Guide:
-    """A frozen model that scores documents in place of the model that is trained.
-
-    It is not a Module, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
-    """
-
-    def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
-        if guide is model:
-            raise ValueError(
-                "guide is the model that is trained, but a guide is frozen. Pass a copy,"
-                " copy.deepcopy(model), or margin=... without a guide to let the model's own"
-                " scores decide."
-            )
-        if guide.similarity_fn_name not in ("cosine", "dot"):
-            raise ValueError(
-                "A guide scores by cosine or dot, and this one has the distance"
-                f" {guide.similarity_fn_name!r}. Set its similarity_fn_name to one of the two."
-            )
-        self.model = guide.eval()
-        self.similarity = Similarity.named(guide.similarity_fn_name)
-        card = guide.model_card_data
-        self.name = card.model_id or card.base_model or type(guide[0]).__name__
-        # As in GISTEmbedLoss, and where the features of one kind of module mean nothing to another.
-        self.retokenizes = (
-            type(guide[0]) is not type(model[0])
-            or isinstance(guide[0], Router)
-            or guide.tokenizer.get_vocab() != model.tokenizer.get_vocab()
-            or chat_template_of(guide) != chat_template_of(model)
-            or (guide.max_seq_length or math.inf) < (model.max_seq_length or math.inf)
-        )
-
-    def embed_columns(
-        self, columns: Sequence[Features], model: nn.Module, mini_batch_size: int | None
-    ) -> list[Tensor]:
-        """Embeddings of queries and of columns of documents, (B, Dg) each."""
-        roles = ["query"] + ["document"] * (len(columns) - 1)
-        pairs = zip(columns, roles, strict=True)
-        return [self.embed(f, role, model, mini_batch_size) for f, role in pairs]
-
-    @torch.no_grad()
-    def embed(
-        self, features: Features, role: str, model: nn.Module, mini_batch_size: int | None
-    ) -> Tensor:
-        """Embeddings of a column whose inner products are the guide's scores, (B, Dg).
-
-        They are those of ``encode_query`` or ``encode_document``, of texts without a prompt of the
-        model that reads the features.
-        """
-        device = device_of(features)
-        self.model.to(device)
-        number = batch_size_of(features)
-        size = mini_batch_size or number
-        prompt = prompt_of(self.model, role)
-        may_differ = bool(prompt or prompt_of(model, role) or "prompt_length" in features)
-        texts: list[str] | None = None
-        if self.retokenizes or (may_differ and tokens_of(features) is not None):
-            reader = unwrapped(model)
-            assert isinstance(reader, BaseModel)
-            _, texts = split_prompt(features, reader)
-        embeddings = []
-        for start in range(0, number, size):
-            if texts is not None:
-                part = self.model.preprocess(texts[start : start + size], prompt=prompt, task=role)
-                part = batch_to_device(part, device)
-            elif size == number:
-                part = dict(features)
-            else:
-                part = minibatch_of(dict(features), start, start + size)
-            embeddings.append(self.model(part | {"task": role})["sentence_embedding"])
-        return self.similarity.document(torch.cat(embeddings))

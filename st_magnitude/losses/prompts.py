@@ -1,4 +1,4 @@
-"""The prompts of a batch: whether its texts have them, and the texts without them."""
+"""Whether the texts of a batch have the prompts of the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def spelled(features: Features, model: BaseModel) -> list[str]:
-    """The B texts of a column as the tokens of the model spell them; waits for the device."""
-    tokens = tokens_of(features)
-    if tokens is None:
-        raise ValueError(
-            "A guide with another tokenizer reads texts, but a column of the batch holds other"
-            " inputs."
-        )
+    """The B texts of a column of tokens as the model spells them; waits for the device."""
     rows: list[list[int]] = [[] for _ in range(batch_size_of(features))]
+    tokens = tokens_of(features)
+    assert tokens is not None
     for token, text, place in zip(*(x.tolist() for x in tokens), strict=True):
         if place >= 0:
             rows[text].append(token)
@@ -33,21 +29,19 @@ def spelled(features: Features, model: BaseModel) -> list[str]:
     return found
 
 
-def split_prompt(features: Features, model: BaseModel) -> tuple[str, list[str]]:
-    """The prompt of the model with which all texts begin, or "", and the B texts without it and
-    without a chat template."""
+def begins_with_prompt(features: Features, model: BaseModel) -> bool:
+    """Whether all texts of a column of tokens begin with the same prompt of the model."""
     texts = spelled(features, model)
-    for prompt in sorted({"", *filter(None, model.prompts.values())}, key=len, reverse=True):
-        two = model.preprocess(["", "x"], prompt=prompt or None, task=features.get("task"))
+    for prompt in filter(None, model.prompts.values()):
+        two = model.preprocess(["", "x"], prompt=prompt, task=features.get("task"))
         empty, other = spelled(two, model)
         differ = (i for i, (x, y) in enumerate(zip(empty, other, strict=False)) if x != y)
         place = next(differ, len(empty))  # where a text stands in a chat template
         # empty if all its tokens are special or unknown, which texts do not show either
-        begin, end = empty[:place].strip(), empty[place:].rstrip()
+        begin = empty[:place].strip()
         if all(text.startswith(begin) for text in texts):
-            found = [text[len(begin) :].strip().removesuffix(end) for text in texts]
-            return prompt, [text.strip() for text in found]
-    return "", texts
+            return True
+    return False
 
 
 def warn_without_prompts(columns: Sequence[Features], model: nn.Module, who: str) -> None:
@@ -61,7 +55,7 @@ def warn_without_prompts(columns: Sequence[Features], model: nn.Module, who: str
         # A Transformer notes the length of a prompt; a prompt may also stand in the data.
         if not prompt or "prompt_length" in features or tokens_of(features) is None:
             continue
-        if not split_prompt(features, model)[0]:
+        if not begins_with_prompt(features, model):
             logger.warning(
                 "encode_%s puts the prompt %r before a text, but text column %d of a batch of %s"
                 " begins with no prompt of the model: it trains on other texts than it will be"

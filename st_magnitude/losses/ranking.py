@@ -82,15 +82,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             positive of another query with the tokens of this one, do not count as negatives.
             ``"keep"``: they do, as in sentence-transformers, and as inputs without token ids do.
         margin: A document that scores above the positive's score minus the margin does not count as
-            a negative. Without a guide the model's own scores decide, before the temperature; -0.1
-            then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
-            2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
+            a negative. Scores are the model's own, before the temperature. -0.1 leaves out what the
+            model ranks far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: no
+            such rule.
         margin_strategy: Unit of the margin: ``"absolute"``, scores; ``"relative"``, the absolute
             value of the positive's score, which suits scores that norms make large.
-        guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
-            own similarity function and with its own prompts.
         keep_explicit_negatives: Whether the explicit negatives of a row count for its query
-            whatever ``margin`` and ``guide`` say, as negatives that people chose should.
+            whatever ``margin`` says, as negatives that people chose should.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
@@ -141,7 +139,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         same_text: SameText = "exclude",
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
-        guide: SentenceTransformer | None = None,
         keep_explicit_negatives: bool = False,
         labels: Labels | None = None,
         teacher_temperature: float | None = None,
@@ -168,7 +165,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             same_text=same_text,
             margin=margin,
             margin_strategy=margin_strategy,
-            guide=guide,
             keep_explicit_negatives=keep_explicit_negatives,
         )
         self.labels = labels
@@ -207,7 +203,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if kind not in self._kinds:  # data sets differ, as in prompts for their columns
             self._kinds.add(kind)
             warn_without_prompts(columns, self.model, self.name)
-        texts = self.false_negatives.texts(self.model, columns, self.mini_batch_size)
+        texts = self.false_negatives.texts(self.model, columns)
         log_q = () if self.prior is None else self.prior.log_q(columns[1:])
         return replace(texts, labels=labels, log_q=log_q)
 
@@ -221,12 +217,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         else:
             self.refuse_unequal(sizes)
             check_labels(self.name, self.labels, labels, sizes)
-            if needs_texts := self.prior or self.false_negatives.guide:
+            if self.prior is not None:
                 raise ValueError(
-                    f"{self.name} has a {type(needs_texts).__name__}, which needs the texts of a"
-                    " batch, and compute_loss_from_embeddings gets embeddings alone. Call the loss"
-                    " with the features of the batch. A loss of sentence-transformers around it"
-                    " does not: give its other terms to this one as regularizers=."
+                    f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
+                    " compute_loss_from_embeddings gets embeddings alone. Call the loss with the"
+                    " features of the batch. A loss of sentence-transformers around it does not:"
+                    " give its other terms to this one as regularizers=."
                 )
             texts = Texts(labels=labels)
         losses = self.losses(embeddings, self._learned(), texts)
@@ -354,7 +350,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
-        self.false_negatives = self._new_false_negatives(self.model)
+        self.false_negatives = self._new_false_negatives()
         super().prepare_model()
         self.check_dims(self.terms)
 

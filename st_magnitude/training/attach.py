@@ -27,10 +27,9 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log the figures of losses, and checks that it can train them on its data.
 
-    The log shows as ``excluded_negatives`` the share of documents that ``same_text``, ``margin``
-    and ``guide`` leave out of the negatives, since the line before. This figure and those of a
-    NormMonitor reach Weights & Biases, TensorBoard and others. ``st-magnitude train`` makes the
-    call.
+    The log shows as ``excluded_negatives`` the share of documents that ``same_text`` and ``margin``
+    leave out of the negatives, since the line before. This figure and those of a NormMonitor reach
+    Weights & Biases, TensorBoard and others. ``st-magnitude train`` makes the call.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.

@@ -37,7 +37,6 @@ CASES = {
 FREQUENCIES = ("log_q", "log_q_queries")
 LOG_Q = {"cosine", "many", "many dot", "one"}  # cases with frequencies of documents and of queries
 POSITIVES = {"dot", "many", "one"}  # cases with several positives
-GUIDED = {"prefix", "many dot", "hardness"}  # cases whose margin looks at the scores of a guide
 EXCLUDED = {
     "cosine": "ids",
     "many": "ids",
@@ -78,9 +77,6 @@ def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
                 "labels": torch.randint(-5, 4, (number,), generator=labels),
                 "log_q": log_q,
                 "log_q_queries": log_q_queries,
-                "guide": tuple(
-                    x.detach()[:, :3].sin() + torch.arange(3) for x in (queries, documents)
-                ),
             }
         )
     return found
@@ -117,7 +113,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
         exclude = [known["ids"], known["other ids"]] if "ids" in rule else []
         if "margin" in rule:
             spares = Ids(*known["spares"]) if "spares" in rule else None
-            exclude.append(Above(threshold, known["guide"] if case in GUIDED else None, spares))
+            exclude.append(Above(threshold, spares=spares))
         sizes = [[len(x) for x in pair] for pair in pairs]
         start = sum(n for n, _ in sizes[: dist.get_rank()])
         weights = weights_of(case, sum(n for n, _ in sizes))
@@ -161,11 +157,8 @@ def test_equals_the_joined_batch(num_ranks):
             )
 
         known = {name: [of_rank[name] for of_rank in about(pairs)] for name in about(pairs)[0]}
-        guides = tuple(joined(side) for side in zip(*known["guide"], strict=True))
         spares = Ids(*(joined(side) for side in zip(*known["spares"], strict=True)))
-        above = Above(
-            threshold, guides if case in GUIDED else None, spares if "spares" in rule else None
-        )
+        above = Above(threshold, spares=spares if "spares" in rule else None)
         ids = [joined(known[name]) for name in ("ids", "other ids") if "ids" in rule]
         options = {"partition_mode": "per_direction", "backend": "plain"}
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}

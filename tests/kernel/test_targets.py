@@ -6,7 +6,7 @@ from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
 from torch import nn
 
 from st_magnitude import COSINE, DOT, Similarity, Term, infonce
-from st_magnitude.kernel.batch import Above
+from st_magnitude.kernel.batch import Ids
 
 BOTH = ("query_to_doc", "doc_to_query")
 BACKENDS = ["plain", "tiled"]
@@ -18,10 +18,10 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def pairs(matrix):
-    """The rule that excludes the pairs of a matrix (B, M)."""
-    guide = matrix.double(), torch.eye(matrix.shape[1], dtype=torch.float64)
-    return Above(lambda positives: torch.full_like(positives, 0.5), guide)
+def pairs(matrix, offset=0):
+    """Rules that exclude the pairs of a matrix (B, M), one for each row."""
+    queries = torch.eye(offset + len(matrix), dtype=torch.int64)
+    return [Ids(x, 2 - row.long()) for x, row in zip(queries[offset:], matrix, strict=True)]
 
 
 def formula(queries, documents, terms, similarity, targets, weights, log_q, excluded):
@@ -75,7 +75,7 @@ def test_targets_are_the_formula(backend, kind, gammas):
         BOTH,
         2,
         partition_mode="per_direction",
-        exclude=pairs(excluded),
+        exclude=pairs(excluded, 2),
         weights=weights,
         log_q=log_q,
         backend=backend,

@@ -42,7 +42,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "resume": (False, True),
     "compiled": (False, True),
     "margin": (None, -0.1),
-    "guided": (False, True),
     "prior": (False, True),
 }
 Cell = dict[str, Any]
@@ -89,12 +88,9 @@ def prepared(folder: str, cell: Cell) -> tuple[SentenceTransformer, torch.nn.Mod
     if cell["lora"]:
         model.add_adapter(LoraConfig(r=2, target_modules=["q_lin", "v_lin"], lora_dropout=0.0))
     options = {key: cell[key] for key in ("mini_batch_size", "margin")}
-    guide = load_transformer(folder, "cls") if cell["guided"] else None
     counts = {row[1]: 1 + i for i, row in enumerate(ROWS)}
     prior = stm.DocumentPrior.from_texts(model, counts) if cell["prior"] else None
-    return model, LOSSES[cell["loss"]](
-        model, guide=guide, prior=prior, margin_strategy="relative", **options
-    )
+    return model, LOSSES[cell["loss"]](model, prior=prior, margin_strategy="relative", **options)
 
 
 def trained(
@@ -177,5 +173,5 @@ def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
         torch.from_numpy(stm.load(tmp_path / "saved").encode_document(text)),
         torch.from_numpy(model.encode_document(text)),
         rtol=1e-5,
-        atol=1e-6,
+        atol=5e-6,  # merged adapters round
     )

@@ -1,4 +1,4 @@
-"""same_text, margin and guide: score matrices in float64, and sentence-transformers."""
+"""same_text and margin: score matrices in float64, and sentence-transformers."""
 
 import itertools
 import random
@@ -7,37 +7,19 @@ from functools import partial
 import pytest
 import torch
 from _losses import BATCHING, DIRECTIONS, TWICE, assert_same, batch_of, reference
-from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
+from _tiny import ROWS, raw_embeddings
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import (
-    CachedGISTEmbedLoss,
-    GISTEmbedLoss,
-    MultipleNegativesRankingLoss,
-)
-from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import BoW
 from tokenizers.processors import TemplateProcessing
 
 import st_magnitude as stm
-from st_magnitude import Similarity, Term
+from st_magnitude import Term
 from st_magnitude.kernel.batch import Above, Batch
 from st_magnitude.losses.keys import text_keys
 from st_magnitude.losses.negatives import left_out
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-
-
-@pytest.fixture(scope="module")
-def guide(tmp_path_factory):
-    """Another model with the same tokenizer."""
-    return load_transformer(save_transformer(tmp_path_factory.mktemp("guide"), "bert")).double()
-
-
-@pytest.fixture
-def static_guide():
-    """A model of another kind, whose features mean nothing to a Transformer."""
-    return SentenceTransformer(
-        modules=[StaticEmbedding(tokenizer(), embedding_dim=16)], device="cpu"
-    ).double()
 
 
 def equal_texts(rows):
@@ -171,14 +153,12 @@ def test_the_share_that_is_left_out(model, caplog, mini_batch_size, margin):
 
 
 @pytest.mark.parametrize("offset", [0, 3])
-@pytest.mark.parametrize("gathered", [False, True])
-def test_a_large_batch_counts_its_first_rows(monkeypatch, offset, gathered):
-    queries, documents, guide, guided = (torch.randn(n, 4) for n in (5, 9, 5, 9))
-    guides = torch.cat([torch.randn(offset, 4), guide]) if gathered else guide
-    exclude = [torch.arange(9) // 2, Above(lambda x: x, (guides, guided))]
+def test_a_large_batch_counts_its_first_rows(monkeypatch, offset):
+    queries, documents = (torch.randn(n, 4) for n in (5, 9))
+    exclude = [torch.arange(9) // 2, Above(lambda x: x)]
     batch = Batch(queries, documents, offset, exclude=exclude)
-    expected = guide @ guided.T
-    expected = expected > expected.diagonal(offset)[:, None]
+    scores = stm.COSINE(queries[:, :2], documents[:, :2])
+    expected = scores > scores.diagonal(offset)[:, None]
     expected |= (torch.arange(9) // 2) == (torch.arange(offset, offset + 5) // 2)[:, None]
     expected.diagonal(offset).zero_()
     for number in (5, 2):
@@ -281,75 +261,7 @@ def test_a_relative_margin_of_negative_scores(model):
     torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected)
 
 
-@pytest.mark.parametrize(
-    ("margin", "strategy"), [(0.0, "absolute"), (0.05, "absolute"), (0.1, "relative")]
-)
-@pytest.mark.parametrize("num_columns", [2, 3])
-@pytest.mark.parametrize("max_tokens", [64, 4], ids=["same_tokens", "other_tokens"])
-@BATCHING
-def test_equals_gist_embed_loss(
-    model, guide, monkeypatch, margin, strategy, num_columns, max_tokens, mini_batch_size
-):
-    # below the model's, the guide tokenises by itself
-    monkeypatch.setattr(guide, "max_seq_length", max_tokens)
-    columns = batch_of(model, [row[:num_columns] for row in ROWS])
-    options = {"guide": guide, "margin": margin, "margin_strategy": strategy}
-    gist = options | {"temperature": 0.05, "contrast_anchors": False, "contrast_positives": False}
-    if mini_batch_size is None:
-        theirs = GISTEmbedLoss(model, **gist)
-    else:
-        theirs = CachedGISTEmbedLoss(model, mini_batch_size=mini_batch_size, **gist)
-    ours = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size, **options)
-    assert_same(model, ours(columns), theirs(columns, None))
-    assert ours(columns) < stm.CosineRankingLoss(model)(columns)
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("name", ["cosine", "dot"])
-def test_guide_of_another_kind(model, static_guide, direction, name):
-    """By its own similarity function, beside same_text, for a loss that keeps the norm."""
-    static_guide.similarity_fn_name = name
-    options = {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
-    loss = stm.QNormRankingLoss(model, guide=static_guide, **options)
-    columns = batch_of(model, TWICE)
-    queries, positives, negatives = (
-        static_guide.encode(list(column), convert_to_tensor=True)
-        for column in zip(*TWICE, strict=True)
-    )
-    scores = Similarity.named(name)(queries, torch.cat([positives, negatives]))
-    backward = scores[:, : len(TWICE)].T
-    masks = [too_close(x, x.diagonal(), 0.0, "absolute") for x in (scores, backward)]
-    same = equal_texts(TWICE)
-    masks = [masks[0] | same, masks[1] | same[:, : len(TWICE)].T]
-    expected = reference(raw_embeddings(model, columns), stm.QNORM, loss.terms, direction, *masks)
-    assert_same(model, loss(columns), expected)
-
-
-def test_guide_is_frozen(model, guide):
-    guide.train()
-    loss = stm.CosineRankingLoss(model, guide=guide)
-    loss.train()
-    assert not guide.training
-    assert {id(p) for p in loss.parameters()} == {id(p) for p in model.parameters()}
-    assert not any("guide" in name for name in loss.state_dict())
-    loss(batch_of(model, ROWS[:4])).backward()
-    assert all(p.grad is None for p in guide.parameters())
-
-
-def test_guides_that_are_refused(model, guide, static_guide):
-    static_guide.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="has the distance 'euclidean'"):
-        stm.CosineRankingLoss(model, guide=static_guide)
-    with pytest.raises(ValueError, match=r"guide is the model that is trained.* margin="):
-        stm.CosineRankingLoss(model, guide=model)
-    bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
-    with pytest.raises(ValueError, match="a column of the batch holds other inputs"):
-        stm.CosineRankingLoss(bag, guide=guide)(batch_of(bag, [("tea", "tea")]))
-
-
-@pytest.mark.parametrize(
-    ("margin", "guided", "warns"), [(0.0, False, True), (-0.1, False, False), (0.05, True, False)]
-)
-def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
-    stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
+@pytest.mark.parametrize(("margin", "warns"), [(0.0, True), (-0.1, False)])
+def test_a_margin_that_spares_nothing_to_learn_warns(model, caplog, margin, warns):
+    stm.CosineRankingLoss(model, margin=margin)
     assert bool(caplog.records) is warns

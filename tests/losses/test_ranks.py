@@ -161,7 +161,6 @@ COUNTS = (
 RULES = [
     {},
     {"margin": 0.1, "margin_strategy": "relative"},
-    {"margin": 0.02, "guide": "cls"},
     {"margin": 0.3, "keep_explicit_negatives": True},
     {"prior": COUNTS},
 ]
@@ -176,8 +175,6 @@ def of_texts(folder, case, rows):
     """Value and gradients for some of the rows, by a model in DDP if there are processes."""
     gather, options, mini_batch_size, direction = case
     model, options = load_transformer(folder).double(), dict(options)
-    if "guide" in options:
-        options["guide"] = load_transformer(folder, options["guide"]).double()
     if "prior" in options:
         options["prior"] = stm.DocumentPrior.from_texts(model, *options["prior"])
     options |= {
@@ -201,7 +198,7 @@ def parts_of_texts(folder):
     return [of_texts(folder, case, part) for case, part in zip(OF_TEXTS, parts, strict=True)]
 
 
-def test_same_text_margin_guide_and_prior_see_the_texts_of_all_ranks(folder):
+def test_same_text_margin_and_prior_see_the_texts_of_all_ranks(folder):
     ranks = on_ranks(2, parts_of_texts, folder)
     for case, *found in zip(OF_TEXTS, *ranks, strict=True):
         value, expected = of_texts(folder, case, SHARED)
