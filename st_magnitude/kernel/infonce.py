@@ -180,7 +180,7 @@ def softmaxes_of(
             "directions must include 'query_to_doc', which has the positives, or be"
             f" ('doc_to_query',); got {tuple(directions)}."
         )
-    ordered = sorted(set(directions), key=lambda direction: direction != "query_to_doc")
+    ordered = sorted(dict.fromkeys(directions), key=lambda direction: direction != "query_to_doc")
     if partition_mode == "joint":
         return [tuple(ordered)]
     if {"query_to_query", "doc_to_doc"} & set(directions):

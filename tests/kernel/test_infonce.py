@@ -13,6 +13,7 @@ from torch import nn
 import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
 from st_magnitude.kernel.batch import Above, Ids
+from st_magnitude.kernel.infonce import softmaxes_of
 
 FORWARD, BACKWARD, BOTH = DIRECTIONS = [
     ("query_to_doc",),
@@ -374,6 +375,13 @@ def test_hardness_is_that_of_sentence_transformers(num_negatives):
         torch.testing.assert_close(ours, expected)
         gradients = torch.autograd.grad(ours, columns)
         torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_directions_keep_their_order():
+    """A set would have another order in each process, and so other last digits of the loss."""
+    first, *others = SOFTMAXES["gte"]["directions"]
+    for ordered in (others, others[::-1]):
+        assert softmaxes_of((*ordered, first), "joint") == [(first, *ordered)]
 
 
 JOINT = [
