@@ -59,7 +59,6 @@ class FalseNegatives:
         self.keep_explicit_negatives = keep_explicit_negatives
         self._has_warned = False
         self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
-        self._unchecked = 10  # batches in which classes may repeat
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
 
@@ -155,24 +154,6 @@ class FalseNegatives:
                 self._first.shape[1],
                 100 * share,
                 self.margin,
-            )
-
-    def warn_of_anchors(self, classes: Tensor, queries: Tensor) -> None:
-        """Warns if the classes (B,) of one of the first batches are those of equal queries, by
-        their keys (B,)."""
-        if not self._unchecked:
-            return
-        self._unchecked -= 1
-        both = classes * 0x1E3779B97F4A7C15 + queries  # equal where both are
-        number = len(classes.unique())
-        if number == len(both):
-            return
-        self._unchecked = 0
-        if number == len(both.unique()):
-            logger.warning(
-                "labels='classes' adds nothing here: all rows of a class have the same query, whose"
-                " answers train alike without labels, and same_text leaves them out of each other's"
-                " negatives only then. Leave out labels=."
             )
 
     def share_without_negatives(self, columns: Sequence[Features]) -> float:

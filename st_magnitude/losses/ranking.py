@@ -255,8 +255,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             weights = labels
         elif self.labels == "classes" and labels is not None:
             classes = classes_of(labels)
-            if texts.keys:
-                self.false_negatives.warn_of_anchors(classes, texts.keys[0])
             negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
             positives = torch.cat([batch.join(x) for x in (classes, *negatives)])
         elif self.teacher is not None and labels is not None:

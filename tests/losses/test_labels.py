@@ -55,19 +55,6 @@ def test_labels_as_classes(model):
     torch.testing.assert_close(noise, stm.CosineRankingLoss(model)(batch(model)))
 
 
-@pytest.mark.parametrize(
-    ("anchors", "classes", "warns"),
-    [("a b a b", [1, 2, 1, 2], True), ("a b a c", [1, 2, 1, 1], False)],
-)
-def test_classes_of_equal_anchors_warn_once(model, caplog, anchors, classes, warns):
-    """Where classes begin to repeat."""
-    loss = stm.CosineRankingLoss(model, labels="classes")
-    columns = [model.preprocess(texts.split()) for texts in (anchors, "w x y z")]
-    for labels in ([1, 2, 3, 4], classes, classes):
-        loss([dict(column) for column in columns], torch.tensor(labels))
-    assert caplog.text.count("adds nothing here") == warns
-
-
 @pytest.mark.parametrize("weight", [1.0, 0.3])
 def test_labels_as_scores_of_a_teacher(model, weight):
     loss = stm.CosineRankingLoss(
