@@ -15,18 +15,23 @@ __all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "model_name", "scori
 
 _BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring -->"
 
-# Index -> name of the inner product, name of cosine. docs/serving.md has the sources.
-_METRICS = {
-    "FAISS": (
-        "`METRIC_INNER_PRODUCT`, `IndexFlatIP`",
-        "`METRIC_INNER_PRODUCT` of normalised embeddings",
-    ),
-    "usearch": ('`metric="ip"`', '`metric="cos"`'),
-    "Qdrant": ("`Distance.DOT`", "`Distance.COSINE`"),
-    "Milvus": ('`metric_type="IP"`', '`metric_type="COSINE"`'),
-    "pgvector": ("`<#>`, `vector_ip_ops`", "`<=>`, `vector_cosine_ops`"),
-    "Elasticsearch": ('`similarity: "max_inner_product"`', '`similarity: "cosine"`'),
-}
+# The sections on scoring. docs/serving.md has the sources of the names.
+_COSINE = """### Indexing and scoring
+
+The norms of embeddings are not part of the score. Index by cosine similarity.
+
+This is `METRIC_INNER_PRODUCT` of normalised embeddings in FAISS, `metric="cos"` in usearch,
+`Distance.COSINE` in Qdrant, `metric_type="COSINE"` in Milvus, `<=>` and `vector_cosine_ops` in
+pgvector, and `similarity: "cosine"` in Elasticsearch."""
+_INNER_PRODUCT = """### Indexing and scoring
+
+The norms of document embeddings are part of the score. Index by inner product, and do not
+normalise embeddings.{division}
+
+This is `METRIC_INNER_PRODUCT` or `IndexFlatIP` in FAISS, `metric="ip"` in usearch, `Distance.DOT`
+in Qdrant, `metric_type="IP"` in Milvus, `<#>` and `vector_ip_ops` in pgvector, and
+`similarity: "max_inner_product"` in Elasticsearch. With cosine similarity, or behind a server that
+normalises embeddings, the model ranks differently from how it was evaluated."""
 
 # The lines of a card's example that load the model: sentence-transformers' own, and ours.
 _LOADING = {
@@ -49,26 +54,13 @@ def scoring_text(model: SentenceTransformer) -> str:
         >>> print(scoring_text(model).splitlines()[2])
         The norms of embeddings are not part of the score. Index by cosine similarity.
     """
-    uses_norms = model.similarity_fn_name == "dot" and not returns_unit_vectors(model)
-    scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."
-    if uses_norms:
-        scoring = (
-            "The norms of document embeddings are part of the score. Index by inner product, and "
-            "do not normalise embeddings."
-        )
-        if isinstance(last := model[-1], ExponentNorm):
-            power = f"{last.gamma_document:.4f}"
-            scoring += f" The model has divided documents by their norm to the power {power}."
-    lines = ["### Indexing and scoring", "", scoring, "", "| index | metric |", "| --- | --- |"]
-    for name, (inner_product, cosine) in _METRICS.items():
-        lines.append(f"| {name} | {inner_product if uses_norms else cosine} |")
-    if uses_norms:
-        lines += [
-            "",
-            "With cosine similarity, or behind a server that normalises embeddings, the model "
-            "ranks differently from how it was evaluated.",
-        ]
-    return "\n".join(lines)
+    if model.similarity_fn_name != "dot" or returns_unit_vectors(model):
+        return _COSINE
+    division = ""
+    if isinstance(last := model[-1], ExponentNorm):
+        power = f"{last.gamma_document:.4f}"
+        division = f" The model has divided documents by their norm to the power {power}."
+    return _INNER_PRODUCT.format(division=division)
 
 
 def complete_card(card: Path, model: SentenceTransformer) -> None:
