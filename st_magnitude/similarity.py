@@ -189,10 +189,7 @@ def _checked_exponent(name: str, gamma: float | Tensor) -> float | Tensor:
             raise ValueError(f"A learned {name} must be a 0-d tensor, got {tuple(gamma.shape)}.")
         return gamma
     if not 0.0 <= gamma <= 1.0:
-        raise ValueError(
-            f"{name} must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it "
-            "(Similarity.named() knows 'cosine', 'dot', 'qnorm' and 'dnorm')."
-        )
+        raise ValueError(f"{name} must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it.")
     return float(gamma)
 
 

@@ -1,64 +1,131 @@
-"""CONTRIBUTING.md's recipes for a similarity, a loss, a regularizer and a command."""
+"""The recipes of CONTRIBUTING.md for a similarity, a loss, a regularizer and a command, followed in
+a copy of the package."""
 
-import sys
-from dataclasses import dataclass
+import json
+import shutil
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated
 
 import pytest
-import torch
-from _trainer import train as train_tiny
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS
-from torch.nn.functional import cross_entropy
-from typer import Option
-from typer.testing import CliRunner
+from _processes import python
 
 import st_magnitude as stm
-from st_magnitude import similarity
-from st_magnitude._config import check_ranges
-from st_magnitude.commands.core import Figures, app, command
-from st_magnitude.comparison.config import CompareConfig, grid_of
-from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune import train as finetune
-from st_magnitude.losses.table import LOSSES, NamedLoss
+from st_magnitude.losses.table import LOSSES
 
-HALF = stm.Similarity(gamma_query=1.0, gamma_document=0.5)
+FILES = {
+    "losses/double.py": '''
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.similarity import QNORM
 
 
-def test_add_a_similarity(model, monkeypatch):
-    monkeypatch.setitem(similarity._NAMED, "half", HALF)
-    assert HALF.name == "half"
-    loss = stm.MagnitudeRankingLoss(stm.prepare(model, "half"), "half", scale=20.0)
-    queries, documents = torch.randn(2, 4, 8)
-    norms = documents.norm(dim=1)
-    logits = 20 * torch.cosine_similarity(queries[:, None], documents, dim=-1) * norms.sqrt()
-    expected = cross_entropy(logits, torch.arange(4))
-    torch.testing.assert_close(loss.compute_loss_from_embeddings([queries, documents]), expected)
+class DoubleLoss(MagnitudeRankingLoss):
+    """Twice InfoNCE."""
 
-
-class DoubleLoss(stm.MagnitudeRankingLoss):
-    """A loss that is twice as large as InfoNCE."""
-
-    fixed_similarity = stm.QNORM
+    fixed_similarity = QNORM
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         return 2 * super().compute_loss_from_embeddings(embeddings, labels)
+''',
+    "losses/shortness.py": '''
+def shortness(embeddings):
+    """The mean square of embeddings (n, D)."""
+    return embeddings.float().square().mean()
+''',
+    "commands/count.py": '''
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from st_magnitude._config import check_ranges
+from st_magnitude.commands.core import Figures, command
 
 
-def test_add_a_loss(static_path, tmp_path, monkeypatch):
-    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
-    module = ModuleType("st_magnitude.losses.double")
-    module.DoubleLoss = DoubleLoss
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    row = NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True, is_compared=True)
-    monkeypatch.setitem(LOSSES, "double", row)
-    config = finetune.TrainConfig(loss="double", max_steps=2, folds=0)
-    trained = finetune.train(str(static_path), data, tmp_path / "model", config)
-    assert isinstance(trained.trainer.loss, DoubleLoss)
-    assert trained.trainer.model.similarity_fn_name == "dot"
-    tried = grid_of(CompareConfig(losses=["double"]), is_static=True)
-    assert {candidate.loss for candidate in tried} == {"cosine", "double"}
+@dataclass(frozen=True)
+class CountConfig:
+    texts: Annotated[int, Option(min=1, help="Texts to count.")] = 3
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@command
+def count(*, settings: CountConfig) -> Figures:
+    """Count texts."""
+    return {"texts": settings.texts}
+''',
+}
+# a line of a file, and what stands before it
+LINES = [
+    ("similarity.py", "_NAMED = {", "HALF = Similarity(1.0, 0.5)\n"),
+    ("similarity.py", '"cosine": COSINE', '"half": HALF, '),
+    ("__init__.pyi", "from .similarity import QNORM", "from .similarity import HALF as HALF\n"),
+    ("__init__.pyi", "from .losses import Dot", "from .losses import DoubleLoss as DoubleLoss\n"),
+    (
+        "__init__.pyi",
+        "from .losses.prior",
+        "from .losses.shortness import shortness as shortness\n",
+    ),
+    ("losses/__init__.pyi", "from .exponents", "from .double import DoubleLoss as DoubleLoss\n"),
+    (
+        "losses/table.py",
+        '    "cosine": NamedLoss',
+        '    "double": NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True),\n',
+    ),
+    ("commands/app.py", '"mteb")', '"count", '),
+]
+USE = """
+import sys
+import torch
+from sentence_transformers import SentenceTransformer
+import st_magnitude as stm
+
+assert stm.HALF == stm.Similarity.named("half") and stm.HALF.name == "half"
+model = SentenceTransformer(sys.argv[1], device="cpu").eval()
+columns = [["tea", "maps", "bees"], ["leaves", "a country", "honey"]]
+features = lambda: [model.preprocess(column) for column in columns]
+stm.MagnitudeRankingLoss(stm.prepare(model, "half"), "half")(features()).backward()
+stm.prepare(model, "qnorm")
+one = stm.QNormRankingLoss(model)(features())
+for size in (None, 2):
+    loss = stm.DoubleLoss(model, mini_batch_size=size)
+    torch.testing.assert_close(loss(features()), 2 * one)
+terms = stm.QNormRankingLoss(model, regularizers=[(stm.shortness, 0.5)])(features())
+assert list(terms) == ["infonce", "shortness"]
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("checkout")
+    package = root / "st_magnitude"
+    shutil.copytree(Path(stm.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc"))
+    for name, text in FILES.items():
+        (package / name).write_text(text, encoding="utf-8")
+    for name, line, before in LINES:
+        text = (package / name).read_text(encoding="utf-8")
+        assert line in text, (name, line)
+        (package / name).write_text(text.replace(line, before + line, 1), encoding="utf-8")
+    return root
+
+
+def test_a_similarity_a_loss_and_a_regularizer(root, tiny_path):
+    python("-c", USE, tiny_path, cwd=root)
+
+
+def test_train_knows_the_loss(root, tiny_path, data_folder, tmp_path):
+    output = tmp_path / "model"
+    options = ("--loss", "double", "--max-steps", 2, "--mini-batch-size", 2)
+    command = ("-m", "st_magnitude", "train", "--model", tiny_path, "--data", data_folder)
+    python(*command, "--output", output, *options, "--keep-anyway", cwd=root)
+    record = json.loads((output / "training.json").read_text(encoding="utf-8"))
+    assert record["loss"] == "DoubleLoss"
+    assert stm.load(output).similarity_fn_name == "dot"
+
+
+@pytest.mark.parametrize(("number", "code"), [(5, 0), (0, 2)])
+def test_a_command(root, number, code):
+    done = python("-m", "st_magnitude", "count", "--texts", number, "--json", cwd=root, code=code)
+    assert ('{"texts": 5}' in done.stdout) == (code == 0)
 
 
 def test_losses_of_the_table_are_exported_and_documented():
@@ -66,40 +133,3 @@ def test_losses_of_the_table_are_exported_and_documented():
     names = {loss.load().__name__ for loss in LOSSES.values()}
     assert names <= set(stm.__all__)
     assert all(f"`{name}`" in page for name in names)
-
-
-def shortness(embeddings):
-    return embeddings.float().square().mean()
-
-
-class FarColumns:
-    def of_columns(self, columns):
-        return (columns[0] - columns[1]).float().square().mean()
-
-
-def test_add_a_regularizer(model, tmp_path):
-    loss = stm.CosineRankingLoss(model, regularizers=[shortness, (FarColumns(), 0.5)])
-    trainer = train_tiny(model, loss, tmp_path, max_steps=1)
-    assert {"shortness", "far_columns", "infonce"} <= trainer.state.log_history[0].keys()
-
-
-@dataclass(frozen=True)
-class CountConfig:
-    texts: Annotated[int, Option(min=1, help="Texts to count.")] = 3
-
-    def __post_init__(self):
-        check_ranges(self)
-
-
-@pytest.mark.parametrize(("number", "code"), [(5, 0), (0, 2)])
-def test_add_a_command(monkeypatch, number, code):
-    monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
-
-    @command
-    def count(*, settings: CountConfig) -> Figures:
-        """Count texts."""
-        return {"texts": settings.texts}
-
-    result = CliRunner().invoke(app, ["count", "--texts", str(number), "--json"])
-    assert result.exit_code == code
-    assert ('{"texts": 5}' in result.stdout) == (code == 0)

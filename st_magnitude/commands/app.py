@@ -11,8 +11,17 @@ from st_magnitude.commands.core import app, report, show_progress
 __all__ = ["app", "main"]
 
 # In the order in which `st-magnitude --help` lists them. Each module registers its command.
-_NAMES = ["train", "search", "compare", "calibrate", "diagnose", "compress"]
-for _name in [*_NAMES, "check_serving", "mteb"]:
+_NAMES = (
+    "train",
+    "search",
+    "compare",
+    "calibrate",
+    "diagnose",
+    "compress",
+    "check_serving",
+    "mteb",
+)
+for _name in _NAMES:
     import_module(f"st_magnitude.commands.{_name}")
 
 

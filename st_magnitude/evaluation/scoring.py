@@ -28,7 +28,7 @@ def scoring_of(
         if isinstance(similarity, str) and similarity not in ("cosine", "dot"):
             raise ValueError(
                 f"The model's similarity_fn_name is {similarity!r}, which is not an inner product;"
-                ' pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
+                ' pass a similarity, such as similarity="cosine".'
             )
     return Similarity(*Similarity.named(similarity).exponents)
 

@@ -225,17 +225,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                     " give its other terms to this one as regularizers=."
                 )
             texts = Texts(labels=labels)
-        losses = self.losses(embeddings, self._learned(), texts)
+        losses = self._losses(embeddings, texts)
         return losses if self.regularizers else losses["infonce"]
 
-    def losses(
-        self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
-    ) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column and the
-        exponents that the loss learns."""
+    def _losses(self, embeddings: list[Tensor], texts: Texts) -> dict[str, Tensor]:
+        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
         self.start()
         queries, *documents = embeddings
-        similarity = Similarity(*learned) if learned else self.similarity
+        similarity = Similarity(*texts.learned) if texts.learned else self.similarity
         terms = self.terms
         gathers = bool(self.gather_across_devices)
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms, gathers)
@@ -316,7 +313,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         width = reps[0][0].shape[1] - len(self._learned())
         texts = labels if isinstance(labels, Texts) else Texts()
         embeddings = [torch.cat(column)[:, :width] for column in reps]
-        losses = self.losses(embeddings, list(reps[0][0][0, width:]), texts)
+        texts = replace(texts, learned=list(reps[0][0][0, width:]))
+        found = self.compute_loss_from_embeddings(embeddings, texts)
+        losses = found if isinstance(found, dict) else {"infonce": found}
         texts.losses.update({name: loss.detach() for name, loss in losses.items()})
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
