@@ -71,7 +71,7 @@ LINES = [
         '    "cosine": NamedLoss',
         '    "double": NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True),\n',
     ),
-    ("commands/app.py", '"mteb")', '"count", '),
+    ("commands/app.py", '"mteb"', '"count", '),
 ]
 USE = """
 import sys
