@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import DataError, json_lines
-from st_magnitude.data.tables import SUFFIXES, Row
+from st_magnitude.data.tables import SUFFIXES, Row, files_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,34 +51,27 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         ValueError: If a file is not UTF-8 text, or a line of a JSONL file is malformed.
     """
     path = Path(path)
-    if path.is_file():
-        try:
-            yield from _read_file(path)
-        except UnicodeDecodeError:
-            raise DataError(f"{path} is not UTF-8; save the file as such.") from None
-        return
-    found = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
-    files = sorted(name for name in found if not any(part.startswith(".") for part in name.parts))
-    names = [name for name in files if name.suffix.lower() in _READ]
-    if not names:
+    files, others = ([path], []) if path.is_file() else files_of(path, _READ)
+    if not files:
         raise FileNotFoundError(
             f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or "
             "source code. To use a text itself as a document, put it in a list: [text]."
         )
-    if kinds := Counter(name.suffix.lower() for name in files if name.suffix.lower() not in _READ):
-        counts = ", ".join(
-            f"{number:,} {kind or '(none)'}" for kind, number in kinds.most_common(9)
-        )
+    if others:
+        kinds = Counter(file.suffix.lower() or "(none)" for file in others).most_common(9)
+        counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds)
         logger.warning(
             f"Left out the files of {path} with other suffixes: {counts}. To train on them, convert"
             " them to text."
         )
     skipped = []
-    for name in names:
+    for file in files:
         try:
-            yield from _read_file(path / name)
+            yield from _read_file(file)
         except UnicodeDecodeError:
-            skipped.append(name)
+            skipped.append(file.name)
+    if skipped and path.is_file():
+        raise DataError(f"{path} is not UTF-8; save the file as such.")
     if skipped:
         logger.warning(
             f"Left out {len(skipped):,} files of {path} that are not UTF-8, such as {skipped[0]}."
@@ -235,9 +228,8 @@ HELD_OUT, MOST = 10, 2000  # one document of ten for test, and for dev, up to so
 
 def holds_texts(path: Path) -> bool:
     """Whether a path is a text, or a folder with texts and without pairs."""
-    files = [path] if path.is_file() else path.rglob("*")
-    kinds = {file.suffix.lower() for file in files if not file.name.startswith(".")}
-    return bool(kinds & _PROSE) and not kinds & {*SUFFIXES}
+    texts, others = files_of(path, _PROSE)
+    return bool(texts) and not any(file.suffix.lower() in SUFFIXES for file in others)
 
 
 def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:

@@ -158,9 +158,8 @@ def load_splits(
             raise DataError(f"threshold is {threshold}, but no column has scores.")
     pairs = _read_pairs(rows, chosen, threshold, notes)
     pairs = _spell_names(pairs, notes)
-    fold = {query: folded(query) for query in {pair.query for pair in pairs}}
-    part_of, kept = _assign(pairs, fold, seed, notes)
-    splits = _build(pairs, fold, part_of, kept, name, notes)
+    part_of, kept = _assign(pairs, seed, notes)
+    splits = _build(pairs, part_of, kept, name, notes)
     if documents is not None:
         splits.drawn = set()  # folds of queries would train on their documents
         splits.caveat = (
@@ -222,6 +221,7 @@ def _choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> d
 
 class _Pair(NamedTuple):
     part: str | None
+    key: str  # the folded query
     query: str
     document: str
     grade: int | None  # None: not judged
@@ -248,8 +248,10 @@ def _read_pairs(
             if not math.isfinite(score):
                 given = row.cells.get(column)
                 raise DataError(f"{row.where}: the {column} is {given!r}; write a number.")
-        scored += [(part, queries[0], text, score) for text in documents]
-        scored += [(part, queries[0], text, 0.0) for text in _texts(row, columns["negative"])]
+        negatives = _texts(row, columns["negative"])
+        for query in queries:
+            scored += [(part, query, text, score) for text in documents]
+            scored += [(part, query, text, 0.0) for text in negatives]
     if empty:
         notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
     scores = {score for *_, score in scored}
@@ -270,7 +272,8 @@ def _read_pairs(
             return int(score) if are_grades else 1
         return 0 if score <= 0 else None
 
-    return [_Pair(part, query, text, grade(score)) for part, query, text, score in scored]
+    keys = {query: folded(query) for query in {query for _, query, *_ in scored}}
+    return [_Pair(part, keys[query], query, text, grade(x)) for part, query, text, x in scored]
 
 
 def _spell_names(pairs: list[_Pair], notes: list[str]) -> list[_Pair]:
@@ -280,7 +283,7 @@ def _spell_names(pairs: list[_Pair], notes: list[str]) -> list[_Pair]:
     if not joined or any(len(name.split()) > 1 for name in names):
         return pairs
     notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return [_Pair(part, query, text.replace("_", " "), grade) for part, query, text, grade in pairs]
+    return [pair._replace(document=pair.document.replace("_", " ")) for pair in pairs]
 
 
 def _texts(row: Row, columns: Iterable[str]) -> list[str]:
@@ -301,20 +304,16 @@ def _texts(row: Row, columns: Iterable[str]) -> list[str]:
     return found
 
 
-def _assign(
-    pairs: list[_Pair], fold: Mapping[str, str], seed: int, notes: list[str]
-) -> tuple[dict[str, str], list[_Pair]]:
+def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, str], list[_Pair]]:
     """The split of each folded query, and the pairs without those that would leak."""
     order = {None: 0, "train": 0, "dev": 1, "test": 2}
-    part_of = dict.fromkeys(fold.values(), "train")
-    given_parts = [pair for pair in pairs if pair.part is not None]
-    for pair in given_parts:
-        if order[pair.part] > order[part_of[fold[pair.query]]]:
-            part_of[fold[pair.query]] = str(pair.part)
-    later = pairs if given_parts else []
-    if moved := sum(order[part_of[fold[pair.query]]] > order[pair.part] for pair in later):
+    part_of = {pair.key: "train" for pair in pairs}
+    for pair in pairs:
+        if order[pair.part] > order[part_of[pair.key]]:
+            part_of[pair.key] = str(pair.part)
+    if moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
-    longest = 2 * max(map(len, fold))  # a longer document is no query
+    longest = 2 * max(len(pair.query) for pair in pairs)  # a longer document is no query
     texts = {pair.document for pair in pairs if pair.grade is not None}
     spelled = {text: folded(text) for text in texts if len(text) <= longest}
     documents = {*spelled.values()}
@@ -322,7 +321,7 @@ def _assign(
     def by_hash(key: str) -> tuple[bool, bytes]:
         return key in documents, hashlib.sha256(f"{seed} {key}".encode()).digest()
 
-    asked = {fold[pair.query] for pair in pairs if pair.grade}
+    asked = {pair.key for pair in pairs if pair.grade}
     free = sorted((key for key in asked if part_of[key] == "train"), key=by_hash)
     number = max(len(free) // HELD_OUT, len(free) > 2)
     given = {*part_of.values()}
@@ -332,7 +331,7 @@ def _assign(
             free = free[most:]
 
     def is_safe(pair: _Pair) -> bool:
-        in_train = part_of[fold[pair.query]] == "train"
+        in_train = part_of[pair.key] == "train"
         return not in_train or part_of.get(spelled.get(pair.document, ""), "train") == "train"
 
     kept = [pair for pair in pairs if is_safe(pair)]
@@ -343,7 +342,6 @@ def _assign(
 
 def _build(
     pairs: list[_Pair],
-    fold: Mapping[str, str],
     part_of: Mapping[str, str],
     kept: list[_Pair],
     name: str,
@@ -366,7 +364,7 @@ def _build(
     contradictions = 0
     for pair in kept:
         if pair.grade is not None:
-            grades = judged[part_of[fold[pair.query]]].setdefault(queries[pair.query], {})
+            grades = judged[part_of[pair.key]].setdefault(queries[pair.query], {})
             before = grades.setdefault(documents[pair.document], pair.grade)
             contradictions += (before > 0) != (pair.grade > 0)
             grades[documents[pair.document]] = max(before, pair.grade)
@@ -383,7 +381,9 @@ def _build(
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
     if {"train", "dev"} <= splits.keys():
-        train, dev = ({fold[x] for x in splits[part].queries.values()} for part in ("train", "dev"))
+        keys = {pair.key for pair in kept if pair.grade is not None}
+        dev = {key for key in keys if part_of[key] == "dev"}
+        train = {key for key in keys if part_of[key] == "train"}
         if near := _near_copies(train, dev):
             notes.append(
                 f"{near:,} dev queries differ from a training query by a word: for new queries,"

@@ -10,7 +10,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -43,7 +43,7 @@ def read_rows(source: Source, notes: list[str]) -> Iterator[Row]:
         source = _from_hub(source.as_posix() if isinstance(source, Path) else source)
     tables: dict[str, Iterable[tuple[str, object]]]
     if isinstance(source, str | Path):
-        tables = {str(path): _read_file(path, notes) for path in _files(Path(source), notes)}
+        tables = {str(path): _read_file(path, notes) for path in _tables_of(Path(source), notes)}
     elif isinstance(source, DatasetDict):
         tables = {str(name): _rows_of(data, f"{name} split, row") for name, data in source.items()}
     elif isinstance(source, Dataset):
@@ -76,13 +76,22 @@ def _from_hub(name: str) -> Dataset | DatasetDict:
         ) from error
 
 
-def _files(path: Path, notes: list[str]) -> list[Path]:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if file.name[0] != "."]
-    found = [file for file in files if file.suffix.lower() in SUFFIXES]
+def files_of(path: Path, suffixes: Collection[str]) -> tuple[list[Path], list[Path]]:
+    """A file, or those of a folder and its subfolders that are not hidden, sorted: the files with
+    one of the suffixes, and the others."""
+    files = [path]
+    if not path.is_file():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        files = [file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}"]
+    found = [file for file in files if file.suffix.lower() in suffixes]
+    return found, [file for file in files if file.suffix.lower() not in suffixes]
+
+
+def _tables_of(path: Path, notes: list[str]) -> list[Path]:
+    found, others = files_of(path, SUFFIXES)
     if not found:
         raise DataError(f"{path} is neither pairs in CSV, TSV, JSONL or Parquet nor BEIR's folder.")
-    if others := sorted({*files} - {*found}):
+    if others:
         number = f"{len(others):,}, such as {others[0].name}"
         notes.append(f"Files of {path} that are not pairs, and are left out: {number}.")
     return found

@@ -228,6 +228,8 @@ def test_columns_lists_and_negatives() -> None:
     assert train.relevant == {"q0": {"d0": 1, "d1": 1}, "q1": {"d3": 1}}
     texts = {query: {train.corpus[d] for d in ids} for query, ids in train.negatives.items()}
     assert texts == {"q0": {"d"}, "q1": {"g"}}
+    rows = [{"query": ["a", "b"], "document": "c"}, {"query": "d", "document": "e"}]
+    assert pairs_of(load_splits(rows)) == {("a", "c"), ("b", "c"), ("d", "e")}
 
 
 def test_classes_have_names() -> None:
@@ -258,7 +260,8 @@ def test_given_splits(tmp_path: Path) -> None:
     """Files by name; a query belongs to the last that has it, and what is missing is held out."""
     for name, rows in (("train", ROWS), ("test", ROWS[:3]), ("notes", ROWS[:1])):
         Dataset.from_list(rows).to_csv(tmp_path / f"{name}.csv")
-    (tmp_path / "b.txt").write_text("text")
+    write(tmp_path, b__txt="text")
+    write(tmp_path / ".ipynb_checkpoints", test__csv="query,document\nhidden,here\n")
     splits = load_splits(tmp_path)
     assert "not pairs, and are left out: 1, such as b.txt" in splits.notes.pop(0)
     assert {*splits["test"].queries.values()} == {row["query"] for row in ROWS[:3]}
