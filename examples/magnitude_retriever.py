@@ -27,7 +27,6 @@ from sklearn.metrics import roc_auc_score
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 
@@ -85,9 +84,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/magnitude_retriever"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, dev, test = (
-            RetrievalData.from_beir(arguments.data, split) for split in ("train", "dev", "test")
-        )
+        splits = stm.load_splits(arguments.data)
+        train, dev, test = splits["train"], splits["dev"], splits["test"]
     else:
         task = build_docstring_task(
             train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"

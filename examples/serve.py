@@ -20,7 +20,6 @@ import torch
 from _data import build_docstring_task
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 
 
@@ -70,7 +69,7 @@ def main() -> None:
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.data:
-        test = RetrievalData.from_beir(arguments.data, "test")
+        test = stm.load_splits(arguments.data)["test"]
     else:
         data = build_docstring_task(
             train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"

@@ -22,7 +22,6 @@ from sentence_transformers import (
 )
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import CompressionCell, table
 
@@ -80,9 +79,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/small_index"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, test = (
-            RetrievalData.from_beir(arguments.data, split) for split in ("train", "test")
-        )
+        splits = stm.load_splits(arguments.data)
+        train, test = splits["train"], splits["test"]
     else:
         task = build_docstring_task(
             train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"

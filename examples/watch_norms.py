@@ -26,7 +26,6 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 
 PANELS = ("norm_mean", "norm_cv", "norm_p95", "effective_lr", "isoscore", "mean_cosine")
 
@@ -43,7 +42,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/watch_norms"))
     arguments = parser.parse_args()
     if arguments.data:
-        train = RetrievalData.from_beir(arguments.data, "train")
+        train = stm.load_splits(arguments.data)["train"]
     else:
         task = build_docstring_task(
             train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"

@@ -12,7 +12,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 
 Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
 
@@ -65,7 +64,7 @@ def test_demo(tmp_path):
     ahead = [name for name, (_, _, high) in results["gains"].items() if high < 0]
     assert ahead  # after three steps
     assert f"Clearly ahead of the trained table: {ahead[0]}" in " ".join(said.split())
-    data = RetrievalData.from_beir(output / "data", "test")
+    data = stm.load_splits(output / "data")["test"]
     trained = results["ndcg@10"]["the table, trained"]
     assert ndcg_of(output / "model", data) == pytest.approx(trained, abs=2e-3)
     theirs, by_hand, ours = results["step"].values()
@@ -80,7 +79,7 @@ def test_norms(tmp_path):
     said = run("norms", tmp_path, "--steps", 2, "--train-queries", 80, "--test-queries", 200)
     assert "answers kept" in said
     results = json.loads((tmp_path / "results.json").read_text())
-    data = RetrievalData.from_beir(tmp_path / "data", "test")
+    data = stm.load_splits(tmp_path / "data")["test"]
     for name in ("cosine", "qnorm"):
         ndcg = results["models"][name]["matched"]
         assert ndcg_of(tmp_path / name, data) == pytest.approx(ndcg, abs=2e-3)

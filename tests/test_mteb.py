@@ -20,9 +20,9 @@ PUSHED = "me/retriever"
 MTEB_RUN = """
 import mteb
 from mteb.cli import build_cli
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.pairs import load_splits
 from st_magnitude.mteb import retrieval_task
-tasks = [retrieval_task(RetrievalData.from_beir("data", "test"))]
+tasks = [retrieval_task(load_splits("data")["test"])]
 mteb.get_tasks = lambda **_: tasks
 try:
     build_cli.main()

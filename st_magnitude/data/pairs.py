@@ -16,7 +16,7 @@ from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, folded
 from st_magnitude.data.documents import as_document, holds_texts, neighbours, read_documents
-from st_magnitude.data.retrieval import RetrievalData, read_folder, read_split
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.tables import PARTS, Row, Source, read_rows
 
 __all__ = ["Splits", "load_splits"]
@@ -118,7 +118,8 @@ def load_splits(
             ``"query=title,document=body"``; roles are query, document, negative, score and split.
         threshold: The lowest score of a relevant document.
         seed: What is held out depends on it and on the texts, not on the order of the rows.
-        skip_empty: As in `RetrievalData.from_beir`, for a folder in BEIR's layout.
+        skip_empty: Whether a folder in BEIR's layout may have empty texts and judgments of absent
+            ones. They are left out and counted in the log; else they are an error.
 
     Raises:
         DataError: If the source cannot be read or has no pairs. The message names the line.
@@ -174,14 +175,29 @@ def _read_folder(folder: Path, skip_empty: bool) -> Splits:
     found = Splits(str(folder), [], folder)
     names = beir.splits_of(folder)
     beir.check_layout(folder, names[0] if names else "train")
-    texts = read_folder(folder, skip_empty)
+    corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
+    queries = beir.read_texts(folder / "queries.jsonl", skip_empty, of_queries=True)
     for name in names:
         try:
-            found[name] = read_split(folder, name, *texts, skip_empty)
+            found[name] = _read_split(folder, name, queries, corpus, skip_empty)
         except DataError as error:
             found.broken[name] = error
             found.notes.append(f"The {name} split is left out: {error}")
     return found
+
+
+def _read_split(
+    folder: Path, split: str, queries: dict[str, str], corpus: dict[str, str], skip_empty: bool
+) -> RetrievalData:
+    """The judged queries of a split, those without a relevant document too, and the corpus."""
+    path = folder / "qrels" / f"{split}.tsv"
+    judged = beir.read_qrels(path, queries, corpus, skip_empty)
+    asked = {query: text for query, text in queries.items() if query in judged}
+    data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {split} split")
+    data.corpus = corpus  # one for all splits
+    if not data.relevant:
+        raise DataError(f"{path}: no document is relevant, by a score above 0.")
+    return data
 
 
 def _choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> dict[str, list[str]]:

@@ -129,21 +129,6 @@ class RetrievalData:
             )
         return found
 
-    @classmethod
-    def from_beir(cls, folder: str | Path, split: str, skip_empty: bool = False) -> RetrievalData:
-        """Reads and checks a split of a folder in BEIR's layout (docs/cli.md).
-
-        Only the queries that are judged in the split are kept, those without a relevant document
-        too, which `calibrate_abstention` takes for unanswerable. Empty texts and judgments of
-        absent texts are an error; ``skip_empty`` leaves them out and logs their number.
-
-        Raises:
-            DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a
-                text is empty, or no document is relevant. The message names the file and the line.
-        """
-        beir.check_layout(Path(folder), split)
-        return read_split(Path(folder), split, *read_folder(Path(folder), skip_empty), skip_empty)
-
     def save(self, folder: str | Path, split: str = "test") -> None:
         """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, and replaces old files.
 
@@ -340,23 +325,3 @@ def digest(texts: Iterable[str]) -> str:
     for text in texts:
         sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
     return sha.hexdigest()
-
-
-def read_folder(folder: Path, skip_empty: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Queries and corpus of a folder in BEIR's layout."""
-    corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
-    return beir.read_texts(folder / "queries.jsonl", skip_empty, of_queries=True), corpus
-
-
-def read_split(
-    folder: Path, split: str, queries: dict[str, str], corpus: dict[str, str], skip_empty: bool
-) -> RetrievalData:
-    """The judged queries of a split, and the corpus."""
-    path = folder / "qrels" / f"{split}.tsv"
-    judged = beir.read_qrels(path, queries, corpus, skip_empty)
-    asked = {query: text for query, text in queries.items() if query in judged}
-    data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {split} split")
-    data.corpus = corpus  # one for all splits
-    if not data.relevant:
-        raise DataError(f"{path}: no document is relevant, by a score above 0.")
-    return data

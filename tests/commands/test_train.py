@@ -44,7 +44,7 @@ def save_dev(place, times):
     """Each query so many times, as a dev split."""
     queries = {f"{i}-{name}": text for i in range(times) for name, text in QUERIES.items()}
     relevant = {f"{i}-{name}": RELEVANT_DOCS[name] for i in range(times) for name in QUERIES}
-    everything = RetrievalData.from_beir(place["data"], "train").queries | queries
+    everything = stm.load_splits(place["data"])["train"].queries | queries
     RetrievalData(everything, CORPUS, relevant).save(place["data"], "dev")
 
 
@@ -125,7 +125,7 @@ def test_max_length_limits_training_alone(place, tiny_path, monkeypatch):
 
 def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_path):
     peft = pytest.importorskip("peft")
-    model, data = stm.load(tiny_path), RetrievalData.from_beir(data_folder, "train")
+    model, data = stm.load(tiny_path), stm.load_splits(data_folder)["train"]
     rates = []
     for kind in ("encoder", "lora"):
         if kind == "lora":
@@ -139,7 +139,7 @@ def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_
 @pytest.mark.parametrize("has_lora", [False, True])
 def test_weights_in_half_precision(data_folder, tiny_path, tmp_path, caplog, dtype, has_lora):
     """They would lose small steps; those under LoRA are frozen."""
-    model, data = stm.load(tiny_path).to(dtype), RetrievalData.from_beir(data_folder, "train")
+    model, data = stm.load(tiny_path).to(dtype), stm.load_splits(data_folder)["train"]
     if has_lora:
         peft = pytest.importorskip("peft")
         model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))

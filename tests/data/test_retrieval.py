@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -48,9 +47,9 @@ def test_round_trip(tmp_path: Path) -> None:
     data = RetrievalData(queries, corpus, relevant, {'"q" 1': {"e"}})
     assert data.negatives == {'"q" 1': {"e"}, "q\t2": set()}
     data.save(tmp_path / "new", "dev")
-    assert RetrievalData.from_beir(tmp_path / "new", "dev") == data
+    assert load_splits(tmp_path / "new")["dev"] == data
     write(tmp_path, qrels='"query-id"\t"corpus-id"\t"relevance"\n"q1"\t"d0"\t2.0\n"q2"\t\t0\n')
-    read = RetrievalData.from_beir(tmp_path, "test")
+    read = load_splits(tmp_path)["test"]
     assert (read.relevant, read.negatives) == ({"q1": {"d0": 2}}, {"q2": set()})
 
 
@@ -86,7 +85,8 @@ def test_split_selects_queries(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td7\t2\n")
     assert splits_of(tmp_path) == ["test", "train"]
     (tmp_path / "qrels" / "._test.tsv").write_bytes(b"\0\5\26\7")  # as macOS writes
-    train, test = (RetrievalData.from_beir(tmp_path, split) for split in ("train", "test"))
+    splits = load_splits(tmp_path)
+    train, test = splits["train"], splits["test"]
     assert train.queries == {key: DATA.queries[key] for key in ("q1", "q2")}
     assert (test.relevant, test.negatives) == ({"q3": {"d7": 2}}, {})
 
@@ -94,7 +94,7 @@ def test_split_selects_queries(tmp_path: Path) -> None:
 def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
     corpus = '{"_id": 7, "title": "A title", "text": "and text"}\n\n'
     corpus += '{"_id": "8", "title": "", "text": "alone"}\n'
-    data = RetrievalData.from_beir(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"), "test")
+    data = load_splits(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))["test"]
     assert data.corpus == {"7": "A title and text", "8": "alone"}
     assert data.relevant == {"q1": {"7": 1}}
     assert data.negatives == {"q1": {"8"}}
@@ -103,9 +103,8 @@ def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
 def test_a_query_is_its_text_and_instruction(tmp_path: Path) -> None:
     queries = '{"_id": "q1", "title": "no", "text": "one"}\n'
     queries += '{"_id": "q2", "text": "one", "instruction": "in French"}\n'
-    data = RetrievalData.from_beir(
-        write(tmp_path, queries=queries, qrels="q1 d0 1\nq2 d1 1"), "test"
-    )
+    folder = write(tmp_path, queries=queries, qrels="q1 d0 1\nq2 d1 1")
+    data = load_splits(folder)["test"]
     assert data.queries == {"q1": "one", "q2": "one in French"}
 
 
@@ -119,7 +118,7 @@ def test_a_query_is_its_text_and_instruction(tmp_path: Path) -> None:
     ids=["TREC", "TREC with a header", "old Macintosh"],
 )
 def test_columns_of_judgments(tmp_path: Path, qrels: str) -> None:
-    data = RetrievalData.from_beir(write(tmp_path, qrels=qrels), "test")
+    data = load_splits(write(tmp_path, qrels=qrels))["test"]
     assert (data.relevant, data.negatives) == ({"q1": {"d0": 2}}, {"q1": {"d1"}, "q2": {"d1"}})
 
 
@@ -133,9 +132,8 @@ def test_a_split_that_cannot_be_read_does_not_stop_another(tmp_path: Path) -> No
     assert "The train split is left out: " in splits.notes[0]
     with pytest.raises(DataError, match="line 2: is not UTF-8"):
         splits["train"]
-    for read in (splits.__getitem__, partial(RetrievalData.from_beir, tmp_path)):
-        with pytest.raises(DataError, match=r"no qrels/dev\.tsv; .*Convert dev\.jsonl"):
-            read("dev")
+    with pytest.raises(DataError, match=r"no qrels/dev\.tsv; .*Convert dev\.jsonl"):
+        splits["dev"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
 )
 def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) -> None:
     with pytest.raises(DataError, match=rf"corpus\.jsonl, line 2: {message}"):
-        RetrievalData.from_beir(write(tmp_path, GOOD.encode() + line), "test")
+        load_splits(write(tmp_path, GOOD.encode() + line))["test"]
 
 
 MOVED = [" ".join(names) for names in permutations(HEADER) if names != HEADER]
@@ -201,14 +199,14 @@ MOVED += ["query-id corpus-id", "query-id corpus-id score rank", "topic docno it
 )
 def test_malformed_judgments_are_named(tmp_path: Path, qrels: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"qrels/test\.tsv{message}"):
-        RetrievalData.from_beir(write(tmp_path, qrels=qrels), "test")
+        load_splits(write(tmp_path, qrels=qrels))["test"]
 
 
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
 def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
-    with pytest.raises(DataError, match=rf"has no {missing}"):
-        RetrievalData.from_beir(tmp_path, "test")
+    with pytest.raises(DataError, match=rf"has no ({missing}|qrels/train\.tsv)"):
+        load_splits(tmp_path)["test"]
 
 
 @pytest.mark.parametrize(
@@ -266,16 +264,16 @@ def test_triplets_do_not_depend_on_the_order_of_judgments() -> None:
 
 
 def test_compressed_texts(tmp_path: Path) -> None:
-    plain = RetrievalData.from_beir(write(tmp_path / "plain"), "test")
+    plain = load_splits(write(tmp_path / "plain"))["test"]
     write(tmp_path / "packed")
     for name in ("corpus.jsonl", "queries.jsonl"):
         path = tmp_path / "packed" / name
         path.with_name(f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert RetrievalData.from_beir(tmp_path / "packed", "test") == plain
+    assert load_splits(tmp_path / "packed")["test"] == plain
     path.with_name(f"{name}.gz").write_bytes(path.with_name(f"{name}.gz").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"queries\.jsonl\.gz is damaged .*; fetch it again"):
-        RetrievalData.from_beir(tmp_path / "packed", "test")
+        load_splits(tmp_path / "packed")["test"]
 
 
 def test_missing_texts_are_left_out_with_their_judgments(
@@ -286,8 +284,8 @@ def test_missing_texts_are_left_out_with_their_judgments(
     qrels = "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\nq1\td9\t0\nq9\td0\t1\n"
     folder = write(tmp_path, corpus, queries, qrels)
     with pytest.raises(DataError, match=r"'d1' has an empty text; .*--skip-empty"):
-        RetrievalData.from_beir(folder, "test")
-    data = RetrievalData.from_beir(folder, "test", skip_empty=True)
+        load_splits(folder)["test"]
+    data = load_splits(folder, skip_empty=True)["test"]
     assert "4 judgments of texts that are empty or absent" in caplog.text
     assert (data.queries, data.corpus) == ({"q1": "first?"}, {"d0": "t"})
     assert data.relevant == {"q1": {"d0": 1}}

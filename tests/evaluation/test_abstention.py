@@ -157,7 +157,7 @@ def test_unanswerable_queries_stand_in_a_folder(counts, data, tmp_path, caplog):
     """As lines with an empty document id; without any, the rule says that it knows none."""
     data.save(tmp_path, "dev")
     assert "q00\t\t0\n" in (tmp_path / "qrels" / "dev.tsv").read_text()
-    read = RetrievalData.from_beir(tmp_path, "dev")
+    read = stm.load_splits(tmp_path)["dev"]
     assert stm.calibrate_abstention(counts, read) == stm.calibrate_abstention(counts, data)
     assert not caplog.records
     answered = RetrievalData(

@@ -32,6 +32,7 @@ from benchmarks.data.docstrings.sections import split_docstring
 from benchmarks.data.docstrings.sources import environment_fingerprint, package_files
 
 from st_magnitude.data.beir import DataError
+from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
 
 __all__ = [
@@ -251,7 +252,5 @@ def _load(folder: Path, settings: Mapping[str, object]) -> DocstringTask | None:
         return None
     if not isinstance(saved, dict) or saved.get("settings") != settings or "packages" not in saved:
         return None
-    train, dev, test = (
-        RetrievalData.from_beir(folder / split, split) for split in ("train", "dev", "test")
-    )
+    train, dev, test = (load_splits(folder / split)[split] for split in ("train", "dev", "test"))
     return DocstringTask(train, dev, test, saved["packages"])
