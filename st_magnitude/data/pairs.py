@@ -299,7 +299,10 @@ def _spell_names(pairs: list[_Pair], notes: list[str]) -> list[_Pair]:
     if not joined or any(len(name.split()) > 1 for name in names):
         return pairs
     notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return [pair._replace(document=pair.document.replace("_", " ")) for pair in pairs]
+    return [
+        _Pair(part, key, query, text.replace("_", " "), grade)
+        for part, key, query, text, grade in pairs
+    ]
 
 
 def _texts(row: Row, columns: Iterable[str]) -> list[str]:
