@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -36,8 +35,6 @@ from st_magnitude.surgery.raw import (
 )
 
 logger = logging.getLogger(__name__)
-
-Init = TypeVar("Init", bound=Callable[..., None])
 
 CITATION = """
 @misc{feng2026beyond,
@@ -331,23 +328,3 @@ class FiniteWatch:
                 self.name,
                 ", ".join(found),
             )
-
-
-def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init], Init]:
-    """Shows the arguments of a base class, except some, in a signature with ``**options``."""
-
-    def decorate(init: Init) -> Init:
-        declared = dict(inspect.signature(init).parameters)
-        del declared["options"]
-        inherited = inspect.signature(base, eval_str=True).parameters
-        options = {
-            name: parameter.replace(kind=parameter.KEYWORD_ONLY)
-            for name, parameter in inherited.items()
-            if name not in declared and name not in without
-        }
-        vars(init)["__signature__"] = inspect.Signature([*declared.values(), *options.values()])
-        init.__annotations__.pop("options", None)
-        init.__annotations__.update({name: x.annotation for name, x in options.items()})
-        return init
-
-    return decorate

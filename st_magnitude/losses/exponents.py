@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -11,9 +10,10 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Unpack
 
-from st_magnitude.losses.base import exponent_norm, with_options_of
-from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.base import exponent_norm
+from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import unwrapped
@@ -94,13 +94,12 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     learns_exponents = True
 
-    @with_options_of(MagnitudeRankingLoss, without=["similarity"])
     def __init__(
         self,
         model: SentenceTransformer,
         gamma_query: float = 0.5,
         gamma_document: float = 0.5,
-        **options: Any,
+        **options: Unpack[TermOptions],
     ) -> None:
         super().__init__(model, Similarity(gamma_query, gamma_document), **options)
 

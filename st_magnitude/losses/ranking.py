@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -43,6 +43,33 @@ from st_magnitude.surgery.raw import raw_features
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.
 SCALE = 20.0
+
+
+class RankingOptions(TypedDict, total=False):
+    """Arguments of every ranking loss; :class:`MagnitudeRankingLoss` has their defaults."""
+
+    scale: float | Literal["auto"]
+    temperature: float | None
+    regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
+    mini_batch_size: int | None
+    gather_across_devices: bool | Literal["ring"]
+    directions: Sequence[Direction]
+    partition_mode: PartitionMode
+    same_text: SameText
+    margin: float | None
+    margin_strategy: MarginStrategy
+    keep_explicit_negatives: bool
+    labels: Labels | None
+    teacher_temperature: float | None
+    teacher_weight: float
+    prior: DocumentPrior | None
+    hardness_strength: float
+
+
+class TermOptions(RankingOptions, total=False):
+    """Likewise, with the terms."""
+
+    terms: Sequence[Term]
 
 
 class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from sentence_transformers import SentenceTransformer
+from typing_extensions import Unpack
 
 from st_magnitude._checks import at_least
-from st_magnitude.losses.base import with_options_of
-from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.losses.regularizers import CITATION, Regularizer, SIGReg
+from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
+from st_magnitude.losses.regularizers import CITATION, SIGReg
 from st_magnitude.similarity import COSINE, Similarity
 
 
@@ -39,7 +36,6 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
 
     citation = CITATION
 
-    @with_options_of(MagnitudeRankingLoss)
     def __init__(
         self,
         model: SentenceTransformer,
@@ -47,9 +43,8 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
         similarity: Similarity | str = COSINE,
         *,
         sigreg: SIGReg | None = None,
-        regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
-        **options: Any,
+        **options: Unpack[TermOptions],
     ) -> None:
         at_least("weight", weight, 0, " and is usually 0.05")
-        regularizers = [(sigreg or SIGReg(), weight), *regularizers]
-        super().__init__(model, similarity, regularizers=regularizers, **options)
+        options["regularizers"] = [(sigreg or SIGReg(), weight), *options.get("regularizers", ())]
+        super().__init__(model, similarity, **options)

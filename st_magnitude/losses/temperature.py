@@ -12,14 +12,13 @@ Source: Dinu et al., Effective Post-Training Embedding Compression via Temperatu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from typing_extensions import Unpack
 
 from st_magnitude._checks import prefix_dims
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.base import with_options_of
-from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width, refuse_other_models
 
@@ -77,13 +76,12 @@ class TempAggLoss(MagnitudeRankingLoss):
 
     citation = CITATION
 
-    @with_options_of(MagnitudeRankingLoss, without=["terms"])
     def __init__(
         self,
         model: SentenceTransformer,
         temperatures: Iterable[float] = TEMPERATURES,
         similarity: Similarity | str = COSINE,
-        **options: Any,
+        **options: Unpack[RankingOptions],
     ) -> None:
         super().__init__(model, similarity, temp_agg(temperatures), **options)
 
@@ -116,14 +114,13 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
 
     citation = CITATION
 
-    @with_options_of(MagnitudeRankingLoss, without=["terms"])
     def __init__(
         self,
         model: SentenceTransformer,
         dims: Iterable[int] | None = None,
         temperatures: Iterable[float] = TEMPERATURES,
         similarity: Similarity | str = COSINE,
-        **options: Any,
+        **options: Unpack[RankingOptions],
     ) -> None:
         dims = quarters(model) if dims is None else dims
         super().__init__(model, similarity, temp_agg_mrl(dims, temperatures), **options)
@@ -149,13 +146,12 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
     citation = CITATION
 
-    @with_options_of(MagnitudeRankingLoss, without=["terms"])
     def __init__(
         self,
         model: SentenceTransformer,
         temperatures: Mapping[int, float] | None = None,
         similarity: Similarity | str = COSINE,
-        **options: Any,
+        **options: Unpack[RankingOptions],
     ) -> None:
         temperatures = temperatures or dict(zip(quarters(model), TEMPERATURES, strict=True))
         terms = tuple(Term(dim, temperatures[dim]) for dim in sorted(prefix_dims(temperatures)))
