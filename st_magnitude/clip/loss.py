@@ -168,7 +168,7 @@ class AsymmetricClipLoss(nn.Module):
         )
 
     def _checked_sizes(self, images: Tensor, texts: Tensor) -> tuple[int, int]:
-        """The numbers of images and texts. The first batch may not be normalised already."""
+        """The numbers of images and texts, after a check that the first batch is not normalised."""
         sizes = len(images), len(texts)
         if self._checked or min(sizes) < 2 or torch.compiler.is_compiling():
             return sizes

@@ -268,8 +268,8 @@ def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter],
 
 
 def _leave_process_group() -> None:
-    """Joins gloo's threads: a thread that still releases the last collective aborts an interpreter
-    that ends.
+    """Joins gloo's threads: one that still releases the last collective aborts the interpreter as
+    it exits.
 
     This is not done after an error, because other processes may be waiting, and not for NCCL, which
     would wait for the process that measures.

@@ -78,7 +78,7 @@ def compare(
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
-    settings["data"] = [part.digest for part in (splits.train, splits.dev, splits.test)]
+    settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
     base = load(model) if isinstance(model, str) else model
     with reading(base, config.max_length):
         pass  # a model without such a limit is refused
@@ -113,7 +113,7 @@ class _Run:
         else:
             if any(not path.name.startswith(".") for path in self.output.iterdir()):
                 raise FileExistsError(f"{self.output} is not empty; choose another folder.")
-            self.pretrained = float(own_ndcg(self.trials.base, self.trials.splits.dev).mean())
+            self.pretrained = float(own_ndcg(self.trials.base, self.trials.splits["dev"]).mean())
             self._save()
         (self.output / "models").mkdir(exist_ok=True)
         self.say(f"{len(self.trials.grid)} candidates of up to {self.rungs[-1]:,} steps")
@@ -154,7 +154,7 @@ class _Run:
         return self._conclude(name)
 
     def _is_over(self) -> bool:
-        """Whether no candidate may begin. Two second seeds have their time kept for them."""
+        """Whether no candidate may begin. Time for two runs with a second seed is reserved."""
         kept = 2 * max((entry.seconds for entry in self._rivals()), default=0.0)
         budget = seconds_of(self.trials.config.budget)
         return time.perf_counter() - self.began + kept >= budget
@@ -208,8 +208,8 @@ class _Run:
         return first if is_open else []
 
     def _goes_on(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
-        """At the first rung, the best of its loss does; at the end, the first two and the control
-        are saved."""
+        """Whether a candidate trains on after the first rung, as the best of its loss, or is saved
+        at the end, as one of the first two or the control."""
         if math.isnan(ndcg):
             return False
         rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
@@ -221,7 +221,7 @@ class _Run:
         return candidate.loss not in {other.loss for other in ahead}
 
     def folder(self, candidate: Candidate) -> Path:
-        """Where a model waits for the end."""
+        """The folder in which a model is kept until the end."""
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def _conclude(self, name: str) -> CompareResult:
@@ -236,10 +236,10 @@ class _Run:
             entries,
             self._on_test(whole),
             self.pretrained,
-            dev_queries=len(splits.dev.query_ids),
+            dev_queries=len(splits["dev"].query_ids),
             left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
-            notes=splits.notes,
+            notes=tuple(splits.notes),
         )
         options = result.winner.candidate.options(self.trials.config, self.rungs[-1])
         result = replace(result, train_options=options)
@@ -247,7 +247,7 @@ class _Run:
         return result
 
     def _on_test(self, whole: list[Entry]) -> OnTest:
-        test = self.trials.splits.test
+        test = self.trials.splits["test"]
         if not self.test:
             cosine = next((entry for entry in whole if entry.candidate.loss == "cosine"), None)
             if cosine is None:

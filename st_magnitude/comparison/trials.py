@@ -19,7 +19,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
-from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
@@ -38,21 +37,11 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Parts", "Trials", "make_splits"]
+__all__ = ["Trials", "make_splits"]
 
 MOST_HELD_OUT = 500  # queries, and at most one of FOLDS
 
 GoesOn = Callable[[int, float], bool]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Training data and two disjoint search tasks; ``notes`` say what was held out."""
-
-    train: RetrievalData
-    dev: RetrievalData
-    test: RetrievalData
-    notes: tuple[str, ...]
 
 
 def make_splits(
@@ -60,7 +49,7 @@ def make_splits(
     config: CompareConfig,
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
-) -> Parts:
+) -> Splits:
     """Reads the splits, holds out those that are missing, refuses shared queries, and samples."""
     if isinstance(data, str | Path):
         data = load_splits(data)
@@ -71,8 +60,7 @@ def make_splits(
         dev = dev or data.get(config.dev_split)
         test = test or data.get(config.test_split)
     rng = np.random.default_rng(config.seed)
-    parts: dict[str, RetrievalData] = {}
-    notes: list[str] = []
+    found = Splits(train.name, [])
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
             parts_of_train = max(FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
@@ -80,18 +68,21 @@ def make_splits(
             part = train.only(held_out)
             train = train.only(train.queries.keys() - held_out)
             number = len(part.query_ids)
-            notes.append(f"There is no {name} split: {number:,} training queries are held out.")
-        parts[name] = part
-    pairs = (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev"))
-    for name, other, of in pairs:
-        refuse_shared(parts[name].asked, other.asked, name, of)
-    dev = _sample(parts["dev"], config.dev_queries, config.documents, rng)
-    test = _sample(parts["test"], None, config.documents, rng)
-    warn_if_few(min(dev.query_ids, test.query_ids, key=len), "a loss")
+            found.notes.append(
+                f"There is no {name} split: {number:,} training queries are held out."
+            )
+        found[name] = part
+    found["train"] = train
+    found.check_held_out("dev", "test")
+    found["dev"] = _sample(found["dev"], config.dev_queries, config.documents, rng)
+    found["test"] = _sample(found["test"], None, config.documents, rng)
+    warn_if_few(min(found["dev"].query_ids, found["test"].query_ids, key=len), "a loss")
     positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
     if "cosine-prior" in config.tried and not is_uneven(positives):
-        notes.append("All documents are equally often positives: a prior would change nothing.")
-    return Parts(train, dev, test, tuple(notes))
+        found.notes.append(
+            "All documents are equally often positives: a prior would change nothing."
+        )
+    return found
 
 
 def _sample(
@@ -111,12 +102,12 @@ class Trials:
     """The pretrained model, the splits and the settings of all candidates."""
 
     base: SentenceTransformer
-    splits: Parts
+    splits: Splits  # train, dev and test
     config: CompareConfig
 
     @cached_property
     def rows(self) -> Dataset:
-        return training_rows(self.splits.train, self.config.negatives, self.config.seed)
+        return training_rows(self.splits["train"], self.config.negatives, self.config.seed)
 
     @cached_property
     def grid(self) -> list[Candidate]:
@@ -144,7 +135,7 @@ class Trials:
         try:
             own = None if self.config.max_length is None else self.base.max_seq_length
             with reading(model, own):
-                encoded = self.splits.dev.encode(model)
+                encoded = self.splits["dev"].encode(model)
         except NotFiniteError:
             return np.array([np.nan]), exponent
         per_query = ndcg_by_exponent(encoded, exponents)
@@ -171,7 +162,7 @@ class Trials:
         if seed is not None:
             settings = replace(settings, seed=seed)
         trainer = make_trainer(
-            model, self.splits.train, self.rows, settings, folder.parent, saves=False
+            model, self.splits["train"], self.rows, settings, folder.parent, saves=False
         )
         at_rungs = _AtRungs(self, model, rungs, goes_on)
         trainer.add_callback(at_rungs)
@@ -191,7 +182,7 @@ class Trials:
         if measured.exponent != scoring_of(model).exponents[1]:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
-        figures = {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}
+        figures = {"dev": {"queries": len(self.splits["dev"].query_ids), "ndcg": ndcg}}
         save_trained(trainer, folder, figures, {})
 
 

@@ -87,7 +87,7 @@ def refuse_shared(
 
 
 class _Fold(dict[int, str | None]):
-    """What `folded` makes of a character, by its code."""
+    """The replacement of each character in `folded`, by its code point."""
 
     def __missing__(self, code: int) -> str | None:
         letter = chr(code)
@@ -128,7 +128,7 @@ def check_layout(folder: Path, split: str) -> None:
 
 
 def read_texts(path: Path, may_be_empty: bool, of_queries: bool = False) -> dict[str, str]:
-    """Id to text of a .jsonl file, without empty texts."""
+    """Reads a .jsonl file: id -> text, without empty texts."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
         key, text = _id_and_text(row, where, of_queries)
@@ -163,7 +163,7 @@ def _id_and_text(row: object, where: str, is_query: bool) -> tuple[str, str]:
 def read_qrels(
     path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], skip_missing: bool = False
 ) -> dict[str, dict[str, int]]:
-    """The judgments of a file: query id to document id to the grade."""
+    """Reads judgments: query id -> document id -> grade."""
     judged: dict[str, dict[str, int]] = {}
     missing = 0
     for where, query, document, score in _judgments(path, queries):
@@ -190,7 +190,7 @@ def read_qrels(
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:
-    """Says so if an id is known as another type, or in another Unicode form."""
+    """A remark if an id is known as another type, or in another Unicode form; else nothing."""
     spelled = unicodedata.normalize("NFC", str(key))
     same = (other for other in known if unicodedata.normalize("NFC", other) == spelled)
     found = next(same, None)

@@ -210,7 +210,7 @@ def trim_lines(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """The words in lower case with single spaces; two chunks count as equal if these are."""
+    """A text in lower case with single spaces, by which equal chunks are found."""
     return " ".join(text.split()).casefold()
 
 
@@ -233,7 +233,7 @@ def holds_texts(path: Path) -> bool:
 
 
 def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:
-    """A row for each chunk and each of its neighbours in its document, which is in one split.
+    """Rows of each chunk and each of its neighbours. All chunks of a document are in one split.
 
     Fewer than three documents are not split.
     """

@@ -293,7 +293,7 @@ def _read_pairs(
 
 
 def _spell_names(pairs: list[_Pair], notes: list[str]) -> list[_Pair]:
-    """The pairs with spaces in documents that are all names, such as lost_or_stolen_card."""
+    """The pairs with spaces for underscores, if all documents are names as lost_or_stolen_card."""
     names = {pair.document for pair in pairs}
     joined = sorted(name for name in names if "_" in name.strip("_"))
     if not joined or any(len(name.split()) > 1 for name in names):
@@ -412,10 +412,10 @@ def _build(
 
 
 def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
-    """How many of the others are a text but for a word, or a letter, at an edit ratio of NEAR."""
+    """The number of others that equal a text up to a word or a letter, at an edit ratio of NEAR."""
 
     def keys(text: str) -> set[int]:
-        """Of the text, and of the text without each of its words."""
+        """Hashes of the words of a text, and of all its words but one."""
         words = text.split()
         hashes = [*map(hash, words if len(words) > 2 else text)]  # also without spaces
         total = sum(hashes)

@@ -32,7 +32,7 @@ Judgments = Mapping[str, Collection[str] | Mapping[str, int]]
 
 @dataclass(repr=False, init=False)
 class RetrievalData:
-    """Queries, a corpus and judgments: what every measurement of this package takes.
+    """Queries, a corpus and judgments: the data that every measurement of this package takes.
 
     A document with the id and the text of a query is the query itself, as in collections of
     duplicate questions, unless it is judged for this query at any grade. It never counts for this
@@ -159,7 +159,7 @@ class RetrievalData:
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """The queries that are documents themselves, and are not judged for themselves."""
+        """Queries that are also documents, by id and text, and are not judged for themselves."""
         own = set()
         for query in self.queries.keys() & self.corpus.keys():
             text = self.queries[query]
@@ -187,7 +187,7 @@ class RetrievalData:
 
     @property
     def digest(self) -> str:
-        """A digest of texts and judgments, by which a run that continues knows its data."""
+        """A digest of texts and judgments, by which a resumed run recognises its data."""
         rows: list[tuple[str, ...]] = [*self.queries.items(), *self.corpus.items()]
         for query, grades in self.relevant.items():
             rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
@@ -201,7 +201,7 @@ class RetrievalData:
 
     @cached_property
     def columns(self) -> list[dict[int, int]]:
-        """For every query of ``query_ids``, the positions of its relevant documents -> grades."""
+        """Column of each relevant document -> grade, for each query of ``query_ids``."""
         judged = (self.relevant[query].items() for query in self.query_ids)
         return [dict(sorted((self.position[d], grade) for d, grade in grades)) for grades in judged]
 
@@ -258,7 +258,7 @@ class RetrievalData:
         return {d: math.log(counts[d] + smoothing) - log_total for d in self.corpus}
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
-        """Encodes the queries that count and the corpus, with the options of `encode_texts`."""
+        """Encodes the queries of ``query_ids`` and the corpus, with options of `encode_texts`."""
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
         return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
 
@@ -320,7 +320,7 @@ class RetrievalData:
 
 
 def digest(texts: Iterable[str]) -> str:
-    """SHA-256 of a sequence of texts, by their order and by where each of them ends."""
+    """SHA-256 of a sequence of texts, which tells texts in another order or cut apart."""
     sha = hashlib.sha256()
     for text in texts:
         sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))

@@ -77,8 +77,8 @@ def _from_hub(name: str) -> Dataset | DatasetDict:
 
 
 def files_of(path: Path, suffixes: Collection[str]) -> tuple[list[Path], list[Path]]:
-    """A file, or those of a folder and its subfolders that are not hidden, sorted: the files with
-    one of the suffixes, and the others."""
+    """The files of a folder and its subfolders that are not hidden, sorted: those with one of the
+    suffixes, and the others. A file stands for itself."""
     files = [path]
     if not path.is_file():
         files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -167,7 +167,7 @@ def _long_cells() -> Iterator[None]:
 
 
 def _separator(path: Path, text: str) -> str:
-    """Of tab, comma, semicolon and pipe, what most often gives a row the width of the header."""
+    """Tab, comma, semicolon or pipe: the one with which most rows are as wide as the header."""
     found: list[tuple[float, int, str]] = []
     for mark in "\t,;|":
         reader = csv.reader(io.StringIO(text[: 2**20], newline=""), delimiter=mark)

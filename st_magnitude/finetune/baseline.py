@@ -30,7 +30,7 @@ __all__ = ["Baseline"]
 
 
 class Baseline:
-    """A model as it was given and BM25, measured on held-out queries before the training.
+    """The pretrained baseline: a model and BM25, measured on held-out queries before training.
 
     Args:
         held_out: The queries; None measures norms of a sample of the data alone.
@@ -64,14 +64,14 @@ class Baseline:
     def cross_validate(
         self, folds: int, output: Path, loss_options: Mapping[str, object] | None
     ) -> None:
-        """Measures models of all folds but one on the queries of that one."""
+        """Trains on all folds but one and measures on that one, for each fold."""
         found, fused = cross_validate(
             self.model, self.data, self.config, folds, output, self.lexical, loss_options
         )
         self.of_folds = folds, found, fused
 
     def compare(self) -> tuple[Verdict | None, dict[str, float]]:
-        """The verdict on the model, which is trained now, and its figures of norms."""
+        """The verdict on the trained model, and the figures of its norms."""
         verdict = None
         encoded = None
         if self.of_folds is not None:
@@ -102,7 +102,7 @@ class Baseline:
         return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
 
     def _found(self, encoded: EncodedTask, exponent: float) -> tuple[Found, Found | None]:
-        """What the embeddings find at a document exponent, alone and fused with BM25."""
+        """Results of the embeddings at a document exponent, alone and fused with BM25."""
         run = dense_run(encoded, Similarity(1.0, exponent))
         fused = None
         if self.lexical is not None:
@@ -110,7 +110,7 @@ class Baseline:
         return found_by(run, self.data), fused
 
     def _verdict(self, exponent: float, found: Found, fused: Found | None) -> Verdict:
-        """The verdict on what a model finds under one scoring."""
+        """The verdict on the results under one scoring."""
         changes = found.minus(self.found)
         judged = judge(changes, seed=self.config.seed)
         scored = Scored(exponent, found.mean, judged.gain, judged.num_changed)

@@ -52,7 +52,7 @@ def cross_validate(
     lexical: Run | None,
     loss_options: Mapping[str, object] | None,
 ) -> tuple[Found, Found | None]:
-    """What models find for queries that they were not trained on, alone and fused with BM25.
+    """Results for queries that a model was not trained on, alone and fused with BM25.
 
     Each model starts from the base, trains on all folds but one, and is measured on that one.
     """
@@ -78,7 +78,7 @@ def cross_validate(
 
 
 def parts_of(data: RetrievalData, folds: int, seed: int) -> list[set[str]]:
-    """Query ids of each fold; queries that share a text lie in one."""
+    """Query ids of each fold. Queries with the same text are in one fold."""
 
     def place(key: str) -> str:
         return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()

@@ -30,7 +30,7 @@ NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # of the sample whose norms are measured
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for some queries, by their ids."""
+    """nDCG@10 and the first document of each query of a search, by query id."""
 
     ndcg: dict[str, float]  # nDCG@10
     first: dict[str, str]  # id of the first document; empty if nothing was found
@@ -49,7 +49,7 @@ class Found:
 
 
 def found_by(run: Run, data: RetrievalData) -> Found:
-    """What a run found for the queries of the data that have a relevant document."""
+    """Evaluates a run on the queries of the data that have a relevant document."""
     gains = np.zeros((len(data.query_ids), 10))
     for row, query in zip(gains, data.query_ids, strict=True):
         found = [data.relevant[query].get(document, 0) for document in [*run[query]][:10]]
@@ -110,7 +110,7 @@ def card_figures(
 
 
 class RetrievalEvaluator(SentenceEvaluator):
-    """Puts figures that are known into the model card; the first of them is the bold one."""
+    """Puts given figures into the model card, the first of them in bold."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

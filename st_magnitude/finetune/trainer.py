@@ -157,7 +157,7 @@ def _terms(config: TrainConfig) -> dict[str, object]:
 
 
 def _prior(model: SentenceTransformer, rows: Dataset, config: TrainConfig) -> DocumentPrior:
-    """The prior of the rows, which knows a text by the tokens that training reads."""
+    """The prior of the rows, whose texts are known by their tokens, cut as in training."""
     negatives = [text for column in rows.column_names[2:] for text in rows[column]]
     prompt = prompt_of(model, "document") if config.prompts else None
     with reading(model, config.max_length):

@@ -96,7 +96,7 @@ class Verdict(Result):
 
     @property
     def caveat(self) -> str:
-        """A sentence on what these queries have chosen, or nothing."""
+        """A sentence if these queries have chosen the exponent, else nothing."""
         if self.saved == self.as_trained:
             return ""
         return "These queries have chosen the exponent, so the difference is optimistic."
@@ -114,7 +114,7 @@ class Verdict(Result):
         return f"{said}, on {where}. {bm25}".strip()
 
     def advice(self) -> str:
-        """What follows from the figures, in a few sentences."""
+        """Recommendations that follow from the figures, in a few sentences."""
         found: list[str] = []
         if self.saved.gain[2] < 0.0 and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")

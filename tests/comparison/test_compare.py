@@ -88,27 +88,27 @@ def test_settings_are_checked(settings, message):
 def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     config = CompareConfig(documents=100)
     splits = make_splits(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
-    queries = [set(data.queries) for data in (splits.train, splits.dev, splits.test)]
-    assert [len(part) for part in queries] == [115, 36, 29]
+    queries = [set(data.queries) for data in splits.values()]
+    assert [len(part) for part in queries] == [36, 29, 115]
     assert set.union(*queries) == QUERIES.keys()
-    assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
+    assert len(splits["dev"].corpus) == len(splits["test"].corpus) == 100
     assert len(splits.notes) == 3  # dev, test, and that a prior changes nothing
     assert "29 queries are few" in caplog.text
     assert caplog.text.count("are few") == 1
     given = make_splits(folder, CompareConfig())
     assert given == make_splits(folder, CompareConfig())
-    assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
+    assert (given["dev"].queries, given["test"].queries) == (part(1).queries, part(2).queries)
     assert given.notes == splits.notes[-1:]
-    assert make_splits(folder, CompareConfig(), part(1, 6)).dev.queries == part(1, 6).queries
+    assert make_splits(folder, CompareConfig(), part(1, 6))["dev"].queries == part(1, 6).queries
 
 
 def test_queries_of_one_text_stay_together():
     queries = {f"{query}-{i}": text for query, text in QUERIES.items() for i in "ab"}
     data = RetrievalData(queries, CORPUS, {query: {query[:-2]} for query in queries})
     splits = make_splits(data, CompareConfig())
-    asked = [set(part.queries.values()) for part in (splits.train, splits.dev, splits.test)]
+    asked = [set(part.queries.values()) for part in splits.values()]
     assert sum(map(len, asked)) == len(set.union(*asked)) == len(QUERIES)
-    assert len(splits.dev.queries) == 72
+    assert len(splits["dev"].queries) == 72
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert own_ndcg(model, trials.splits.dev).mean() == pytest.approx(whole[27], abs=1e-9)
+    assert own_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
@@ -166,9 +166,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert own_ndcg(model, trials.splits.dev).mean() == pytest.approx(curve[6], abs=1e-9)
+    assert own_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert own_ndcg(model, trials.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
+    assert own_ndcg(model, trials.splits["dev"]).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
