@@ -67,7 +67,7 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
 
 
 def _save(model: str, exponent: float, output: Path) -> None:
-    """Saves the model, which reads as many tokens as the given one, with the exponent."""
+    """Saves the model with the exponent, and with its own token limit."""
     from st_magnitude.saving.export import export, load
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.normalize import prepare

@@ -6,7 +6,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -115,12 +115,11 @@ class _Searcher:
 
     def ask(self, question: str) -> EncodedTask:
         """The corpus and the question."""
-        import torch
-
+        from st_magnitude.data.task import EncodedTask
         from st_magnitude.surgery.raw import encode_raw
 
         query = encode_raw(self.model, [question], "query", keep_normalize=True)  # (1, D)
-        return replace(self.known, queries=query, columns=(), own=torch.tensor([-1]))
+        return EncodedTask(query, self.known.documents)
 
     def find(self, task: EncodedTask, top_k: int) -> list[Hit]:
         top = task.top(self.similarity, top_k)

@@ -40,8 +40,9 @@ class Abstention(Result):
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
         threshold: Smallest signal that is answered; infinity if none gives the guarantee.
         document_exponent: Document exponent of the scores.
-        max_risk, delta: A share of wrong answers above ``max_risk`` has the probability ``delta``.
-        unanswerable: Share of the queries that have no relevant document in the guarantee.
+        max_risk, delta: The share of wrong answers is above ``max_risk`` with probability at most
+            ``delta``.
+        unanswerable: Share of queries without a relevant document for which this holds.
         queries, answered, wrong: Numbers of queries, of answered queries and of wrong answers. In
             the result of `calibrate_abstention`, they count the queries that chose the threshold;
             `measure` counts other queries.
@@ -145,7 +146,7 @@ def calibrate_abstention(
 
 
 def check_range(risk: float, delta: float = 0.05) -> None:
-    """Refuses a risk or a delta that no rule can keep, before anything is encoded."""
+    """Refuses a risk or a delta outside (0, 1), before anything is encoded."""
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
             raise ValueError(f"{name} must be strictly between 0 and 1; got {value}.")
@@ -162,7 +163,7 @@ def encode_all(model: SentenceTransformer, data: RetrievalData, **encode: Any) -
 def rule_of(
     encoded: EncodedTask, similarity: Similarity, risk: float, delta: float = 0.05
 ) -> Abstention:
-    """`calibrate_abstention` of a result of `encode_all`."""
+    """The rule of `calibrate_abstention`, from a result of `encode_all`."""
     unanswerable = float(np.mean([not row for row in encoded.columns]))
     if not unanswerable:
         logger.warning(
@@ -191,7 +192,7 @@ def calibrated(rule: Abstention, scores: Array, is_wrong: NDArray[np.bool_]) -> 
 def controlled_threshold(
     values: Array, is_wrong: NDArray[np.bool_], start: float, risk: float, delta: float
 ) -> float:
-    """The smallest threshold that passes the tests from the coverage ``start`` on, else infinity.
+    """The smallest threshold that passes all tests from the coverage ``start`` on, or infinity.
 
     Signals and wrong answers are (n,). Of equal signals, the wrong answers come first.
     """

@@ -40,7 +40,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class SearchEvaluator(SentenceEvaluator):
-    """The base class of evaluators of a judged search, with the arguments that they share.
+    """Base class of the retrieval evaluators, with the arguments that they share.
 
     A document with the id and the text of a query is the query itself and does not count for it.
     Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a

@@ -68,9 +68,9 @@ class ExponentCurve(_Curve):
         per_query: nDCG@10 of every query at every exponent, (E, n).
         queries: Ids of the n queries.
         present: The exponent at which the model is scored today.
-        best: The recommended exponent, by the one rule of all commands: a tie keeps what is. It is
-            the first of ``present``, 1, 0 (whose models load without this package) and `highest`
-            that `highest` is not clearly better than, by `judge`.
+        best: The recommended exponent: the first of ``present``, 1, 0 and `highest` that `judge`
+            does not find clearly worse than `highest`. Models with 1 and 0 load without this
+            package.
         versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
             interval of `judge`: (difference, low, high).
         versus_dot: The same against exponent 0.

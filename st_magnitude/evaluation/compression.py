@@ -204,7 +204,7 @@ def compression_cells(
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
-    """A row for each cell, with a star where no other is smaller and as good, or better."""
+    """A row for each cell; a star marks those that no other beats in size and in nDCG@10."""
     full = max(cells, key=lambda cell: cell.bytes_per_document)  # all dimensions in float32
     columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]
     rows = []

@@ -31,7 +31,7 @@ class Judgment:
 def judge(
     differences: ArrayLike, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
 ) -> Judgment:
-    """Judges a mean difference by an interval that holds for few queries and few changes, too.
+    """Judges a mean difference by an interval that also holds for few queries and few changes.
 
     A bootstrap of queries that all stayed the same gives [0, 0]. This interval has one more query,
     which lost everything for the lower end and won everything for the upper end:

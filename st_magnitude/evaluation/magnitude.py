@@ -26,7 +26,7 @@ COLLAPSED_BELOW = 0.75
 
 
 class MagnitudeEvaluator(SearchEvaluator):
-    """Retrieval metrics of the same embeddings by their own similarity, cosine and dot; norms.
+    """Retrieval metrics by the model's own similarity, cosine and dot, and figures of norms.
 
     Metrics are defined as in sentence-transformers' InformationRetrievalEvaluator; nDCG also counts
     grades. Their keys:

@@ -110,7 +110,7 @@ class _Scorer:
         return self._similarity.document(self._raw("document", texts, options)).cpu().numpy()
 
     def _raw(self, role: str, texts: list[str], options: Mapping[str, Any]) -> Tensor:
-        """Embeddings in which a closing Normalize has its effect: (n, D)."""
+        """Embeddings after a closing Normalize, but before an ExponentNorm: (n, D)."""
         given = {name: options[name] for name in ("batch_size", "prompt", "prompt_name")}
         embeddings = encode_raw(self._model, texts, role, keep_normalize=True, **given)
         check_finite(embeddings, role, texts)

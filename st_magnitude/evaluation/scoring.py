@@ -13,7 +13,7 @@ __all__ = ["are_unit", "own_scoring", "raw_scoring_of", "scoring_of"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
-    """Whether all norms are 1 to the precision of half floats, so the model normalises."""
+    """Whether all norms are 1 up to the precision of half floats, as after Normalize."""
     return bool(np.abs(norms - 1).max() < 1e-3)
 
 

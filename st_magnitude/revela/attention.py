@@ -68,7 +68,7 @@ class Neighbours:
 def in_batch_attention(
     query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours, scaling: float | None = None
 ) -> Tensor:
-    """Returns b_i of Eq. 7, which each document takes from the other documents of its group.
+    """b_i of Eq. 7, what each document reads from the other documents of its group.
 
         b_i = sum_{j != i} Sim(D_i, D_j) · b~_ij                                             (Eq. 7)
         b~_ij = P V_j / (P |V_j| + eps),   P = softmax(Q_i K_j^T · scaling), each j alone  (5, 6)
@@ -207,7 +207,7 @@ def set_in_batch_attention(lm: nn.Module) -> None:
 
 
 def two_streams(lm: nn.Module, input_ids: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
-    """The last hidden states (B, L, D) of the plain model, e, and of h, which reads others too.
+    """Last hidden states, (B, L, D) each, of the plain model (e) and of h, which reads others too.
 
     Documents (B, L) are padded on the right; values at padding are meaningless. The model must have
     been through :func:`set_in_batch_attention`. Gradient checkpointing may not be reentrant, which

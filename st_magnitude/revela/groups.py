@@ -95,7 +95,7 @@ def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:
 
 
 def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
-    """Cuts a sequence into groups without equal chunks, of which one waits for the next group.
+    """Cuts a sequence into groups of different chunks; a repeated chunk waits for the next group.
 
     Waiting chunks come first there, so fewer than two groups of different chunks ever wait.
     """

@@ -42,7 +42,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
 
 
 def _end_texts(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes the tokenizer append its end-of-text token, which is saved, and count it."""
+    """Makes the tokenizer append and count its end-of-text token, also when it is loaded again."""
     if tokenizer.eos_token is None:
         raise ValueError(
             "The decoder's tokenizer has no end-of-text token, whose state would be the embedding."

@@ -69,7 +69,7 @@ def export(
 
 
 def write_model(model: SentenceTransformer, folder: Path) -> None:
-    """Writes the files of :func:`export` into a folder, whatever else is in it."""
+    """Writes the files of :func:`export` into a folder, and keeps its other files."""
     model = merged(model)
     try:
         model.save_pretrained(str(folder))
@@ -83,7 +83,7 @@ def write_model(model: SentenceTransformer, folder: Path) -> None:
 
 
 def _refer_to_package(folder: Path) -> None:
-    """Lets the error of sentence-transformers say what to install."""
+    """Makes the error of sentence-transformers say what to install."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     modules[-1]["type"] = _REFERENCE
     (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
@@ -184,7 +184,7 @@ def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:
-    """Limits the number of tokens that a model reads of a text; ValueError if it has no limit."""
+    """Limits how many tokens of a text a model reads; ValueError if it reads any number."""
     try:
         model.max_seq_length = length
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Whether a server or a client returns what the model computes, and how to fix it.
+"""Checks that a server or a client returns what the model computes, and says how to fix it.
 
 A database with the metric **inner product** stores ``similarity.document(x)`` and gets
 ``similarity.query(x)``. If a server or an index normalises, norms are lost without an error.

@@ -8,6 +8,8 @@ from _cli import figures, invoke, refusal
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
+import st_magnitude as stm
+
 COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
 THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
 
@@ -52,8 +54,12 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     assert "answer have no higher score" in " ".join(shown.split())
 
 
-def test_search_says_by_a_rule_that_nothing_answers(tmp_path):
+def test_search_says_by_a_rule_that_nothing_answers(tmp_path, monkeypatch):
     """Each known question shares a word with its answer; that of another kind shares none."""
+    encoded = []
+    encode = SentenceTransformer.encode_document
+    spy = lambda *a, **k: encoded.append(1) or encode(*a, **k)  # noqa: E731
+    monkeypatch.setattr(SentenceTransformer, "encode_document", spy)
     rows = [{"query": f"word{i} please", "document": f"word{i}", "split": "dev"} for i in range(99)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = [f"word{i}" for i in range(99)]
@@ -62,7 +68,10 @@ def test_search_says_by_a_rule_that_nothing_answers(tmp_path):
     for question, answered in (("word7 please", True), ("please", False)):
         found = figures("search", tmp_path / "bow", question, **options)
         assert found["searches"][0]["answered"] is answered
-        assert found["rule"]["max_risk"] == 0.2
+    assert len(encoded) == 2  # once for each call
+    dev = stm.load_splits(options["data"])["dev"]
+    rule = stm.calibrate_abstention(stm.load(tmp_path / "bow"), dev, 0.2)
+    assert found["rule"] == rule.to_dict()
     said = invoke("search", tmp_path / "bow", "please", **options).output
     assert "risk at most 0.2 with probability 0.95" in said
     assert "By the rule, none answers." in said
