@@ -75,24 +75,14 @@ class EncodedTask:
         """The same task with the first ``dim`` dimensions, whose norm similarities divide by."""
         return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
 
-    def top(
-        self, similarity: Similarity, k: int = 10, among: NDArray[np.bool_] | Tensor | None = None
-    ) -> Tensor:
+    def top(self, similarity: Similarity, k: int = 10) -> Tensor:
         """Columns of the best k documents of every query, best first: (n, <= k), on the CPU.
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are
         summed in float64 and scores rounded to float32, so equal documents have equal scores
-        wherever in the matrix they stand. ``among`` is a mask of the documents that the index
-        holds, (m,).
+        wherever in the matrix they stand.
         """
-        if among is None:
-            return self.tops([similarity], k)[0]
-        kept = torch.as_tensor(among).cpu().nonzero()[:, 0]
-        places = torch.full((len(self.documents) + 1,), -1)  # the last one is that of column -1
-        places[kept] = torch.arange(len(kept))
-        documents = self.documents[kept.to(self.documents.device)]
-        task = EncodedTask(self.queries, documents, own=places[self.own])
-        return kept[task.top(similarity, k)]
+        return self.tops([similarity], k)[0]
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""

@@ -183,8 +183,10 @@ def with_prior(encoded: EncodedTask, priors: NDArray[np.float64], weight: float)
     return EncodedTask(queries, documents, encoded.columns)
 
 
-def ndcg(encoded: EncodedTask, exponent: float, among: Any = None) -> NDArray[np.float64]:
-    return encoded.ndcg(encoded.top(stm.Similarity(1.0, exponent), among=among))
+def ndcg(encoded: EncodedTask, exponent: float, among: Any = ...) -> NDArray[np.float64]:
+    kept = torch.arange(len(encoded.documents))[among]
+    index = EncodedTask(encoded.queries, encoded.documents[kept])
+    return encoded.ndcg(kept[index.top(stm.Similarity(1.0, exponent))])
 
 
 def measure(cell: Cell) -> Figures:
