@@ -277,7 +277,7 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
     tops = {
         "full": encoded.top(similarity),
         "quarter": quarter.top(similarity),
-        "bits": search_compressed(q, d, "binary", 100, stm.COSINE)["query"],
+        "bits": search_compressed(q, d, "binary", 100, stm.COSINE, encoded.own)["query"],
     }
     return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
 

@@ -228,7 +228,7 @@ def search_compressed(
     precision: str,
     top_k: int,
     similarity: Similarity,
-    own: Tensor | None = None,
+    own: Tensor,
 ) -> dict[str, Tensor]:
     """Columns of the ten best documents, best first, by kind of rescoring.
 
@@ -236,12 +236,10 @@ def search_compressed(
     whose documents are left out.
     """
     if precision == "rabitq":
-        task = rabitq(queries, documents)
+        task = replace(rabitq(queries, documents), own=own)
     else:
         stored = _through_int8(documents) if precision == "int8" else documents
-        task = EncodedTask(queries, stored)
-    if own is not None:
-        task = replace(task, own=own)
+        task = EncodedTask(queries, stored, own=own)
     if precision != "binary":
         return {"none": task.top(DOT)}
     bits = _signs(documents)

@@ -17,7 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
-from st_magnitude._checks import needs
+from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg, rank
@@ -216,8 +216,7 @@ class HybridEvaluator(SearchEvaluator):
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
-        if top_k < 10:
-            raise ValueError(f"top_k must be at least 10, for nDCG@10; got {top_k}.")
+        at_least("top_k", top_k, 10, ", for nDCG@10")
         self.top_k = top_k
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
