@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TypedDict
 
 from st_magnitude._checks import at_least, needs
-from st_magnitude.data.beir import DataError, json_lines
+from st_magnitude.data.beir import DataError
 from st_magnitude.data.tables import SUFFIXES, Row, files_of
 
 logger = logging.getLogger(__name__)
 
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
-_JSONL = frozenset({".jsonl", ".ndjson"})
 _LANGUAGES = """
     .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js
     .jsx .mjs .cjs .ts .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml
@@ -28,7 +27,6 @@ _LANGUAGES = """
     .tcl
 """
 _CODE = frozenset(_LANGUAGES.split())
-_READ = _PROSE | _JSONL | _CODE
 
 Documents = str | Path | Iterable[str | Mapping[str, object]]
 
@@ -39,23 +37,22 @@ class Document(TypedDict):
 
 
 def read_documents(path: str | Path) -> Iterator[Document]:
-    """Reads a text file, a JSONL file, or those of a folder and its subfolders, sorted by name.
+    """Reads a file of text, Markdown or code, or those of a folder and its subfolders, by name.
 
-    A file of text, Markdown or code is one document; so is a line of a ``.jsonl`` file, with the
-    key ``text`` and optionally ``code`` (whether it is source code). Hidden files and blank texts
-    are left out, and so are, with a warning, a folder's files of other kinds, such as PDF, and
-    those that are not UTF-8.
+    A file is one document. Hidden files and blank texts are left out, and so are, with a warning, a
+    folder's files of other kinds, such as PDF, and those that are not UTF-8.
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or none of these files in it.
-        ValueError: If a file is not UTF-8 text, or a line of a JSONL file is malformed.
+        DataError: If a file that was named is not UTF-8.
     """
     path = Path(path)
-    files, others = ([path], []) if path.is_file() else files_of(path, _READ)
+    files, others = files_of(path, _PROSE | _CODE)
     if not files:
         raise FileNotFoundError(
-            f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or "
-            "source code. To use a text itself as a document, put it in a list: [text]."
+            f"{str(path)!r} is neither a file of text, Markdown or source code nor a folder with "
+            "such files. Pass a text itself in a list, [text], and a table as mappings with the "
+            "key text, such as Dataset.from_json(path)."
         )
     if others:
         kinds = Counter(file.suffix.lower() or "(none)" for file in others).most_common(9)
@@ -67,26 +64,18 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     skipped = []
     for file in files:
         try:
-            yield from _read_file(file)
+            text = file.read_text(encoding="utf-8-sig")  # line ends become "\n"
         except UnicodeDecodeError:
             skipped.append(file.name)
+            continue
+        if text.strip():
+            yield {"text": text, "code": file.suffix.lower() in _CODE}
     if skipped and path.is_file():
         raise DataError(f"{path} is not UTF-8; save the file as such.")
     if skipped:
         logger.warning(
             f"Left out {len(skipped):,} files of {path} that are not UTF-8, such as {skipped[0]}."
         )
-
-
-def _read_file(path: Path) -> Iterator[Document]:
-    suffix = path.suffix.lower()
-    if suffix in _JSONL:
-        rows = (as_document(row, where) for where, row in json_lines(path))
-        yield from (row for row in rows if row["text"].strip())
-        return
-    text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
-    if text.strip():
-        yield {"text": text, "code": suffix in _CODE}
 
 
 def as_document(row: object, where: str) -> Document:

@@ -1,6 +1,5 @@
 """Files to documents, and documents to chunks of sentences or of code."""
 
-import json
 import sys
 
 import pytest
@@ -40,20 +39,10 @@ def test_line_ends_and_byte_order_mark(tmp_path):
 
 
 def test_nothing_to_read(tmp_path):
-    write(tmp_path, a__png="x", c="z")
-    for path in ("nowhere", tmp_path):
-        with pytest.raises(FileNotFoundError, match="neither a file nor a folder"):
+    write(tmp_path, a__png="x", c__jsonl="{}")
+    for path in ("nowhere", tmp_path, tmp_path / "c.jsonl"):
+        with pytest.raises(FileNotFoundError, match="neither a file of text"):
             list(read_documents(path))
-
-
-def test_jsonl(tmp_path):
-    rows = [{"text": "one", "id": 7}, {"text": " "}, {"text": "two", "code": True}]
-    write(tmp_path, a__jsonl="\n\n".join(map(json.dumps, rows)))
-    expected = [{"text": "one", "code": False}, {"text": "two", "code": True}]
-    assert list(read_documents(tmp_path)) == expected
-    write(tmp_path, a__jsonl='{"text": "fine"}\n\n{"contents": "x"}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 3: needs .*'text'.*\['contents'\]"):
-        list(read_documents(tmp_path))
 
 
 PARTS = ["One", "two.", "Three", "e.g.", "U.S.", "3.5", "-", "x", "日本。語", "é!", "\n\n", "\t"]

@@ -1,6 +1,5 @@
 """Documents to groups of chunks, and groups to batches."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -66,13 +65,11 @@ def test_code_is_marked_for_each_document():
 def test_every_source_gives_the_same_groups(tmp_path):
     texts = [document("a", 3), document("b", 4), document("c", 2)]
     write(tmp_path / "folder", **{f"{i}__txt": text for i, text in enumerate(texts)})
-    write(tmp_path, rows__jsonl="\n".join(json.dumps({"text": text}) for text in texts))
     sources = {
         "generator": (text for text in texts),
         "mappings": [{"text": text, "other": 1} for text in texts],
         "dataset": Dataset.from_dict({"id": [1, 2, 3], "text": texts, "image": [b"x"] * 3}),
         "folder": tmp_path / "folder",
-        "file": str(tmp_path / "rows.jsonl"),
     }
     expected = build_groups(texts, group_size=4, **OPTIONS).to_list()
     for name, source in sources.items():
