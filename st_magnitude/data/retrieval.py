@@ -19,7 +19,6 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude._checks import positive
 from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
@@ -238,10 +237,10 @@ class RetrievalData:
             negatives=self.negatives | other.negatives,
         )
 
-    def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
+    def log_prior(self) -> dict[str, float]:
         """The logarithm of the prior of every document of the corpus, from the judgments.
 
-            p(d) = (n(d) + smoothing) / (sum_d' n(d') + smoothing · N)
+            p(d) = (n(d) + 1) / (sum_d' n(d') + N)
 
         n(d) is the number of queries to which d is relevant, whatever the grade, and N the number
         of documents.
@@ -252,10 +251,9 @@ class RetrievalData:
             >>> {id: round(math.exp(log_p), 2) for id, log_p in data.log_prior().items()}
             {'a': 0.75, 'b': 0.25}
         """
-        positive("smoothing", smoothing)
         counts = Counter(document for grades in self.relevant.values() for document in grades)
-        log_total = math.log(counts.total() + smoothing * len(self.corpus))
-        return {d: math.log(counts[d] + smoothing) - log_total for d in self.corpus}
+        log_total = math.log(counts.total() + len(self.corpus))
+        return {d: math.log(counts[d] + 1) - log_total for d in self.corpus}
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries of ``query_ids`` and the corpus, with options of `encode_texts`."""

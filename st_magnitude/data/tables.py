@@ -11,7 +11,6 @@ import csv
 import io
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -125,7 +124,8 @@ def _read_csv(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
     text = _decode(path, notes)
     named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
     text = text[named.end() :] if named else text
-    with _long_cells():
+    limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
+    try:
         mark = _separator(path, text)
         try:
             rows = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
@@ -135,6 +135,8 @@ def _read_csv(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
             # many tables with tabs have quotes of the texts and no line breaks
             rows = _parse(path, text, mark, csv.QUOTE_NONE, 1 + bool(named))
             notes.append(f"{path}: quotes were read as they stand.")
+    finally:
+        csv.field_size_limit(limit)
     (_, header), *others = rows
     if len(set(header)) < len(header):
         raise DataError(f"{path}: the header {header} has a name twice; rename one.")
@@ -154,16 +156,6 @@ def _decode(path: Path, notes: list[str]) -> str:
             raise DataError(f"{path} is neither UTF-8 nor cp1252; save it as UTF-8.") from None
     notes.append(f"{path} is not UTF-8 and was read as cp1252 (Windows, Western European).")
     return text
-
-
-@contextmanager
-def _long_cells() -> Iterator[None]:
-    """Lets csv read cells of more than 131,072 characters."""
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _separator(path: Path, text: str) -> str:

@@ -291,16 +291,12 @@ def test_missing_texts_are_left_out_with_their_judgments(
     assert data.relevant == {"q1": {"d0": 1}}
 
 
-@pytest.mark.parametrize("smoothing", [0.01, 1.0, 50.0])
-def test_log_prior(smoothing: float) -> None:
+def test_log_prior() -> None:
     judged = {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}}
     data = RetrievalData({"q1": "?", "q2": "?", "q3": "?"}, CORPUS, judged)
     counts = dict.fromkeys(CORPUS, 0) | {"d0": 2, "d2": 1}
-    expected = {key: (n + smoothing) / (3 + 8 * smoothing) for key, n in counts.items()}
-    prior = {key: math.exp(value) for key, value in data.log_prior(smoothing).items()}
-    assert prior == pytest.approx(expected)
+    prior = {key: math.exp(value) for key, value in data.log_prior().items()}
+    assert prior == pytest.approx({key: (n + 1) / 11 for key, n in counts.items()})
     assert sum(prior.values()) == pytest.approx(1)
-    unjudged = RetrievalData(data.queries, CORPUS, {}).log_prior(smoothing)
+    unjudged = RetrievalData(data.queries, CORPUS, {}).log_prior()
     assert unjudged == pytest.approx(dict.fromkeys(CORPUS, -math.log(8)))
-    with pytest.raises(ValueError, match="smoothing must be a positive number"):
-        DATA.log_prior(0)
