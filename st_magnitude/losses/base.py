@@ -12,7 +12,6 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
     CachedLossDecorator,
     ForwardDecorator,
@@ -194,17 +193,16 @@ class EmbeddingLoss(nn.Module):
             f" {engine.split()[0]}), or {how}."
         )
 
+    def get_config_dict(self) -> dict[str, object]:
+        gamma_query, gamma_document = self.similarity.exponents
+        return {
+            "similarity": {"query": gamma_query, "document": gamma_document},
+            "scale": self.scale,
+        }
+
     def get_log(self) -> dict[str, float]:
         """Figures for a line of the Trainer's log, which may wait for the device."""
         return {}
-
-    def refuse_adaptive_layers(self, what: str) -> None:
-        """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
-        first = next(unwrapped(self.model).children(), None)
-        if isinstance(getattr(first, "forward", None), TransformerDecorator):
-            raise ValueError(
-                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
-            )
 
     def refuse_matryoshka(
         self,
@@ -291,7 +289,7 @@ class FiniteWatch:
         self._found: tuple[list[str], Tensor] | None = None  # names and flags of a batch
 
     def __call__(
-        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], losses: Mapping[str, Tensor]
+        self, embeddings: Sequence[Tensor], labels: Tensor | None, losses: Mapping[str, Tensor]
     ) -> None:
         """Looks at the embeddings (B, D) of each column, labels of any shape, and losses by name.
 
@@ -301,14 +299,15 @@ class FiniteWatch:
         if self._has_warned or not torch.is_grad_enabled():
             return
         number = len(embeddings)
-        names = [f"text column {i} of {number}" for i in range(1, number + 1)]
-        names += ["the labels" for _ in labels] + list(losses)
-        watched = [*embeddings, *labels, *losses.values()]
-        broken = torch.stack([~x.detach().isfinite().all() for x in watched])
+        watched = {f"text column {i} of {number}": x for i, x in enumerate(embeddings, start=1)}
+        if labels is not None:
+            watched["the labels"] = labels
+        watched |= losses
+        broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
         flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
         flags.copy_(broken, non_blocking=broken.is_cuda)
-        ready = self._found if broken.is_cuda else (names, flags)
-        self._found = names, flags
+        ready = self._found if broken.is_cuda else (list(watched), flags)
+        self._found = list(watched), flags
         if ready is None:
             return
         names, flags = ready

@@ -85,9 +85,8 @@ class Teacher:
         queries, *documents = labels.unbind(dim=1)  # (B, T) each
         all_documents = torch.cat([batch.join(x) for x in documents])  # (M, T)
         all_queries = batch.join_queries(queries)  # (Q, T)
-        start = batch.offset if batch.all_queries is not None else 0
         of_queries = self._of_products(queries, all_documents, batch.offset)
-        of_documents = self._of_products(documents[0], all_queries, start)
+        of_documents = self._of_products(documents[0], all_queries, batch.first_column)
         return of_queries, of_documents
 
     def _of_products(self, rows: Tensor, columns: Tensor, start: int) -> Rows:
@@ -117,8 +116,7 @@ class Teacher:
 
         def of_documents(tile: slice) -> Tensor:  # whose only target is their query
             found = shares.new_zeros(len(rows[tile]), batch.num_columns)
-            start = batch.offset if batch.all_queries is not None else 0
-            return found.scatter_(1, rows[tile, None] + start, 1.0)
+            return found.scatter_(1, rows[tile, None] + batch.first_column, 1.0)
 
         return of_queries, of_documents
 

@@ -309,7 +309,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             hardness_strength=self.hardness_strength,
         )
         losses = {"infonce": loss, **self.regularizers(embeddings)}
-        self.watch(embeddings, [] if labels is None else [labels], losses)
+        self.watch(embeddings, labels, losses)
         return losses
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
@@ -408,8 +408,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         sizes = sizes_without_lists(self.name, columns, not (gathers or asks_whose))
         self.refuse_unequal(sizes)
         check_labels(self.name, self.labels, labels, sizes)
-        if self.uses_gradient_cache or self.regularizers:
-            self.refuse_adaptive_layers("mini_batch_size or regularizers")
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
@@ -417,13 +415,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
         return len(columns), sizes[0]
 
-    @torch.no_grad()
     def get_config_dict(self) -> dict[str, object]:
-        gamma_query, gamma_document = self.similarity.exponents
         return {
-            "similarity": {"query": gamma_query, "document": gamma_document},
+            **super().get_config_dict(),
             "terms": [vars(term) for term in self.terms],
-            "scale": self.scale,
             "mini_batch_size": self.mini_batch_size,
             "gather_across_devices": self.gather_across_devices,
             "directions": self.directions,

@@ -30,12 +30,18 @@ class Gathered:
         ranks = num_ranks() if gather_across_devices else 1
         self.is_ring = ranks > 1 and gather_across_devices == "ring"
         self._gathers = ranks > 1 and not self.is_ring
-        self._gathers_queries = self._gathers and tuple(directions) != ("query_to_doc",)
-        rank, ranks = (get_rank(), ranks) if self._gathers else (0, 1)
-        self.num_queries = ranks * len(queries)  # whom documents belong to
-        self.offset = rank * len(queries)  # of our first query
-        self.all_queries = self.join(queries) if self._gathers_queries else None  # (W·B, D)
-        self.num_columns = self.num_queries if self._gathers_queries else len(queries)  # of queries
+        self.num_queries = len(queries)  # whom documents belong to
+        self.offset = 0  # of our first query
+        if self._gathers:
+            self.num_queries = ranks * len(queries)
+            self.offset = get_rank() * len(queries)
+        self.all_queries: Tensor | None = None  # (W·B, D), if a softmax runs over them
+        self.num_columns = len(queries)  # of a softmax over queries
+        self.first_column = 0  # our first query there
+        if self._gathers and tuple(directions) != ("query_to_doc",):
+            self.all_queries = self.join(queries)
+            self.num_columns = self.num_queries
+            self.first_column = self.offset
 
     def join(self, x: Tensor) -> Tensor:
         """The rows of all ranks, with their gradients: (B, ...) -> (W·B, ...)."""
@@ -45,7 +51,7 @@ class Gathered:
 
     def join_queries(self, x: Tensor) -> Tensor:
         """Likewise for rows of queries, if a softmax runs over queries."""
-        return self.join(x) if self._gathers_queries else x
+        return x if self.all_queries is None else self.join(x)
 
 
 def check_on_all_ranks(

@@ -96,12 +96,5 @@ class SimilarityMSELoss(EmbeddingLoss):
         if self.scale != "auto":
             predicted = self.scale * predicted
         loss = mse_loss(predicted, labels.to(predicted.dtype).view(-1))
-        self.watch(embeddings, [labels], {"mse": loss})
+        self.watch(embeddings, labels, {"mse": loss})
         return loss
-
-    def get_config_dict(self) -> dict[str, object]:
-        gamma_query, gamma_document = self.similarity.exponents
-        return {
-            "similarity": {"query": gamma_query, "document": gamma_document},
-            "scale": self.scale,
-        }

@@ -160,13 +160,6 @@ def test_a_stream_for_a_static_table(static_model, tmp_path):
     train(static_model, loss, tmp_path, data=data, **options)
 
 
-@pytest.mark.parametrize("options", [{"mini_batch_size": 4}, {"regularizers": [stm.SIGReg(8)]}])
-def test_adaptive_layers_take_one_plain_loss(model, options):
-    loss = AdaptiveLayerLoss(model, stm.CosineRankingLoss(model, **options))
-    with pytest.raises(ValueError, match="AdaptiveLayerLoss takes no CosineRankingLoss"):
-        loss(features(model), None)
-
-
 GATHERS = {"gather_across_devices": True}
 
 
