@@ -1,4 +1,4 @@
-"""Batch: the arguments of :func:`~st_magnitude.infonce` about the pairs of rows and columns."""
+"""Batch: the embeddings that :func:`~st_magnitude.infonce` compares, with rules and targets."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Batch:
 
     @property
     def pairs(self) -> slice:
-        """The numbers of the pairs, which are rows of the documents."""
+        """The numbers of the pairs: the rows of the documents that hold the positives."""
         return slice(self.offset, self.offset + len(self.queries))
 
     @property
     def column_queries(self) -> Tensor:
-        """The queries that a document is compared with, (Q, D) or (B, D)."""
+        """The queries that the softmax of a document runs over, (Q, D) or (B, D)."""
         return self.queries if self.all_queries is None else self.all_queries
 
     @property
@@ -172,7 +172,8 @@ class Batch:
                 "targets take neither 'query_to_query' nor 'doc_to_doc'; give integer ids (M,) of"
                 " the documents as positives."
             )
-        rows, num_queries = len(self.queries), len(self.column_queries)
+        rows = len(self.queries)
+        num_queries = len(self.column_queries)
         for name, given, columns in (
             ("targets", targets, len(self.documents)),
             ("targets_queries", of_queries, num_queries),

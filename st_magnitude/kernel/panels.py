@@ -56,8 +56,8 @@ def panel_of(
 
 
 def _same_ids(rows: Tensor | None, columns: Tensor | None, dtype: torch.dtype) -> list[Rule]:
-    """For each of E ids, (B, E) and (M, E), the columns with that of the row. They are compared as
-    small floats, which takes a quarter of the time of comparing integers into booleans."""
+    """A rule for each of E ids, (B, E) and (M, E): the columns with the id of the row. Comparing
+    them as small floats takes a quarter of the time of integers and booleans."""
     if rows is None or columns is None:
         return []
     rules = []
@@ -75,7 +75,7 @@ def _equal(rows: Tensor, columns: Tensor) -> Rule:
 
 
 def _same_pair(batch: Batch, rows: Vectors, columns: Vectors, offset: int) -> Rule:
-    """The columns (M,) of the pair of the row, of texts of the same kind."""
+    """The columns that belong to the pair of the row, if both are queries or both documents."""
 
     def pairs(vectors: Vectors, first: int) -> Tensor:
         numbers = first + torch.arange(len(vectors.x), device=vectors.x.device)
@@ -105,7 +105,7 @@ def _too_close(
 
 
 def _named(batch: Batch, direction: Direction, offset: int | None) -> Rule | None:
-    """The columns that targets name; a row that names none has its positive."""
+    """The targets of the rows; a row of zeros has its positive as the only one."""
     given = batch.targets_queries if direction == "doc_to_query" else batch.targets
     if given is None and isinstance(batch.targets, Tensor):
         given = batch.targets[:, batch.pairs].T

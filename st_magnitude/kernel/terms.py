@@ -131,7 +131,7 @@ class Plan:
         return [slice(a, b) for a, b in pairwise((0, *self.dims))]
 
     def per_term(self, prefixes: Sequence[Tensor]) -> Tensor:
-        """Numbers of each prefix, (K) x (n,), as numbers of each term, (T, n)."""
+        """Repeats the numbers (n,) of each of K prefixes for all of its terms: (T, n)."""
         repeated = zip(prefixes, self.members, strict=True)
         return torch.stack([x for x, members in repeated for _ in members])
 

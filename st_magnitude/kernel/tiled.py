@@ -110,8 +110,8 @@ def _visit_ring(softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], lea
 
 
 class Softmax:
-    """The softmax of each row over the columns so far. All logits are less that of the row's pair,
-    because in float32 the difference of two large, rounded logits is not exact."""
+    """The softmax of each row over the columns so far. Logits are relative to that of the pair of
+    the row, because in float32 the difference of two large, rounded logits is not exact."""
 
     def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
         row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
@@ -145,7 +145,7 @@ class Softmax:
         torch.logaddexp2(sums, log_sums, out=sums)
 
     def attract(self, k: int, tile: slice, targets: Tensor, scores: Tensor, shift: Tensor) -> None:
-        """Adds the scores of positives of prefix k, from all scores (n, M) less a shift (n,)."""
+        """Adds the sum of scores by targets (n, M) for prefix k; scores lack a shift (n,)."""
         of_positives = torch.linalg.vecdot(targets, scores)  # (n,)
         self.scores[k][tile] += of_positives + targets.sum(dim=1) * shift
 
@@ -175,7 +175,8 @@ def visit(
     plan = softmax.plan
     num_rows = len(panels[0].rows.x)
     edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
-    parts, num_columns = [slice(a, b) for a, b in pairwise(edges)], edges[-1]
+    parts = [slice(a, b) for a, b in pairwise(edges)]
+    num_columns = edges[-1]
     most = plan.tile_rows
     if most is None:  # enough for products at full speed, but on a CPU few enough for the cache
         most = 1024 if softmax.inverse.is_cuda else max(256, 2**20 // num_columns)
@@ -350,7 +351,7 @@ def _start(
 
 def _biases(columns: Sequence[Vectors]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The biases of all columns, (M,), their middle, and the exponentials of their differences from
-    it. Those far below the largest become as low as these allow: 140 below in float32."""
+    it. Biases far below the largest are raised to what is representable: 140 below in float32."""
     if all(side.bias is None for side in columns):
         return None, None, None
     bias = torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
@@ -382,7 +383,7 @@ def _except_pairs(
     powers: Tensor,  # (n, M)
 ) -> Tensor:
     """Removes the hardness, which only negatives have, from the exponentials of the pairs, and
-    lowers the rest where these would be large. Returns the gain of the anchors, (n,)."""
+    rescales rows in which these would overflow. Returns the gain of the anchors, (n,)."""
     gain = LOG2_E * softmax.plan.hardness_strength * best
     if offset is None:
         return gain

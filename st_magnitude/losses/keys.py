@@ -1,4 +1,4 @@
-"""The keys of texts: hashes of their tokens, by which a loss knows equal texts."""
+"""The keys of texts: hashes of their tokens, by which a loss recognises equal texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Features = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Texts:
-    """What a ranking loss knows of a batch besides the embeddings, column by column."""
+    """The texts and labels of a batch as a ranking loss sees them, column by column."""
 
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
     bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys

@@ -1,4 +1,4 @@
-"""Negatives: which documents of a batch do not count as such."""
+"""False negatives: the documents of a batch that a loss leaves out of the negatives."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class FalseNegatives:
         return {"excluded_negatives": share}
 
     def count(self, mask: Tensor, are_plain: bool) -> None:
-        """Adds a batch to the log: whether queries leave out documents, (n, M).
+        """Counts the documents that queries leave out, booleans (n, M), for the log.
 
         Of other inputs than plain texts, only a margin leaves documents out. It warns if queries of
         the first batch leave out all or most of them; on a GPU at the second batch, which does not

@@ -84,7 +84,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
 
     Args:
-        model: The model to train, whose ``similarity_fn_name`` becomes the one that ranks alike.
+        model: The model to train. The loss sets the ``similarity_fn_name`` that ranks alike.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
@@ -115,7 +115,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin_strategy: Unit of the margin: ``"absolute"``, scores; ``"relative"``, the absolute
             value of the positive's score, which suits scores that norms make large.
         keep_explicit_negatives: Whether the explicit negatives of a row count for its query
-            whatever ``margin`` says, as negatives that people chose should.
+            whatever ``margin`` says. Set it for negatives that people have chosen.
         labels: What a label column holds. None: data with labels are refused. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores

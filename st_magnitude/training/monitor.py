@@ -21,7 +21,8 @@ from st_magnitude.surgery.raw import raw_producers
 logger = logging.getLogger(__name__)
 
 NUM_ROWS = 256  # texts of a role that are measured
-COLLAPSED_NORM, COLLAPSED_COSINE = 1e-4, 0.99  # means over the texts of one role
+COLLAPSED_NORM = 1e-4  # means over the texts of one role
+COLLAPSED_COSINE = 0.99
 Row = dict[str, float]
 
 

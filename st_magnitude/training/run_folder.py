@@ -56,7 +56,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 def _foreign(output: Path) -> Iterator[Path]:
     """All links, which may lead to somebody's files, and the files that no training run wrote."""
-    is_run, was_moved = (output / RECORD).is_file(), is_moving(output, "modules.json")
+    is_run = (output / RECORD).is_file()
+    was_moved = is_moving(output, "modules.json")
     for path in output.rglob("*"):
         place = path.relative_to(output).as_posix()
         is_ours = is_run and (was_moved or re.match(_OURS, place))
@@ -69,8 +70,12 @@ def remove_checkpoints(output: Path) -> None:
     """Removes the checkpoints of a run and its record, and nothing else."""
     folder = output / "checkpoints"
     for path in folder.iterdir():
-        if re.match(_OURS, path.relative_to(output).as_posix()):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        if not re.match(_OURS, path.relative_to(output).as_posix()):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
     with suppress(OSError):  # somebody has put more there
         folder.rmdir()
 

@@ -1,4 +1,4 @@
-"""Training that a signal stops without loss, and that says how long it takes."""
+"""Training that saves a checkpoint when a signal stops it, and that says how long it takes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class _StopOnSignal(TrainerCallback):
         if control.should_training_stop:
             self.received = None  # it was the last step
         elif self.received is not None:
-            control.should_save = control.should_training_stop = True
+            control.should_save = True
+            control.should_training_stop = True
 
     def _receive(self, number: int, frame: object) -> None:
         self.received = number
