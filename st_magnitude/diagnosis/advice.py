@@ -16,7 +16,7 @@ from st_magnitude.diagnosis.findings import (
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
-from st_magnitude.evaluation.judge import Judgment
+from st_magnitude.evaluation.judge import Judgment, judge
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
@@ -34,7 +34,8 @@ def exponent(bench: Bench, new: Similarity) -> Recommendation:
     gamma = choice.candidate
     judged = None
     if bench.has_magnitude:
-        judged = bench.gain(choice.ndcg(gamma)[measuring], choice.ndcg(today)[measuring])
+        differences = choice.ndcg(gamma)[measuring] - choice.ndcg(today)[measuring]
+        judged = judge(differences, bench.min_gain, seed=bench.seed)
     reasons = {
         DO: "One half of the queries chose this exponent, and the other half confirms it.",
         NO_BENEFIT: "The exponent that one half of the queries chose gains nothing on the other.",
@@ -60,20 +61,21 @@ def storage(
     ``per_query`` has nDCG@10 of every query in the format of each cell; the first is the full one.
     """
     full, *others = per_query
-    judged = [bench.margin(values, full) for values in others]
+    tolerance = bench.tolerance
+    kept = (1 - tolerance) * full
+    judged = [judge(values - kept, seed=bench.seed) for values in others]
     fitting = [i for i, margin in enumerate(judged) if margin.verdict == "better"]
     if fitting:
         best = min(fitting, key=lambda i: (cells[i + 1].bytes_per_document, -cells[i + 1].ndcg))
     else:
         best = max(range(len(others)), key=lambda i: judged[i].gain[1])
     cell = cells[best + 1]
-    tolerance = bench.tolerance
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
-    kept = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
+    said = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
     reasons = {
-        DO: f"{kept}. Of {len(fitting)} formats that fit it is the smallest.",
-        NO_BENEFIT: f"{kept}, which costs more than {tolerance:.0%}; no format costs less.",
-        NOT_ENOUGH: f"{kept}. {UNDECIDED}",
+        DO: f"{said}. Of {len(fitting)} formats that fit it is the smallest.",
+        NO_BENEFIT: f"{said}, which costs more than {tolerance:.0%}; no format costs less.",
+        NOT_ENOUGH: f"{said}. {UNDECIDED}",
     }
     action = f"Store {cell} ({cell.bytes_per_document:,} bytes a document)"
     gain_of = f"nDCG@10 minus {1 - tolerance:.0%} of the full nDCG@10"
@@ -91,7 +93,7 @@ def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     column = f"np.c_[documents, {curve.weight:.3g} * log_p], by inner product (docs/prior.md)"
     action = "Add log p(d), the prior of a document, to its scores"
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
-    judged = bench.gain(curve.held_out, curve.per_query[0])
+    judged = judge(curve.held_out - curve.per_query[0], bench.min_gain, seed=bench.seed)
     uses = (column, "no prior")
     return _recommend(bench, "prior", action, judged, gain_of, uses, reasons)
 

@@ -84,8 +84,7 @@ def diagnose(
     bench = replace(bench, scoring=new if first.verdict == DO else today)
     formats = measure_formats(task, bench.scoring)
     directions = COSINE.document(task.documents)
-    m, dim = directions.shape
-    cells = compression_cells(formats, dim)
+    cells = compression_cells(formats, directions.shape[1])
     recommendations = [first, advice.storage(bench, cells, list(formats.values()))]
     if log_p is not None:
         recommendations.append(advice.prior(bench, data.query_ids, log_p))
@@ -103,9 +102,8 @@ def diagnose(
         documents=answers,
         **measure.effect_sizes(answers, is_relevant),
         exponent=choice,
-        dim=dim,
         isoscore=geometry.isoscore(directions),
-        isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
+        isoscore_ceiling=geometry.isoscore_ceiling(*directions.shape),
         mean_cosine=geometry.mean_cosine(directions),
         cells=cells,
         recommendations=recommendations,

@@ -103,7 +103,6 @@ class Diagnosis(Result):
     adjusted_cohens_d: float
     exponent: ExponentChoice
     # of the directions of the documents
-    dim: int
     isoscore: float
     isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
     mean_cosine: float  # over all pairs; 0 for random directions
@@ -125,7 +124,7 @@ class Diagnosis(Result):
             f"{self.model}{place}, scored by {self.similarity}{changed}: "
             f"{len(self.query_ids):,} queries, {len(self.document_ids):,} documents "
             f"({self.is_relevant.sum():,} relevant to at least one query), "
-            f"{self.dim} dimensions."
+            f"{self.cells[0].dim} dimensions."
         )
         verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
         ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
@@ -185,5 +184,7 @@ class Diagnosis(Result):
             ["highest IsoScore", self.isoscore_ceiling, "of an isotropic sample of this size"],
             ["mean cosine", self.mean_cosine, "over all pairs; 0 for random directions"],
         ]
-        title = f"Directions of {len(self.document_ids):,} documents in {self.dim} dimensions"
+        title = (
+            f"Directions of {len(self.document_ids):,} documents in {self.cells[0].dim} dimensions"
+        )
         return Table(["measure", "value", "meaning"], rows, title)

@@ -15,7 +15,6 @@ from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
-    Array,
     ExponentChoice,
     Mask,
     NormStatistics,
@@ -26,7 +25,6 @@ from st_magnitude.evaluation.calibration import (
     highest_rows,
     ndcg_by_exponent,
 )
-from st_magnitude.evaluation.judge import Judgment, judge
 from st_magnitude.evaluation.scoring import are_unit
 from st_magnitude.similarity import Similarity
 
@@ -102,12 +100,3 @@ class Bench:
     min_gain: float
     tolerance: float
     seed: int
-
-    def gain(self, values: Array, reference: Array) -> Judgment:
-        """Compares two arrays of nDCG@10 of the same queries."""
-        return judge(values - reference, self.min_gain, seed=self.seed)
-
-    def margin(self, values: Array, full: Array) -> Judgment:
-        """Compares nDCG@10 of a smaller index with the share of the full one that must be kept."""
-        kept = (1 - self.tolerance) * full
-        return judge(values - kept, seed=self.seed)
