@@ -57,6 +57,10 @@ class FalseNegatives:
         self.margin = margin
         self.margin_strategy = margin_strategy
         self.keep_explicit_negatives = keep_explicit_negatives
+        self.start()
+
+    def start(self) -> None:
+        """Starts a new run, whose first batch may warn."""
         self._has_warned = False
         self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log

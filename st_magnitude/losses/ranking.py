@@ -187,12 +187,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
-        self._new_false_negatives = partial(
-            FalseNegatives,
-            same_text=same_text,
-            margin=margin,
-            margin_strategy=margin_strategy,
-            keep_explicit_negatives=keep_explicit_negatives,
+        self.false_negatives = FalseNegatives(
+            same_text, margin, margin_strategy, keep_explicit_negatives
         )
         self.labels = labels
         self.teacher: Teacher | None = None
@@ -374,7 +370,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
-        self.false_negatives = self._new_false_negatives()
+        self.false_negatives.start()
         super().prepare_model()
         self.check_dims(self.terms)
 
