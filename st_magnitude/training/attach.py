@@ -188,10 +188,10 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
         )
 
 
-def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int = 1024) -> None:
+def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
     """Refuses data in which most rows have no negative, as where all documents begin alike.
 
-    It reads ``num_rows`` rows, but at least a batch, in random batches of the Trainer's.
+    It reads 1,024 rows, but at least a batch, in random batches of the Trainer's.
     """
     loss = trainer.loss
     data = trainer.train_dataset
@@ -200,7 +200,8 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer, num_rows: int 
     size = trainer.args.per_device_train_batch_size * trainer.args.world_size
     rows = data.shuffle(seed=0)
     shares = []
-    for start in range(0, max(min(len(rows), num_rows) - size, 0) + 1, size):
+    last = max(min(len(rows), 1024) - size, 0)  # the start of the last batch
+    for start in range(0, last + 1, size):
         chosen = rows.select(range(start, min(start + size, len(rows))))
         batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
