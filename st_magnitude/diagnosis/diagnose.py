@@ -16,7 +16,7 @@ from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
-from st_magnitude.evaluation.scoring import are_unit, raw_scoring_of
+from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.saving.card import model_name
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
@@ -70,7 +70,7 @@ def diagnose(
         (inf, 'not enough data')
     """
     _check(data, min_gain, tolerance)
-    today = raw_scoring_of(model, similarity)
+    today = scoring_of(model, similarity, before_normalize=True)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
     task = data.encode(model, **encode | {"before_normalize": True})

@@ -172,21 +172,28 @@ def rule_of(
             "score 0."
         )
     exponent = similarity.exponents[1]
-    rule = Abstention("auto", math.inf, exponent, risk, delta, unanswerable)
-    return calibrated(rule, *first_documents(encoded, rule.similarity))
+    found = first_documents(encoded, Similarity(1.0, exponent))
+    return calibrated(*found, exponent, risk, delta, unanswerable)
 
 
-def calibrated(rule: Abstention, scores: Array, is_wrong: NDArray[np.bool_]) -> Abstention:
-    """The rule calibrated on a result of `first_documents`: its signal, threshold and counts."""
-    level = rule.delta / (len(SIGNALS) * len(STARTS))
+def calibrated(
+    scores: Array,
+    is_wrong: NDArray[np.bool_],
+    document_exponent: float,
+    max_risk: float,
+    delta: float,
+    unanswerable: float,
+) -> Abstention:
+    """The rule for a result of `first_documents`, with its counts on the same queries."""
+    level = delta / (len(SIGNALS) * len(STARTS))
     found = []
     for name, signal_of in SIGNALS.items():
         values = signal_of(scores)
         for start in STARTS:
-            threshold = controlled_threshold(values, is_wrong, start, rule.max_risk, level)
-            one = replace(rule, signal=name, threshold=threshold)
-            found.append(one.tested(scores, is_wrong))
-    return max(found, key=lambda one: one.answered)
+            threshold = controlled_threshold(values, is_wrong, start, max_risk, level)
+            rule = Abstention(name, threshold, document_exponent, max_risk, delta, unanswerable)
+            found.append(rule.tested(scores, is_wrong))
+    return max(found, key=lambda rule: rule.answered)
 
 
 def controlled_threshold(

@@ -15,10 +15,10 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.judge import judge
-from st_magnitude.evaluation.scoring import are_unit, own_scoring, scoring_of
+from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.geometry import norms
 from st_magnitude.result import Result, Table, points
-from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["ExponentCurve", "PriorCurve", "calibrate_exponent", "calibrate_prior"]
@@ -159,7 +159,7 @@ def calibrate_exponent(
     """
     if normalizes_output(model):
         raise ValueError(UNIT_NORMS)
-    present = own_scoring(model).exponents[1]
+    present = scoring_of(model, distance=COSINE).exponents[1]
     gammas = exponents_with(present, EXPONENTS if exponents is None else exponents)
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(

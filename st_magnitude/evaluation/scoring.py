@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
 
-__all__ = ["are_unit", "own_scoring", "raw_scoring_of", "scoring_of"]
+__all__ = ["are_unit", "scoring_of"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -18,35 +19,49 @@ def are_unit(norms: NDArray[np.float64]) -> bool:
 
 
 def scoring_of(
-    model: SentenceTransformer, similarity: Similarity | str | None = None
+    model: SentenceTransformer,
+    similarity: Similarity | str | None = None,
+    *,
+    before_normalize: bool = False,
+    distance: Similarity | None = None,
 ) -> Similarity:
-    """The given similarity, or the one that the model states."""
+    """The given similarity, or that of a model, for embeddings before a closing ExponentNorm.
+
+    Of the lines that fit a model, the last one counts:
+
+    ==============================================  ===================
+    the model                                       its similarity
+    ==============================================  ===================
+    scores by a distance                            ``distance``
+    scores by cosine or dot                         the same
+    ends in ExponentNorm                            that of the module
+    ends in Normalize, with ``before_normalize``    cosine
+    ==============================================  ===================
+
+    Args:
+        before_normalize: Whether the embeddings come from before a closing Normalize, too.
+        distance: The similarity that stands for a distance; None refuses it.
+
+    Raises:
+        ValueError: If a distance is refused, or the dot product of cut unit embeddings is asked of
+            embeddings from before Normalize.
+    """
     model = refuse_other_models(model, "A measurement")
-    if similarity is None:
-        closing = getattr(list(model.children())[-1], "similarity", None)
-        similarity = closing if isinstance(closing, Similarity) else model.similarity_fn_name
-        if isinstance(similarity, str) and similarity not in ("cosine", "dot"):
-            raise ValueError(
-                f"The model's similarity_fn_name is {similarity!r}, which is not an inner product;"
-                ' pass a similarity, such as similarity="cosine".'
-            )
-    return Similarity(*Similarity.named(similarity).exponents)
-
-
-def own_scoring(model: SentenceTransformer) -> Similarity:
-    """The similarity that the model states; cosine if it states a distance."""
-    model = refuse_other_models(model, "A measurement")
-    return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
-
-
-def raw_scoring_of(
-    model: SentenceTransformer, similarity: Similarity | str | None = None
-) -> Similarity:
-    """`scoring_of` for embeddings that were taken before a closing Normalize."""
-    own = scoring_of(model, similarity)
-    if similarity is not None or not normalizes_output(model):
-        return own
-    if own != COSINE and is_cut(model):
+    if similarity is not None:
+        return Similarity(*Similarity.named(similarity).exponents)
+    stated = distance
+    if isinstance(last := list(model.children())[-1], ExponentNorm):
+        stated = last.similarity
+    elif model.similarity_fn_name in ("cosine", "dot"):
+        stated = Similarity.named(model.similarity_fn_name)
+    if stated is None:
+        raise ValueError(
+            f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is not an inner"
+            ' product; pass a similarity, such as similarity="cosine".'
+        )
+    if not before_normalize or not normalizes_output(model):
+        return Similarity(*stated.exponents)
+    if stated != COSINE and is_cut(model):
         raise ValueError(
             f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize "
             "and scores by dot, which no similarity of its raw embeddings does. Pass "

@@ -18,7 +18,7 @@ from st_magnitude.evaluation.calibration import (
 )
 from st_magnitude.evaluation.hybrid import dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.judge import judge
-from st_magnitude.evaluation.scoring import raw_scoring_of
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import cross_validate
 from st_magnitude.finetune.measure import Found, bm25_if_installed, card_figures, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
@@ -76,7 +76,7 @@ class Baseline:
         encoded = None
         if self.of_folds is not None:
             folds, found, fused = self.of_folds
-            exponent = raw_scoring_of(self.model).exponents[1]
+            exponent = scoring_of(self.model, before_normalize=True).exponents[1]
             verdict = replace(self._verdict(float(exponent), found, fused), folds=folds)
         elif self.is_judged:
             encoded, similarity = encode(self.model, self.data)

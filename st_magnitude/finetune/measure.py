@@ -17,7 +17,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
 from st_magnitude.evaluation.hybrid import Run, bm25_run
 from st_magnitude.evaluation.magnitude import geometry_figures
-from st_magnitude.evaluation.scoring import own_scoring, raw_scoring_of
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
@@ -74,11 +74,10 @@ def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask
     A distance counts as cosine. On a terminal there is a progress bar where it may take long.
     """
     shows = sys.stderr.isatty() and not has_static_embedding_input(model)
-    if normalizes_output(model) and is_cut(model):  # by the dot product of parts of unit vectors
-        return data.encode(model, show_progress_bar=shows), own_scoring(model)
-    is_distance = model.similarity_fn_name not in ("cosine", "dot")
-    similarity = raw_scoring_of(model, COSINE if is_distance else None)
-    return data.encode(model, before_normalize=True, show_progress_bar=shows), similarity
+    # parts of unit vectors are ranked as they are served
+    before = not (normalizes_output(model) and is_cut(model))
+    similarity = scoring_of(model, before_normalize=before, distance=COSINE)
+    return data.encode(model, before_normalize=before, show_progress_bar=shows), similarity
 
 
 def card_figures(

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.scoring import own_scoring
+from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.measure import Found
 from st_magnitude.result import Result, Table, points
+from st_magnitude.similarity import COSINE
 
 __all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "own_ndcg"]
 
@@ -165,7 +166,7 @@ class Verdict(Result):
 def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
     """nDCG@10 of every query under the model's own similarity; cosine if it is a distance."""
     encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(own_scoring(model)))
+    return encoded.ndcg(encoded.top(scoring_of(model, distance=COSINE)))
 
 
 def changes_of(before: Found, after: Found, data: RetrievalData) -> tuple[Change, ...]:

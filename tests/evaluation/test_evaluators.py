@@ -5,9 +5,15 @@ from functools import partial
 
 import pytest
 from _trainer import make_trainer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.similarity import COSINE, DOT, Similarity
 
 KINDS = {
     "Magnitude": MagnitudeEvaluator,
@@ -55,6 +61,27 @@ def test_the_similarity_is_the_models_own_at_each_call(kind, task, static_model)
     static_model.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
         evaluator(static_model)
+
+
+HALF = Similarity(1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("closing", "states", "served", "before"),
+    [
+        ((), "dot", DOT, DOT),
+        ((), "euclidean", COSINE, COSINE),
+        ((Normalize(),), "dot", DOT, COSINE),
+        ((ExponentNorm(1.0, 0.5),), "euclidean", HALF, HALF),
+        ((Normalize(), ExponentNorm(1.0, 0.5)), "dot", HALF, COSINE),
+    ],
+)
+def test_the_scoring_of_a_model(closing, states, served, before):
+    modules = [BoW(["a"]), *closing]
+    model = SentenceTransformer(modules=modules, similarity_fn_name=states, device="cpu")
+    assert scoring_of(model, distance=COSINE) == served
+    assert scoring_of(model, distance=COSINE, before_normalize=True) == before
+    assert scoring_of(model, "qnorm", before_normalize=True) == Similarity.named("qnorm")
 
 
 @every_kind

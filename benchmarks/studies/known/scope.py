@@ -27,7 +27,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import st_magnitude as stm
-from st_magnitude.evaluation.abstention import Abstention, calibrated
+from st_magnitude.evaluation.abstention import calibrated
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def measure(
     for draw in range(DRAWS):
         some = np.random.default_rng(draw).integers(len(found), size=1000)
         for name, values in signals.items():
-            rule = Abstention("score", math.inf, exponent, RISK, 0.05, 0.0)
             scores = np.stack([values[some], np.zeros(len(some))], axis=1)
-            thresholds[name].append(calibrated(rule, scores, wrong[some]).threshold)
+            rule = calibrated(scores, wrong[some], exponent, RISK, 0.05, 0.0)
+            thresholds[name].append(rule.threshold)
         order = some[np.argsort(-found[some, 0])]
         kept = np.cumsum(wrong[order]) <= RISK * np.arange(1, len(order) + 1)
         lowest = found[order[kept], 0].min(initial=math.inf)
