@@ -16,11 +16,11 @@ from st_magnitude.evaluation.calibration import (
     ndcg_by_exponent,
     warn_if_few,
 )
-from st_magnitude.evaluation.hybrid import dense_run, reciprocal_rank_fusion
+from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import cross_validate
-from st_magnitude.finetune.measure import Found, bm25_if_installed, card_figures, encode, found_by
+from st_magnitude.finetune.measure import bm25_if_installed, card_figures, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
 from st_magnitude.similarity import Similarity
@@ -59,25 +59,23 @@ class Baseline:
             self.found = found_by(dense_run(encoded, similarity), data)
             self.lexical = bm25_if_installed(data)
         self.geometry = self._geometry(encoded)
-        self.of_folds: tuple[int, Found, Found | None] | None = None
+        self.of_folds: tuple[int, Run] | None = None
 
     def cross_validate(
         self, folds: int, output: Path, loss_options: Mapping[str, object] | None
     ) -> None:
         """Trains on all folds but one and measures on that one, for each fold."""
-        found, fused = cross_validate(
-            self.model, self.data, self.config, folds, output, self.lexical, loss_options
-        )
-        self.of_folds = folds, found, fused
+        run = cross_validate(self.model, self.data, self.config, folds, output, loss_options)
+        self.of_folds = folds, run
 
     def compare(self) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the trained model, and the figures of its norms."""
         verdict = None
         encoded = None
         if self.of_folds is not None:
-            folds, found, fused = self.of_folds
-            exponent = scoring_of(self.model, before_normalize=True).exponents[1]
-            verdict = replace(self._verdict(float(exponent), found, fused), folds=folds)
+            folds, run = self.of_folds
+            exponent = float(scoring_of(self.model, before_normalize=True).exponents[1])
+            verdict = replace(self._verdict(exponent, run), folds=folds)
         elif self.is_judged:
             encoded, similarity = encode(self.model, self.data)
             verdict = self._choose_scoring(encoded, similarity)
@@ -90,35 +88,28 @@ class Baseline:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
         present = float(similarity.exponents[1])
         seed = self.config.seed
-        trained = self._verdict(present, *self._found(encoded, present))
+        trained = self._verdict(present, dense_run(encoded, Similarity(1.0, present)))
         if normalizes_output(self.model):
             return trained
         exponents = exponents_with(present)
         per_query = ndcg_by_exponent(encoded, exponents)
         curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
-        best = self._verdict(curve.best, *self._found(encoded, curve.best))
+        best = self._verdict(curve.best, dense_run(encoded, Similarity(1.0, curve.best)))
         saved = trained if self.config.keep_scoring else best
         shown = curve.to_dict()["ndcg@10"]
         return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
 
-    def _found(self, encoded: EncodedTask, exponent: float) -> tuple[Found, Found | None]:
-        """Results of the embeddings at a document exponent, alone and fused with BM25."""
-        run = dense_run(encoded, Similarity(1.0, exponent))
-        fused = None
-        if self.lexical is not None:
-            fused = found_by(reciprocal_rank_fusion([run, self.lexical]), self.data)
-        return found_by(run, self.data), fused
-
-    def _verdict(self, exponent: float, found: Found, fused: Found | None) -> Verdict:
-        """The verdict on the results under one scoring."""
+    def _verdict(self, exponent: float, run: Run) -> Verdict:
+        """The verdict on a run of the trained model, with the document exponent of its scoring."""
+        found = found_by(run, self.data)
         changes = found.minus(self.found)
         judged = judge(changes, seed=self.config.seed)
         scored = Scored(exponent, found.mean, judged.gain, judged.num_changed)
         others = {}
         if self.lexical is not None:
             others["BM25"] = found_by(self.lexical, self.data)
-        if fused is not None:
-            others["trained + BM25"] = fused
+            fused = reciprocal_rank_fusion([run, self.lexical])
+            others["trained + BM25"] = found_by(fused, self.data)
         return Verdict(
             queries=len(changes),
             pretrained=self.found.mean,

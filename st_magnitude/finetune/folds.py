@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from st_magnitude.data.beir import folded
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
-from st_magnitude.finetune.measure import Found, encode, found_by
+from st_magnitude.evaluation.hybrid import Run, dense_run
+from st_magnitude.finetune.measure import encode
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_trainer, reading, training_rows
 
@@ -49,32 +49,24 @@ def cross_validate(
     config: TrainConfig,
     folds: int,
     output: Path,
-    lexical: Run | None,
     loss_options: Mapping[str, object] | None,
-) -> tuple[Found, Found | None]:
-    """Results for queries that a model was not trained on, alone and fused with BM25.
+) -> Run:
+    """The run of models that were not trained on the queries.
 
-    Each model starts from the base, trains on all folds but one, and is measured on that one.
+    Each model starts from the base, trains on all folds but one, and searches for that one.
     """
-    found = Found({}, {})
-    fused = None if lexical is None else Found({}, {})
+    run: Run = {}
     parts = parts_of(data, folds, config.seed)
     for held_out in tqdm(parts, desc=f"Training and measuring in {folds} folds"):
         model = copy.deepcopy(base)
         train = data.only(data.queries.keys() - held_out)
-        test = data.only(held_out)
         rows = training_rows(train, config.negatives, config.seed)
         trainer = make_trainer(model, train, rows, config, output, loss_options, saves=False)
         with reading(model, config.max_length):
             trainer.train()
         trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-        encoded, similarity = encode(model, test)
-        run = dense_run(encoded, similarity)
-        found = found.joined(found_by(run, test))
-        if fused is not None and lexical is not None:
-            both = reciprocal_rank_fusion([run, lexical])
-            fused = fused.joined(found_by(both, test))
-    return found, fused
+        run |= dense_run(*encode(model, data.only(held_out)))
+    return run
 
 
 def parts_of(data: RetrievalData, folds: int, seed: int) -> list[set[str]]:

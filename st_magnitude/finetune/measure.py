@@ -43,20 +43,17 @@ class Found:
         """Differences of nDCG@10 in the order of these queries, (n,)."""
         return np.array([value - other.ndcg[query] for query, value in self.ndcg.items()])
 
-    def joined(self, other: Found) -> Found:
-        """The same search for the queries of both."""
-        return Found(self.ndcg | other.ndcg, self.first | other.first)
-
 
 def found_by(run: Run, data: RetrievalData) -> Found:
-    """Evaluates a run on the queries of the data that have a relevant document."""
-    gains = np.zeros((len(data.query_ids), 10))
-    for row, query in zip(gains, data.query_ids, strict=True):
+    """Evaluates a run on its queries that have a relevant document in the data."""
+    queries = [query for query in run if query in data.relevant]
+    gains = np.zeros((len(queries), 10))
+    for row, query in zip(gains, queries, strict=True):
         found = [data.relevant[query].get(document, 0) for document in [*run[query]][:10]]
         row[: len(found)] = found
-    values = ndcg(gains, [data.relevant[query].values() for query in data.query_ids])
-    first = {query: next(iter(run[query]), "") for query in data.query_ids}
-    return Found(dict(zip(data.query_ids, values.tolist(), strict=True)), first)
+    values = ndcg(gains, [data.relevant[query].values() for query in queries])
+    first = {query: next(iter(run[query]), "") for query in queries}
+    return Found(dict(zip(queries, values.tolist(), strict=True)), first)
 
 
 def bm25_if_installed(data: RetrievalData) -> Run | None:
