@@ -29,7 +29,10 @@ needs_mkdocs = pytest.mark.skipif(
 
 def source(module):
     path = ROOT.joinpath("st_magnitude", *filter(None, module.split(".")))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.is_dir():
+        return path.with_suffix(".py")
+    stub = path / "__init__.pyi"  # of a package that imports names when they are used
+    return stub if stub.exists() else path / "__init__.py"
 
 
 def parsed(module):
@@ -41,7 +44,9 @@ def defined(path):
     module, _, name = path.rpartition(".")
     for node in ast.walk(parsed(module)):
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
-            origin = f"{node.module}.{name}".removeprefix("st_magnitude.")
+            package = module if node.level else ""
+            origin = ".".join(filter(None, (package, node.module, name)))
+            origin = origin.removeprefix("st_magnitude.")
             return defined(origin) if origin != path else (path, "")
     return (path, "") if source(path).exists() else (module, name)
 
@@ -51,9 +56,8 @@ def public_names(module):
     for node in nodes:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             return ast.literal_eval(node.value)
-    # of a package that imports names when they are used
-    guarded = next(node for node in nodes if isinstance(node, ast.If))
-    return [alias.name for line in guarded.body for alias in line.names]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [alias.name for node in imports for alias in node.names]
 
 
 def directives():
