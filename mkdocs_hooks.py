@@ -1,10 +1,10 @@
-"""What the documentation site needs beyond mkdocs: pages made of files outside ``docs/``, links to
-them, and docstrings that were written for ``help()``.
+"""Hooks of the documentation site: pages made of files outside ``docs/``, links to them, and
+docstrings that were written for ``help()``.
 
 - Pages: README.md, CHANGELOG.md and CONTRIBUTING.md, the notebooks of ``docs/`` with their outputs,
   and a table of the scripts in ``benchmarks/`` and ``examples/``.
 - Links of any page to a file of the repository, such as ``../examples/x.py``, lead to a page with
-  its text, so that they work in the site and wherever the repository is read. A link to what does
+  its text, and work in the site and wherever the repository is read. A link to a file that does
   not exist stays, and the strict build refuses it.
 - ``[losses.md](losses.md)`` goes by the name that the page has in the navigation.
 - Lists: GitHub nests what is indented by two columns, Python-Markdown by four.

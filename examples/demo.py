@@ -76,7 +76,7 @@ def compare(
 def conclusion(
     gains: dict[str, tuple[float, float, float]], beyond: tuple[float, float, float]
 ) -> str:
-    """What the figures allow to say, and which control wins.
+    """The sentences that the figures allow, and which control wins.
 
     ``beyond`` is the gain of the training where both tables are searched with the classifier.
     """

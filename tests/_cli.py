@@ -24,7 +24,7 @@ def figures(*arguments, **options):
 
 
 def refusal(*arguments, **options):
-    """What a command that refuses its input says, without line breaks."""
+    """The message of a command that refuses its input, without line breaks."""
     done = invoke(*arguments, **options)
     assert done.exit_code == 2, done.output
     assert "Traceback" not in done.output

@@ -1,4 +1,4 @@
-"""What the tests of losses share: batches, gradients, and the formula."""
+"""Batches, gradients and the formula, for the tests of losses."""
 
 import pytest
 import torch

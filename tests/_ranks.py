@@ -20,7 +20,7 @@ needs_fork = pytest.mark.skipif(
 
 
 def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What the function returns on each rank; the error of a rank, if there is one."""
+    """The results of the function by rank; a rank that fails fails the test."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [

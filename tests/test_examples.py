@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("minilm_path")]
 
 
 def execute(example, folder, *arguments, code=0):
-    """What an example prints, or how it fails."""
+    """The output of an example, or its error."""
     script, how = ROOT / "examples" / f"{example}.py", {"PYTHONPATH": str(ROOT)}
     done = python(script, *arguments, code=code, cwd=folder, environment=how)
     return done.stderr if code else done.stdout
 
 
 def run(example, folder, *arguments):
-    """What an example prints; it also draws a picture."""
+    """The output of an example, which also draws a picture."""
     said = execute(example, folder, "--output", folder, *arguments)
     with Image.open(folder / f"{example}.png") as picture:
         assert min(picture.size) > 250

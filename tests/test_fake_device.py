@@ -106,7 +106,7 @@ def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
 
 
 TEXTS = [row[:3] for row in ROWS[:6]]
-LOSSES = {
+DEVICE_LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),
     "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         return features | {"sentence_embedding": tokens.mean(dim=1)}
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", DEVICE_LOSSES)
 @pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
 def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -> None:
     """After the first batch, whose values a loss may read, and up to the backward pass.
@@ -143,7 +143,7 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
     The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text
     of each.
     """
-    (loss_class, options), model = LOSSES[name], load_transformer(folder)
+    (loss_class, options), model = DEVICE_LOSSES[name], load_transformer(folder)
     if options.get("prior"):
         prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
         prior._has_begun = True

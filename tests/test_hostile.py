@@ -73,7 +73,7 @@ def test_pickled_weights_are_not_unpickled(
 
 
 @pytest.mark.parametrize("name", ["evil.Evil", "os.system", "st_magnitude.commands.app.main"])
-@pytest.mark.parametrize("place", ["inside", "beside"])
+@pytest.mark.parametrize("place", ["inside", "outside"])
 def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, place) -> None:
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Evil: pass\n"
     (saved / "evil.py" if place == "inside" else saved.parent / "evil.py").write_text(code)

@@ -1,4 +1,4 @@
-"""What the source text shows: the layers of docs/architecture.md, and rules of CONTRIBUTING.md."""
+"""The source text keeps to the layers of docs/architecture.md and the rules of CONTRIBUTING.md."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def home(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What every import statement of a module takes from the package, in functions too."""
+    """The names of the package that a module imports, in functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]

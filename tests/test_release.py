@@ -1,4 +1,4 @@
-"""What a release needs: one version, one address, workflows, PyPI's README."""
+"""A release has one version, one address, its workflows and PyPI's README."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What the package manager of Debian fetches: the files of a package, and all descriptions.
+"""From the package manager of Debian: the files of a package, and the descriptions of all.
 
 Everything is kept in one cache folder: ``$ST_MAGNITUDE_CACHE``, else ``st_magnitude`` in
 ``$XDG_CACHE_HOME`` or ``~/.cache``. Nothing of it is part of this repository.

@@ -12,7 +12,7 @@ folder with their notices; nothing of them is part of this repository.
 - ``@iconify-json/twemoji``: CC BY 4.0, Twitter and contributors (attribution asked for);
 - ``@iconify-json/openmoji``: CC BY-SA 4.0, OpenMoji (attribution, and share alike).
 
-The cache has an ATTRIBUTION.md that says the same of what is in it: keep it beside pictures that
+The cache has an ATTRIBUTION.md that says the same of what is in it: keep it with pictures that
 you pass on.
 
 Two questions can be asked, by :meth:`EmojiImages.split`: a *style* that training never saw, of

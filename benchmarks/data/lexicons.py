@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass
 class Lexicons:
-    """WordNet, and FOLDOC beside it.
+    """WordNet and FOLDOC.
 
     Attributes:
         train: Part of speech to columns ``anchor`` (a lemma) and ``positive`` (its definition).

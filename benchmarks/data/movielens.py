@@ -18,7 +18,7 @@ FILE = Path("dataset_example", "ml-100k", "ml-100k.inter")
 
 
 class Ratings(NamedTuple):
-    """Whatever was rated, in the order of time: a user's last film is test, the one before dev."""
+    """All that was rated, in the order of time: a user's last film is test, the one before dev."""
 
     train: NDArray[np.int64]  # users and films, numbers from 0, (n, 2)
     dev: NDArray[np.int64]  # the film of every user, (U,)

@@ -40,7 +40,7 @@ from datasets import Dataset
 
 from st_magnitude.data.retrieval import RetrievalData
 
-# of all data: the seeds of the study are those of training, so that every model answers the same
+# of all data: the seeds of the study are those of training, and every model answers the same
 # queries
 SEED = 0
 TRAIN_SETS = ("wordnet", "docstrings")

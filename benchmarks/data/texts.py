@@ -1,5 +1,4 @@
-"""Texts of the evidence beside the lexicons: Debian's package descriptions, and Python's
-documentation.
+"""Texts that are no lexicons: Debian's package descriptions, and Python's documentation.
 
 Both are made from what the package manager of Debian fetches (debian.py).
 """

@@ -96,7 +96,7 @@ def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
 def cell(
     run: Callable[[], None], size: int, dim: int, device: str, peak: float
 ) -> dict[str, float] | None:
-    """What a loss costs; None if it does not fit into the memory."""
+    """Time and memory of a loss; None if it does not fit into the memory."""
     try:
         time = seconds({"step": run}, 5, device)["step"]
         memory = peak_bytes(run, device)

@@ -1,11 +1,11 @@
-"""What a large corpus costs: bytes and search time of ten million vectors by format, and hours.
+"""Costs of a large corpus: bytes and search time of ten million vectors by format, and hours.
 
     python benchmarks/speed/index.py [--vectors 10000000]
     python benchmarks/speed/index.py --encode  # tokens a second of two encoders
     python benchmarks/speed/index.py --tables  # the tables of stored figures
 
 Vectors: 96 dimensions, random directions, norms log-normal (sigma .3), by inner product, FAISS, one
-thread. Each format is a process of its own, so that its memory is measured apart. Recall is the
+thread. Each format is a process of its own, and its memory is measured apart. Recall is the
 share of the exact top 10 among the first 10. Random directions are the worst case for it.
 
 - float32: ``IndexFlatIP``, exact.

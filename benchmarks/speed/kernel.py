@@ -61,7 +61,7 @@ def seconds(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """The fastest of several rounds for each, in turn, so that all meet the same machine."""
+    """The fastest of several rounds for each, in turn: all meet the same machine."""
     best = dict.fromkeys(steps, float("inf"))
     for round_ in range(repeats + 1):  # the first warms up
         for name, step in steps.items():
@@ -117,7 +117,7 @@ def compare(size: int, dim: int, repeats: int) -> dict[str, float]:
     measured = seconds(steps, repeats)
     a, b, out = queries.detach(), documents.detach(), queries.new_empty(512, size)
 
-    def product() -> None:  # in tiles, so that its result need not go to main memory
+    def product() -> None:  # in tiles, whose results need not go to main memory
         for start in range(0, size, 512):
             torch.mm(a[start : start + 512], b.T, out=out)
 

@@ -50,6 +50,6 @@ def fresh_processes() -> ForkServerContext:
 
 
 def in_a_process(function: Callable[..., T], *arguments: object) -> T:
-    """What the function returns in a fresh process."""
+    """The result of the function in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=fresh_processes()) as pool:
         return pool.submit(function, *arguments).result()

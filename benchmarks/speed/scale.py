@@ -71,7 +71,7 @@ def exponent(sizes: list[int], values: list[float]) -> float:
 
 
 def main() -> None:
-    # Threads that wait sleep, so that waiting is no CPU time.
+    # Threads that wait sleep: else waiting is CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, D = {DIM}\n")
     rows, growth = [], []

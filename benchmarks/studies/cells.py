@@ -54,7 +54,7 @@ ROOT = Path(__file__).parents[2]
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but Learnable
 SCORINGS = ("matched", "calibrated")
-SEED = 0  # of the data: that of a cell is of training, so that all models answer the same queries
+SEED = 0  # of the data, for all cells, whose seeds are of training: all answer the same queries
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -1,4 +1,4 @@
-"""What the trainings of a study gave: one file a study, one line of JSON a cell."""
+"""The figures of the trainings of a study: one file a study, one line of JSON a cell."""
 
 import base64
 import json

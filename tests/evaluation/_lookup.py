@@ -1,4 +1,4 @@
-"""A model that looks each text up in a table, so that embeddings can be crafted."""
+"""A model that looks each text up in a table of embeddings that a test writes."""
 
 import numpy as np
 import torch

@@ -113,7 +113,7 @@ def test_rule_against_a_loop(counts, data):
     d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
     q /= np.linalg.norm(q, axis=1, keepdims=True)
     d /= np.linalg.norm(d, axis=1, keepdims=True) ** rule.similarity.exponents[1]
-    scores = (q @ d.T).astype(np.float32)  # as the search rounds them, so that ties are ties
+    scores = (q @ d.T).astype(np.float32)  # as the search rounds them: ties are ties
     order = np.argsort(-scores, axis=1, kind="stable")
     pairs = zip(data.queries, order[:, 0], strict=True)
     wrong = np.array([ids[i] not in data.relevant.get(query, ()) for query, i in pairs])

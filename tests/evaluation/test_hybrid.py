@@ -132,7 +132,7 @@ def test_without_bm25s(task, monkeypatch):
 
 @pytest.fixture
 def weak(static_model) -> SentenceTransformer:
-    """The static model with three of its dimensions: it errs, so that figures differ."""
+    """The static model with three of its dimensions: it errs, and figures differ."""
     with torch.no_grad():
         static_model[0].embedding.weight[:, 3:] = 0
     return static_model

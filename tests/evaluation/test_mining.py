@@ -23,7 +23,7 @@ def rows(data: Dataset) -> list[dict]:
 
 
 class Judge:
-    """What mine_hard_negatives uses of a CrossEncoder."""
+    """The part of a CrossEncoder that mine_hard_negatives uses."""
 
     def predict(self, pairs: list[tuple[str, str]], **_) -> torch.Tensor:
         return torch.tensor([float(len(document) % 7) for _query, document in pairs])
@@ -62,7 +62,7 @@ def test_a_cosine_model_gets_what_sentence_transformers_mines(model, options):
 
 
 def words(*closing, similarity: str = "dot") -> SentenceTransformer:
-    """A model whose embeddings count the words a, b, c and d, so that scores can be read off."""
+    """A model whose embeddings count the words a, b, c and d: scores can be read off."""
     return SentenceTransformer(
         modules=[BoW([*"abcd"]), *closing], similarity_fn_name=similarity, device="cpu"
     )

@@ -41,7 +41,7 @@ def functions(module: ModuleType) -> dict[int, FunctionType]:
 
 
 def simpler(node: ast.AST) -> list[ast.AST]:
-    """What takes the place of a node."""
+    """The nodes that can stand in the place of a node."""
     match node:
         case ast.BinOp() if not isinstance(node.op, ast.BitOr):  # of types
             return [node.left]

@@ -58,7 +58,7 @@ def threshold(positives: torch.Tensor) -> torch.Tensor:
 
 
 def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
-    """What is known about texts of each rank; ids and labels occur on several ranks, and repeat."""
+    """Ids, labels and priors of the texts of each rank; ids and labels occur on several ranks."""
     ids, labels = (torch.Generator().manual_seed(seed) for seed in (1, 2))
     found = []
     for rank, (queries, documents) in enumerate(pairs):

@@ -87,7 +87,7 @@ def test_a_prior_of_other_texts_warns(model, caplog):
         assert caplog.text.count(f"does not contain {number} of the 6 positives") == bool(number)
 
 
-LOSSES = {
+CORRECTED_LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),
     "qnorm": (stm.QNormRankingLoss, {"terms": temp_agg_mrl([8, 32], [0.05, 0.2])}),
     "learnable": (stm.LearnableNormLoss, {}),
@@ -95,11 +95,11 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", CORRECTED_LOSSES)
 @pytest.mark.parametrize("negatives", [NEGATIVES, None], ids=["own counts", "shared counts"])
 @BATCHING
 def test_equals_the_formula(model, name, negatives, mini_batch_size):
-    loss_class, options = LOSSES[name]
+    loss_class, options = CORRECTED_LOSSES[name]
     prior = DocumentPrior.from_texts(model, POSITIVES, negatives)
     options = options | {"scale": 3.0, "mini_batch_size": mini_batch_size, "same_text": "keep"}
     loss = loss_class(model, prior=prior, **options).double()

@@ -28,7 +28,7 @@ SIGREGS = {
     "dims": {"num_directions": 64, "dims": (8, 16, 32)},
     "raw": {"num_directions": 64, "scale": None},
 }
-LOSSES = [stm.QNormRankingLoss, stm.LearnableNormLoss, stm.TempAggMRLLoss, stm.SIGRegInfoNCE]
+REGULARIZED = [stm.QNormRankingLoss, stm.LearnableNormLoss, stm.TempAggMRLLoss, stm.SIGRegInfoNCE]
 
 
 @pytest.mark.parametrize("options", SIGREGS.values(), ids=SIGREGS)
@@ -68,7 +68,7 @@ class GOR:
         return sum(self.loss.compute_loss_from_embeddings(columns).values())
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("loss_class", REGULARIZED)
 @BATCHING
 def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
     batch = features(model, num_negatives=1)

@@ -1,4 +1,4 @@
-"""What users combine: every two settings meet in a run, which learns, resumes and is saved."""
+"""Every two settings that users combine meet in a run, which learns, resumes and is saved."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import st_magnitude as stm
 
 WIDTH = 32
-LOSSES = {
+COMBINED = {
     "cosine": stm.CosineRankingLoss,
     "dot": stm.DotRankingLoss,
     "qnorm": stm.QNormRankingLoss,
@@ -32,7 +32,7 @@ LOSSES = {
     "regularized": partial(stm.QNormRankingLoss, regularizers=[lambda x: x.norm(dim=1).var()]),
 }
 SETTINGS: dict[str, tuple[Any, ...]] = {
-    "loss": tuple(LOSSES),
+    "loss": tuple(COMBINED),
     "way": ("Trainer", "fit"),
     "mini_batch_size": (None, 3),
     "num_negatives": (0, 2),
@@ -90,7 +90,7 @@ def prepared(folder: str, cell: Cell) -> tuple[SentenceTransformer, torch.nn.Mod
     options = {key: cell[key] for key in ("mini_batch_size", "margin")}
     counts = {row[1]: 1 + i for i, row in enumerate(ROWS)}
     prior = stm.DocumentPrior.from_texts(model, counts) if cell["prior"] else None
-    return model, LOSSES[cell["loss"]](model, prior=prior, margin_strategy="relative", **options)
+    return model, COMBINED[cell["loss"]](model, prior=prior, margin_strategy="relative", **options)
 
 
 def trained(

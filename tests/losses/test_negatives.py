@@ -82,7 +82,7 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
     assert len({key for column in keys for key in column}) == 16
 
 
-LOSSES = {
+MASKING_LOSSES = {
     "cosine": stm.CosineRankingLoss,
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
@@ -93,7 +93,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("loss_class", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("loss_class", MASKING_LOSSES.values(), ids=MASKING_LOSSES)
 @BATCHING
 def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
     options = {"scale": 3.0, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}

@@ -18,7 +18,7 @@ from st_magnitude.modules import ExponentNorm
 
 pytestmark = needs_fork
 
-LOSSES = {
+GATHERING_LOSSES = {
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
     "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
@@ -44,7 +44,7 @@ def wrapped(folder, case, gather, dtype, **options):
     """A loss around a model as the Trainer wraps it."""
     name, mini_batch_size, direction = case
     model = load_transformer(folder)
-    loss = LOSSES[name](
+    loss = GATHERING_LOSSES[name](
         model,
         mini_batch_size=mini_batch_size,
         directions=direction,

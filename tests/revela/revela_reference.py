@@ -23,7 +23,7 @@ def decoder(family: str = "llama", **options: object) -> PreTrainedModel:
 
 
 def weights_of(query: Tensor, keys: Tensor) -> Tensor:
-    """What one token reads of each of the others: a softmax."""
+    """How much one token reads of each of the others: a softmax."""
     scores = torch.stack([query @ key / math.sqrt(len(query)) for key in keys])
     powers = (scores - scores.max()).exp()
     return powers / powers.sum()

@@ -1,4 +1,4 @@
-"""What in-batch attention leaves as it is and what it refuses; test_architectures.py has values."""
+"""In-batch attention: what is left alone, what is refused. test_architectures.py tests values."""
 
 import pytest
 import torch

@@ -13,9 +13,9 @@ QUERIES, DOCUMENTS = (
 )
 TASK = QUERIES, DOCUMENTS, {i: {i} for i in QUERIES}
 DATA = stm.RetrievalData(*TASK)
-LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
+LOSS_NAMES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
 EVERYWHERE = [
-    *(getattr(stm, name) for name in LOSSES),
+    *(getattr(stm, name) for name in LOSS_NAMES),
     stm.strip_normalize,
     stm.attach_grad_scale,
     MagnitudeEvaluator(*TASK),

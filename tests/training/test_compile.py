@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 import st_magnitude as stm
 from st_magnitude.kernel.batch import Above, Ids
 
-LOSSES = {
+COMPILED_LOSSES = {
     "cosine": stm.CosineRankingLoss,
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
@@ -51,14 +51,14 @@ def run(folder: str, loss_class, is_compiled: bool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", COMPILED_LOSSES)
 def test_graphs(folder, name):
     theirs = {"cached": lambda model: CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)}
     _, most = run(folder, theirs.get(name, MultipleNegativesRankingLoss), is_compiled=True)
-    values, graphs = run(folder, LOSSES[name], is_compiled=True)
+    values, graphs = run(folder, COMPILED_LOSSES[name], is_compiled=True)
     assert 0 < graphs <= most
     assert not counters["graph_break"]
-    eager, _ = run(folder, LOSSES[name], is_compiled=False)
+    eager, _ = run(folder, COMPILED_LOSSES[name], is_compiled=False)
     assert values == pytest.approx(eager, rel=1e-5)
 
 

@@ -33,7 +33,7 @@ BOTH_DIRECTIONS = {"directions": ("query_to_doc", "doc_to_query")}
 BOTH_DIRECTIONS |= {"partition_mode": "per_direction"}
 PREFIXES = {"dims": [8, 32], "similarity": "qnorm"}
 PREFIXES |= {"regularizers": [(stm.SIGReg(num_directions=8), 0.01)]}
-LOSSES = {
+SHARDED_LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
     "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
     "cached": partial(
@@ -78,7 +78,7 @@ def train(
     """Losses, weights and embeddings of steps on the rows that a rank has, or on all of them."""
     torch.manual_seed(0)
     model = load_transformer(folder).double()
-    loss = LOSSES[name](model).double()
+    loss = SHARDED_LOSSES[name](model).double()
     own = slice(None)
     if sizes:
         options = policy or {}
@@ -127,7 +127,7 @@ def train(
 
 def on_two_shards(folder, checkpoint):
     found = {}
-    for name in LOSSES:
+    for name in SHARDED_LOSSES:
         saves = checkpoint if name == "regression" else None
         found[name] = train(folder, name, (8, 8), saves=saves)
     return found, refusal(load_transformer(folder))
@@ -185,7 +185,7 @@ def assert_equal_weights(found, expected):
 
 @pytest.mark.slow
 @needs_fork
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", SHARDED_LOSSES)
 def test_two_shards_are_one_process(folder, shards, name):
     found, expected = [rank[name] for rank, _ in shards], train(folder, name)
     assert_equal(found, expected)

@@ -59,7 +59,7 @@ def read_files(jobs: Sequence[tuple[str, Path, Path]]) -> list[DocumentedObject]
     if sys.platform != "linux" or len(jobs) < _MIN_JOBS_FOR_POOL:
         return [found for objects in tqdm(map(_read_file, jobs), **bar) for found in objects]
     with warnings.catch_warnings():
-        # fork beside torch's threads: children only parse
+        # a fork while torch has threads: children only parse
         warnings.simplefilter("ignore", DeprecationWarning)
         with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
             results = pool.map(_read_file, jobs, chunksize=16)

@@ -10,7 +10,7 @@ seed 0; the test is read once a run. nDCG@10 is measured in full and at a quarte
 docs/research/known.md has the tables, the expectations, which were written before the runs, and
 what came of them.
 
-"scale" trains Dot, QNorm and DNorm at the paper's literal scale, logits of 20 · s, beside the
+"scale" trains Dot, QNorm and DNorm at the paper's literal scale, logits of 20 · s, and at the
 automatic one (docs/research/magnitude.md). Expected: the norms of documents and queries (7 and 3
 of the table, 7 and 5 of MiniLM) make literal logits 3 to 40 times as steep. So as trained Dot loses
 1 to 3 points to itself at "auto", QNorm and DNorm .5 to 1.5. The CV of query norms under DNorm is
@@ -258,7 +258,7 @@ def mean_cv(cell: Cell) -> float:
 
 
 def table_hardness() -> list[str]:
-    """What weights of negatives add at a temperature, and each at the one that dev chooses."""
+    """Gains of weights of negatives at a temperature, and each at the one that dev chooses."""
     taus = [f"τ {tau:g}" for tau in (*TAUS, 0.2)]
     lines = [header("data", "strength", *taus, "τ by dev", "over 0, each by dev")]
     for name in INTENTS[:2]:

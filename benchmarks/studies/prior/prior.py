@@ -1,9 +1,9 @@
-"""What in-batch softmax forgets: how often a document is the answer, log p(d).
+"""In-batch softmax forgets how often a document is the answer, log p(d).
 
     python benchmarks/studies/prior/prior.py [NAME ...] [--seeds 3]
 
-In-batch negatives are drawn from p(d), so that the optimum of InfoNCE is pointwise mutual
-information, in which p(d) cancels. Two ways to have it back: subtract log q of each column from its
+In-batch negatives are drawn from p(d). The optimum of InfoNCE then is pointwise mutual information,
+in which p(d) cancels. Two ways to have it back: subtract log q of each column from its
 logit in training (logQ; Yi et al., RecSys 2019; `prior=` of a ranking loss), or add weight · log
 p(d) to the logits when scoring, with the weight that is best on dev. log p is counted in the
 training pairs (data/dependencies.py). Each loss has the temperature of .02, .05 and .1 that is best

