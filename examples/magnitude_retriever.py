@@ -29,6 +29,7 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
+from st_magnitude.evaluation.judge import norm_warning
 
 
 def report(
@@ -48,7 +49,7 @@ def report(
         f"AUC of the norm {roc_auc_score(answers, norms):.3f}, "
         f"half of the index, by norm, keeps {larger_half[answers].mean():.0%} of the answers"
     )
-    if warning := geometry.norm_warning(d, error, before):
+    if warning := norm_warning(d, error, before):
         print(warning)
     return d
 

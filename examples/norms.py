@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from _data import DocstringTask, SurfacePrior, build_docstring_task, bundled_minilm
 from numpy.typing import NDArray
 from sentence_transformers import (
@@ -30,7 +31,7 @@ from sklearn.metrics import roc_auc_score
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.judge import judge, norm_warning
 from st_magnitude.result import Table, points, to_plain
 
 ENCODE = {"batch_size": 64, "before_normalize": True}
@@ -53,12 +54,14 @@ def measure(
     answers = encoded.degrees > 0  # (m,)
     half = tells >= np.median(tells)
     top = encoded.top(similarity)
+    kept = torch.from_numpy(np.flatnonzero(half))
+    smaller = EncodedTask(encoded.queries, encoded.documents[kept])
     return {
         "matched": encoded.ndcg(top),
         "boilerplate": float((~answers)[top.numpy()].mean()),
         "auc": roc_auc_score(answers, tells),
         "kept": float(half[answers].mean()),
-        "half": encoded.ndcg(encoded.top(similarity, among=half)),
+        "half": encoded.ndcg(kept[smaller.top(similarity)]),
     }
 
 
@@ -184,7 +187,7 @@ def main() -> None:
     print(Table(["nDCG@10, paired over queries", "difference"], said).to_text())
     answers = encoded.degrees > 0
     error = geometry.cohens_d_error(means["qnorm"]["d"], answers.sum(), (~answers).sum())
-    if warning := geometry.norm_warning(means["qnorm"]["d"], error, means["pretrained"]["d"]):
+    if warning := norm_warning(means["qnorm"]["d"], error, means["pretrained"]["d"]):
         print(warning)
     plot({name: m for name, m in measured.items() if "norms" in m}, answers, output / "norms.png")
     figures = {"models": means, "differences": differences, "packages": task.packages}

@@ -26,7 +26,6 @@ __all__ = [
     "isoscore",
     "isoscore_ceiling",
     "mean_cosine",
-    "norm_warning",
     "norms",
     "spearman",
 ]
@@ -240,39 +239,6 @@ def cohens_d_error(d: float, n: int, m: int) -> float:
     Source: Hedges and Olkin (1985), Statistical Methods for Meta-Analysis, Ch. 5.
     """
     return math.sqrt((n + m) / (n * m) + d**2 / (2 * (n + m)))
-
-
-def norm_warning(d: float, error: float, before: float = math.nan) -> str:
-    """Why no document may be kept for its large norm, in a few sentences; empty where d allows it.
-
-    The norm marks the wrong documents where the 95 % interval of d, d ± 1.96 · error, lies below 0.
-    Training has not taught it anything where d fell by more than 0.2, a small effect, and to below
-    its interval.
-
-    Args:
-        d: `cohens_d` of document norms, relevant minus never-relevant; nan where it is undefined.
-        error: `cohens_d_error` of d.
-        before: d of the same documents before training.
-
-    Example:
-        >>> norm_warning(-0.1, error=0.3), norm_warning(0.5, error=0.1, before=0.6)
-        ('', '')
-        >>> print(norm_warning(-1.8, error=0.1, before=-0.2).split(". ")[0])
-        Never-relevant documents have the larger norms (Cohen's d -1.80, before training -0.20)
-    """
-    is_negative = d == -math.inf or d + 1.96 * error < 0
-    if not (is_negative or before - d > max(0.2, 1.96 * error)):
-        return ""
-    change = "" if math.isnan(before) else f", before training {before:+.2f}"
-    fault = "Never-relevant documents have the larger norms"
-    if not is_negative:
-        fault = "Training has brought the norms of answers and of never-relevant documents together"
-    return (
-        f"{fault} (Cohen's d {d:+.2f}{change}). Do not drop documents by their norm. What helps"
-        " differs between data: explicit negatives that resemble the queries, scale='auto' if the"
-        " scale was fixed, or a fixed scale and a higher temperature if it was 'auto'. Measure d"
-        " and nDCG@10 after each change."
-    )
 
 
 def adjusted_cohens_d(values: ArrayLike, covariate: ArrayLike, is_relevant: ArrayLike) -> float:

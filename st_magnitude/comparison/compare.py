@@ -18,11 +18,11 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
-from st_magnitude.comparison.result import BM25, CompareResult, Entry, Gain, OnTest
+from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.judge import Gain, judge
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
 from st_magnitude.finetune.trainer import reading
 from st_magnitude.finetune.verdict import own_ndcg

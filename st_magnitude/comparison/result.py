@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from st_magnitude.comparison.config import Candidate
+from st_magnitude.evaluation.judge import Gain
 from st_magnitude.result import Result, Table, points, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
 BM25 = "BM25"
-Gain = tuple[float, float, float]  # a difference of nDCG@10 with the 95 % interval of `judge`
 
 
 @dataclass(frozen=True)

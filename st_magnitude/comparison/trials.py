@@ -22,12 +22,8 @@ from st_magnitude.comparison.result import Entry
 from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
-from st_magnitude.evaluation.calibration import (
-    exponent_curve,
-    exponents_with,
-    ndcg_by_exponent,
-    warn_if_few,
-)
+from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
+from st_magnitude.evaluation.judge import warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import FOLDS, parts_of
 from st_magnitude.finetune.train import save_trained

@@ -10,13 +10,13 @@ from st_magnitude.diagnosis.findings import (
     NO_BENEFIT,
     NO_MAGNITUDE,
     NOT_ENOUGH,
-    Array,
     Recommendation,
 )
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
-from st_magnitude.evaluation.judge import Judgment, judge
+from st_magnitude.evaluation.judge import Difference, judge
+from st_magnitude.geometry import Array
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
@@ -102,7 +102,7 @@ def _recommend(
     bench: Bench,
     name: str,
     action: str,
-    judged: Judgment | None,
+    judged: Difference | None,
     gain_of: str,
     uses: tuple[str, str],
     reasons: Mapping[str, str],

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from st_magnitude.evaluation.compression import CompressionCell, table
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.judge import Gain, judge
+from st_magnitude.geometry import Array
 from st_magnitude.result import Result, Table, points
 
 __all__ = ["Diagnosis", "ExponentChoice", "NormStatistics", "Recommendation"]
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Interval = tuple[float, float, float]  # gain, low, high
 
 DO, NO_BENEFIT, NOT_ENOUGH = "do", "no benefit expected", "not enough data"
 NO_MAGNITUDE = (
@@ -63,7 +62,7 @@ class Recommendation:
     choice: str  # the setting to use
     reason: str
     scoring: str  # with which the change was measured
-    gain: Interval | None = None  # the gain with its 95 % interval; None: unmeasured
+    gain: Gain | None = None  # the gain with its 95 % interval; None: unmeasured
     gain_of: str = ""  # the difference that the gain is
     num_queries: int = 0  # behind the interval
 

@@ -19,12 +19,12 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.geometry import Array
 from st_magnitude.result import Result
 from st_magnitude.similarity import Similarity
 
 logger = logging.getLogger(__name__)
 
-Array = NDArray[np.float64]
 SIGNALS: dict[str, Callable[[Array], Array]] = {  # from the best scores, (n, >= 2) -> (n,)
     "score": lambda scores: scores[:, 0],
     "gap": lambda scores: scores[:, 0] - scores[:, 1],

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.geometry import norm_warning
+from st_magnitude.evaluation.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
@@ -49,8 +49,8 @@ class SearchEvaluator(SentenceEvaluator):
     ``{Kind}_evaluation_{name}_results.csv``.
 
     A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements
-    `measure`. If its metrics have ``cohens_d``, a call warns as
-    `st_magnitude.geometry.norm_warning` does; the first call stands for the model before training.
+    `measure`. If its metrics have ``cohens_d``, a call warns as `judge.norm_warning` does; the
+    first call stands for the model before training.
 
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,20 +13,15 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.judge import Gain, judge, warn_if_few
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
-from st_magnitude.geometry import norms
+from st_magnitude.geometry import Array, norms
 from st_magnitude.result import Result, Table, points
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["ExponentCurve", "PriorCurve", "calibrate_exponent", "calibrate_prior"]
 
-logger = logging.getLogger(__name__)
-
-Array = NDArray[np.float64]
-
-FEW_QUERIES = 50
 EXPONENTS = np.linspace(0.0, 1.0, 21)  # of documents
 FOLDS = 5  # of the queries, to choose the weight of a prior
 # weights, in units of the spread of the scores over the spread of log p
@@ -81,8 +75,8 @@ class ExponentCurve(_Curve):
     queries: list[str]
     present: float
     best: float
-    versus_cosine: tuple[float, float, float]
-    versus_dot: tuple[float, float, float]
+    versus_cosine: Gain
+    versus_dot: Gain
 
     @property
     def highest(self) -> float:
@@ -214,14 +208,6 @@ def highest_rows(per_query: Array) -> NDArray[np.int64]:
     return np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))
 
 
-def warn_if_few(queries: Sequence[str], choice: str) -> None:
-    if len(queries) < FEW_QUERIES:
-        logger.warning(
-            f"{len(queries)} queries are few to choose {choice} by: differences of several "
-            f"hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
-        )
-
-
 @dataclass(frozen=True, repr=False)
 class PriorCurve(_Curve):
     """nDCG@10 over the weight of the document prior, and the recommended weight.
@@ -241,7 +227,7 @@ class PriorCurve(_Curve):
     per_query: Array
     queries: list[str]
     weight: float
-    gain: tuple[float, float, float]
+    gain: Gain
     similarity: Similarity
     held_out: Array
 

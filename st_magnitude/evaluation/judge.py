@@ -1,28 +1,36 @@
-"""Verdicts on differences of a metric."""
+"""Verdicts on differences of a metric, and warnings of norms and of few queries."""
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Judgment", "judge"]
+__all__ = ["Difference", "Gain", "judge", "norm_warning", "warn_if_few"]
+
+logger = logging.getLogger(__name__)
+
+Gain = tuple[float, float, float]  # a mean difference, and the ends of its 95 % interval
+FEW_QUERIES = 50
 
 
 @dataclass(frozen=True)
-class Judgment:
-    """Whether a change of the model or of its scoring is an improvement, as `judge` finds it.
+class Difference:
+    """The mean difference that a change of model or scoring makes, with the verdict of `judge`.
 
     Attributes:
-        gain: Mean difference with its 95 % interval: (gain, low, high).
+        gain: The mean difference with its 95 % interval: (gain, low, high).
         num_queries, num_changed: Number of queries, and of those whose metric changed at all.
         verdict: ``"better"`` if the interval lies above 0 and reaches ``min_gain``; ``"worse"`` if
             it lies below 0; ``"no better"`` if it excludes a gain of ``min_gain``; else
             ``"undecided"``.
     """
 
-    gain: tuple[float, float, float]
+    gain: Gain
     num_queries: int
     num_changed: int
     verdict: str
@@ -30,7 +38,7 @@ class Judgment:
 
 def judge(
     differences: ArrayLike, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
-) -> Judgment:
+) -> Difference:
     """Judges a mean difference by an interval that also holds for few queries and few changes.
 
     A bootstrap of queries that all stayed the same gives [0, 0]. This interval has one more query,
@@ -84,4 +92,47 @@ def judge(
         verdict = "no better"
     elif low > 0:
         verdict = "better"
-    return Judgment((float(x.mean()), low, high), len(x), len(changed), verdict)
+    return Difference((float(x.mean()), low, high), len(x), len(changed), verdict)
+
+
+def warn_if_few(queries: Sized, choice: str) -> None:
+    """Warns that a choice by fewer than 50 queries is one by noise."""
+    if len(queries) < FEW_QUERIES:
+        logger.warning(
+            f"{len(queries)} queries are few to choose {choice} by: differences of several "
+            f"hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
+        )
+
+
+def norm_warning(d: float, error: float, before: float = math.nan) -> str:
+    """The warning not to drop documents by their norm, in a few sentences; empty where d allows it.
+
+    The norm marks the wrong documents where the 95 % interval of d, d ± 1.96 · error, lies below 0.
+    Training has not taught it anything where d fell by more than 0.2, a small effect, and to below
+    its interval.
+
+    Args:
+        d: `geometry.cohens_d` of document norms, relevant minus never-relevant; nan where it is
+            undefined.
+        error: `geometry.cohens_d_error` of d.
+        before: d of the same documents before training.
+
+    Example:
+        >>> norm_warning(-0.1, error=0.3), norm_warning(0.5, error=0.1, before=0.6)
+        ('', '')
+        >>> print(norm_warning(-1.8, error=0.1, before=-0.2).split(". ")[0])
+        Never-relevant documents have the larger norms (Cohen's d -1.80, before training -0.20)
+    """
+    is_negative = d == -math.inf or d + 1.96 * error < 0
+    if not (is_negative or before - d > max(0.2, 1.96 * error)):
+        return ""
+    change = "" if math.isnan(before) else f", before training {before:+.2f}"
+    fault = "Never-relevant documents have the larger norms"
+    if not is_negative:
+        fault = "Training has brought the norms of answers and of never-relevant documents together"
+    return (
+        f"{fault} (Cohen's d {d:+.2f}{change}). Do not drop documents by their norm. What helps"
+        " differs between data: explicit negatives that resemble the queries, scale='auto' if the"
+        " scale was fixed, or a fixed scale and a higher temperature if it was 'auto'. Measure d"
+        " and nDCG@10 after each change."
+    )

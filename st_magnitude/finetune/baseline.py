@@ -10,14 +10,9 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.calibration import (
-    exponent_curve,
-    exponents_with,
-    ndcg_by_exponent,
-    warn_if_few,
-)
+from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
 from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.judge import judge, warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import cross_validate
 from st_magnitude.finetune.measure import bm25_if_installed, card_figures, encode, found_by

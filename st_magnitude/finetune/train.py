@@ -18,13 +18,13 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from st_magnitude._files import locked_folder
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.judge import norm_warning
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import folds_of
 from st_magnitude.finetune.measure import RetrievalEvaluator
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import is_uneven, make_trainer, reading, training_rows
 from st_magnitude.finetune.verdict import Verdict
-from st_magnitude.geometry import norm_warning
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
@@ -66,7 +66,7 @@ class TrainedModel:
 
     @property
     def norm_warning(self) -> str:
-        """The `st_magnitude.geometry.norm_warning` of the sample; empty if there is none."""
+        """The `evaluation.judge.norm_warning` of the sample; empty if there is none."""
         after, before = (self.geometry.get(when, {}) for when in ("after", "before"))
         d, error = (after.get(key, math.nan) for key in ("cohens_d", "cohens_d_error"))
         return norm_warning(d, error, before.get("cohens_d", math.nan))

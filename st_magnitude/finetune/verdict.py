@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.judge import Gain
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.measure import Found
 from st_magnitude.result import Result, Table, points
@@ -30,8 +31,7 @@ class Scored:
 
     exponent: float  # of documents
     ndcg: float  # mean nDCG@10
-    # over the pretrained model: (difference, low, high), see `judge`
-    gain: tuple[float, float, float]
+    gain: Gain  # over the pretrained model
     changed: int  # number of queries whose nDCG@10 differs from that of the pretrained model
 
     @property
@@ -45,7 +45,7 @@ class Control:
 
     name: str
     ndcg: float
-    gain: tuple[float, float, float]  # of the trained model over this search, see `judge`
+    gain: Gain  # of the trained model over this search
 
 
 @dataclass(frozen=True)

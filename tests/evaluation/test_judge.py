@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.evaluation.judge import judge, norm_warning
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.02, 25), (0.04, 50), (0.1, 200)])
@@ -48,6 +48,10 @@ def test_shares_get_their_exact_interval(wins, number):
 )
 def test_verdicts(differences, verdict):
     assert judge(differences, min_gain=0.02).verdict == verdict
+
+
+def test_a_d_of_minus_infinity_is_a_warning():
+    assert norm_warning(-np.inf, error=np.inf)
 
 
 @pytest.mark.parametrize("differences", [[], [2.0], [np.nan], [[0.1]]])
