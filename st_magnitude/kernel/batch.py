@@ -99,7 +99,7 @@ class Batch:
         return next((x for x in self.excluded if isinstance(x, Above)), None)
 
     @property
-    def labels(self) -> list[Ids]:
+    def positive_ids(self) -> list[Ids]:
         return [] if self.positives is None else [Ids(self.positives, self.positives)]
 
     @property

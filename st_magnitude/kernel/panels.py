@@ -40,15 +40,15 @@ def panel_of(
         of_pairs: The scores (B,) of rows with their positives, which the block may lack.
     """
     excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype)
-    same_label = _same_ids(rows.label, columns.label, rows.x.dtype)
+    same_positive = _same_ids(rows.positive_id, columns.positive_id, rows.x.dtype)
     if direction in ("query_to_query", "doc_to_doc"):
         assert offset is not None  # a ring has neither direction
         # a text does not count for itself or for a text of its pair
-        excluded += [_same_pair(batch, rows, columns, offset), *same_label]
+        excluded += [_same_pair(batch, rows, columns, offset), *same_positive]
         return Panel(rows, columns, None, tuple(excluded))
     if batch.above is not None:
         excluded.append(_too_close(batch.above, rows, columns, offset, of_pairs))
-    targets = same_label[0] if same_label else _named(batch, direction, offset)
+    targets = same_positive[0] if same_positive else _named(batch, direction, offset)
     return Panel(rows, columns, offset, tuple(excluded), targets)
 
 

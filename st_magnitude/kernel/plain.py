@@ -29,7 +29,7 @@ def plain_infonce(
     similarity: Similarity,
     softmaxes: Sequence[tuple[Direction, ...]],
 ) -> Tensor:
-    """The mean loss of softmaxes, whose first direction has the positives."""
+    """The mean loss over softmaxes; the first direction of each has the positives."""
     losses = []
     weights = 1.0 if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
     dims = {term.dim or batch.queries.shape[1] for term in terms}
@@ -46,8 +46,8 @@ def plain_infonce(
 
 
 class Comparison:
-    """The B rows of a direction, queries or their positives, and its M columns: their scores, the
-    targets, and the columns that are left out."""
+    """Scores, targets and mask, (B, M) each, of one direction: its B rows are queries or their
+    positives."""
 
     def __init__(
         self, batch: Batch, similarity: Similarity, dims: set[int], direction: Direction
@@ -98,10 +98,10 @@ class Comparison:
         return of_rows[self.rows_are][:, None] == of_columns[self.columns_are]
 
     def _same_kind(self) -> Tensor:
-        """Texts of a kind that do not count for each other: of one pair or id, (B, M)."""
+        """Texts of one kind, both queries or both documents, that share a pair or an id, (B, M)."""
         rows, columns = (x % self.batch.num_pairs for x in (self.rows_are, self.columns_are))
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
-        shared += [self._same(labels) for labels in self.batch.labels]
+        shared += [self._same(ids) for ids in self.batch.positive_ids]
         return torch.stack([rows[:, None] == columns, *shared]).any(dim=0)
 
     def _false_negatives(self, scores: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Comparison:
         return torch.stack([torch.zeros_like(self.is_pair), *said]).any(dim=0)
 
     def _targets(self, dtype: torch.dtype) -> Tensor:
-        """The share that each column has in the attraction of a row, (B, M)."""
+        """The target distribution of each row over the columns, (B, M); rows sum to 1."""
         batch = self.batch
         given = batch.targets_queries if self.to_query else batch.targets
         if given is None and isinstance(batch.targets, Tensor):
@@ -126,8 +126,8 @@ class Comparison:
             found = given if isinstance(given, Tensor) else given(slice(0, len(self.is_pair)))
         else:
             found = self.is_pair
-            for labels in batch.labels:
-                found = self._same(labels)
+            for ids in batch.positive_ids:
+                found = self._same(ids)
         found = found.detach().to(dtype)
         names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep their positive
         found = found + self.is_pair * names_nothing

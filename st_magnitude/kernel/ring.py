@@ -33,7 +33,7 @@ from st_magnitude.similarity import Similarity
 # Tensors of the columns of one rank, or their gradients, with a row for each column
 Block = dict[str, Tensor]
 FLOWS = {"x": "grad", "scale": "grad_scale"}  # what has a gradient, and its name
-TRAVELS = (*FLOWS, "ids", "label", "bias", "spared")
+TRAVELS = (*FLOWS, "ids", "positive_id", "bias", "spared")
 
 
 def ring_infonce(

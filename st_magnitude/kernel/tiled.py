@@ -123,7 +123,7 @@ class Softmax:
         of_terms = [temperatures.new_full((1,), term.weight) for term in plan.terms]
         # (T, B), weights of the rows' losses in the loss of the batch
         self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
-        self.pulls = self.weights * self.inverse  # (T, B), gradient weights of a unit probability
+        self.grad_per_probability = self.weights * self.inverse  # (T, B)
         self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
         self.pair_scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.pair_biases = torch.zeros_like(row_weights)  # (B,)
@@ -144,22 +144,25 @@ class Softmax:
         sums = self.log_sums[t, tile]  # a view
         torch.logaddexp2(sums, log_sums, out=sums)
 
-    def attract(self, k: int, tile: slice, targets: Tensor, scores: Tensor, shift: Tensor) -> None:
+    def add_positives(
+        self, k: int, tile: slice, targets: Tensor, scores: Tensor, shift: Tensor
+    ) -> None:
         """Adds the sum of scores by targets (n, M) for prefix k; scores lack a shift (n,)."""
         of_positives = torch.linalg.vecdot(targets, scores)  # (n,)
         self.scores[k][tile] += of_positives + targets.sum(dim=1) * shift
 
-    def pushes(self, k: int, tile: slice) -> Tensor:
-        """Gradient weight of a unit target in all terms of a prefix, (n,)."""
+    def grad_per_target(self, k: int, tile: slice) -> Tensor:
+        """The gradient of a unit target in all terms of a prefix, (n,)."""
         members = self.plan.members[k]
-        return self.pulls[members.start : members.stop, tile].sum(dim=0) / self.targets[tile]
+        of_terms = self.grad_per_probability[members.start : members.stop, tile]
+        return of_terms.sum(dim=0) / self.targets[tile]
 
     def loss(self) -> tuple[Tensor, Tensor]:
         """The sum over terms and rows of w · (log-sum-exp of logits - mean logit of positives), and
         its gradient by the temperatures, (T,)."""
         means = self.plan.per_term(self.scores) / self.targets
-        attraction = means * self.inverse + self.biases / self.targets  # (T, B)
-        loss = ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
+        of_positives = means * self.inverse + self.biases / self.targets  # (T, B)
+        loss = ((self.log_sums / LOG2_E - of_positives) * self.weights).sum()
         grad_inverse = self.grad_inverse - (means * self.weights).sum(dim=1)
         return loss, -grad_inverse * self.inverse[:, 0] ** 2
 
@@ -206,7 +209,6 @@ def _visit_tile(
     plan, offset, longest = softmax.plan, panels[0].offset, len(softmax.plan.dims) - 1
     scores, slopes = buffers[: longest + 1], buffers[longest + 1]  # (K) x (n, M), (n, M)
     blocks = [(x.rows.part(tile), x.columns, part) for x, part in zip(panels, parts, strict=True)]
-
     # The scores of all prefixes. Those of columns that rules leave out become very low.
     for block in blocks:
         _multiply(plan, block, scores)
@@ -224,9 +226,9 @@ def _visit_tile(
         best, pair = _best(plan, scores[k]), softmax.pair_scores[k][tile]  # (n,)
         relative = _relative(plan, scores[k], best, scores[k] if k == longest else powers)
         if finds_sums and targets is not None:
-            softmax.attract(k, tile, targets, relative[:, parts[0]], best - pair)
+            softmax.add_positives(k, tile, targets, relative[:, parts[0]], best - pair)
 
-        # The softmax of each term: its log-sum-exp, and its probabilities, which pull at scores.
+        # The softmax of each term: its log-sum-exp, and its probabilities.
         for t in plan.members[k]:
             if plan.powers[t]:  # of the exponentials of the term before
                 powers.pow_(plan.powers[t])
@@ -249,17 +251,18 @@ def _visit_tile(
                 shift = pair - best if k == longest else pair
                 expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total
                 softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
-            share = (share * softmax.pulls[t, tile])[:, None]
+            share = (share * softmax.grad_per_probability[t, tile])[:, None]
             if t == plan.members[k][0]:
                 torch.mul(powers, share, out=slope)
             else:
                 slope.addcmul_(powers, share)
 
-        # The targets push, and the slope becomes that of the product.
+        # Less the targets; then the slope becomes that of the product.
         if adds_gradients:
             if factor is not None:
                 slope.mul_(factor)
-            _subtract_targets(slope[:, parts[0]], softmax.pushes(k, tile), offset, tile, targets)
+            unit = softmax.grad_per_target(k, tile)  # (n,)
+            _subtract_targets(slope[:, parts[0]], unit, offset, tile, targets)
             if k < longest:
                 _finish_prefix(blocks, k, scores[k], slope)
     if adds_gradients:
@@ -395,13 +398,13 @@ def _except_pairs(
 
 
 def _subtract_targets(
-    slope: Tensor, push: Tensor, offset: int | None, tile: slice, targets: Tensor | None
+    slope: Tensor, unit: Tensor, offset: int | None, tile: slice, targets: Tensor | None
 ) -> None:
     """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
     if targets is not None:
-        slope.addcmul_(targets, push[:, None], value=-1)
+        slope.addcmul_(targets, unit[:, None], value=-1)
     elif offset is not None:
-        slope.diagonal(offset + tile.start).sub_(push)
+        slope.diagonal(offset + tile.start).sub_(unit)
 
 
 def _finish_prefix(blocks: Sequence[Block], k: int, scores: Tensor, slope: Tensor) -> None:

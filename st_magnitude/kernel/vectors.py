@@ -23,7 +23,7 @@ class Vectors:
     grad: Tensor | None = None  # (n, D); None: not needed
     grad_scale: Tensor | None = None  # (n, K - 1)
     ids: Tensor | None = None  # (n, E): texts that share one are not negatives of each other
-    label: Tensor | None = None  # (n,): documents with the label of a positive are positives, too
+    positive_id: Tensor | None = None  # (n,): documents with the id of a positive are positives
     bias: Tensor | None = None  # (n,), added to the logits of columns
     spared: Tensor | None = None  # (n,): pairs that share one are never too close
 
@@ -45,9 +45,9 @@ def vectors_of(
     """Divides the queries or documents of pairs from number ``first`` on by their norms.
 
     From here on every score is a plain inner product: the norms of the longest prefix are divided
-    out, and the norms of shorter prefixes are factors of rows and columns. A query has the label
-    of its positive. In a block of a ring ids may repeat on other ranks, even if they are unique
-    here.
+    out, and the norms of shorter prefixes are factors of rows and columns. A query has the
+    ``positive_id`` of its positive. In a block of a ring ids may repeat on other ranks, even if
+    they are unique here.
     """
     x, scale = divide_by_norms(embeddings, dims, gamma)
     number = len(x)
@@ -70,7 +70,7 @@ def vectors_of(
             grad=_zeros(x),
             grad_scale=_zeros(scale),
             ids=of_ids(batch.excluded_ids),
-            label=of_ids(batch.labels),
+            positive_id=of_ids(batch.positive_ids),
             bias=None if log_q is None else -part_of(log_q).to(x.dtype),
             spared=of_ids(batch.spares),
         )
@@ -141,11 +141,11 @@ class _DivideByNorms(torch.autograd.Function):
             # two norms is divided out at the end, because the square of a small norm is 0.
             rest = whole - parts.sum(dim=1, keepdim=True)  # (n, 1)
             shares = torch.cat([parts, rest], dim=1)  # (n, K)
-            pulls = gamma * shares * (longest / norms) / norms  # (n, K)
+            coefficients = gamma * shares * (longest / norms) / norms  # (n, K)
             grad *= longest
             for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
                 block = slice(start, stop)
-                pull = pulls[:, k:].sum(dim=1, keepdim=True)
-                grad[:, block].addcmul_(x[:, block], pull, value=-1)
+                coefficient = coefficients[:, k:].sum(dim=1, keepdim=True)
+                grad[:, block].addcmul_(x[:, block], coefficient, value=-1)
             grad /= longest
         return grad, grad_gamma, None, None

@@ -12,6 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
     CachedLossDecorator,
     ForwardDecorator,
@@ -203,6 +204,14 @@ class EmbeddingLoss(nn.Module):
     def get_log(self) -> dict[str, float]:
         """Figures for a line of the Trainer's log, which may wait for the device."""
         return {}
+
+    def refuse_adaptive_layers(self, what: str) -> None:
+        """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
+        first = next(unwrapped(self.model).children(), None)
+        if isinstance(getattr(first, "forward", None), TransformerDecorator):
+            raise ValueError(
+                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
+            )
 
     def refuse_matryoshka(
         self,

@@ -53,6 +53,11 @@ class FalseNegatives:
                 " which it should learn. Use a negative margin, such as -0.1.",
                 margin,
             )
+        if margin is None and keep_explicit_negatives:
+            raise ValueError(
+                "keep_explicit_negatives exempts negatives from the margin, and margin is None."
+                " Give a margin, such as -0.1, or leave it out."
+            )
         self.same_text = same_text
         self.margin = margin
         self.margin_strategy = margin_strategy

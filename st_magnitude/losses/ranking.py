@@ -194,6 +194,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.teacher: Teacher | None = None
         if labels == "teacher":
             self.teacher = Teacher(teacher_temperature, teacher_weight)
+        elif teacher_temperature is not None or teacher_weight != 1.0:
+            raise ValueError("teacher_temperature and teacher_weight are for labels='teacher'.")
         self.prior = prior
         self.hardness_strength = hardness_strength
         self._check_arguments()
@@ -283,7 +285,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         all_documents = torch.cat([batch.join(x) for x in documents])  # (M, D)
         exclude = self.false_negatives.exclude(texts, batch, documents)
         if exclude and torch.is_grad_enabled() and not batch.is_ring:  # which brings more documents
-            known = Batch(queries, all_documents, batch.offset, None, exclude, positives, targets)
+            known = Batch(
+                queries,
+                all_documents,
+                batch.offset,
+                exclude=exclude,
+                positives=positives,
+                targets=targets,
+            )
             self.false_negatives.count(left_out(known, similarity, terms), texts.are_plain)
         loss = infonce(
             queries,
@@ -405,6 +414,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.refuse_unequal(sizes)
         check_labels(self.name, self.labels, labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
+        if self.uses_gradient_cache or self.regularizers:
+            self.refuse_adaptive_layers("mini_batch_size or regularizers")
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
         elif self.regularizers:

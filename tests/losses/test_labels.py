@@ -165,12 +165,12 @@ def of_rows(folder, rows, gather):
         "scores": torch.randn(6, 2),
         "embeddings": torch.randn(6, 3, 5) / 5,
     }
+    teacher = {"labels": "teacher", "teacher_weight": 0.7}
     values = []
     for kind, labels in kinds.items():
         loss = stm.CosineRankingLoss(
             load_transformer(folder),
-            labels=kind if kind in ("weights", "classes") else "teacher",
-            teacher_weight=0.7,
+            **({"labels": kind} if kind in ("weights", "classes") else teacher),
             directions=("query_to_doc", "doc_to_query"),
             partition_mode="per_direction",
             gather_across_devices=gather,

@@ -217,6 +217,8 @@ def test_static_model_cannot_be_cached(static_model):
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
         ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "terms is empty"),
+        ({"teacher_weight": 0.5}, "for labels='teacher'"),
+        ({"keep_explicit_negatives": True}, "Give a margin"),
         ({"terms": [Term(33)]}, r"33 dimensions, but the embeddings of this model have 32"),
     ],
 )

@@ -141,7 +141,7 @@ def test_lists_of_any_length_are_negatives(model, tmp_path, mini_batch_size):
     [
         {"labels": "teacher"},
         {"directions": ("query_to_doc", "doc_to_doc")},
-        {"keep_explicit_negatives": True},
+        {"keep_explicit_negatives": True, "margin": -0.1},
     ],
 )
 def test_lists_that_belong_to_rows_are_refused(model, options):
@@ -158,6 +158,13 @@ def test_a_stream_for_a_static_table(static_model, tmp_path):
         train(static_model, loss, tmp_path, data=data)
     options = {"accelerator_config": {"dispatch_batches": False}}
     train(static_model, loss, tmp_path, data=data, **options)
+
+
+@pytest.mark.parametrize("options", [{"mini_batch_size": 4}, {"regularizers": [stm.SIGReg(8)]}])
+def test_adaptive_layers_take_one_plain_loss(model, options):
+    loss = AdaptiveLayerLoss(model, stm.CosineRankingLoss(model, **options))
+    with pytest.raises(ValueError, match="AdaptiveLayerLoss takes no CosineRankingLoss"):
+        loss(features(model), None)
 
 
 GATHERS = {"gather_across_devices": True}
