@@ -13,6 +13,7 @@ from st_magnitude._checks import INSTALL
 from st_magnitude.surgery.raw import unwrapped
 
 try:
+    from open_clip.hf_model import HFTextEncoder
     from open_clip.model import CLIP, CustomTextCLIP
 except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
     reason = " ".join(str(error).split())
@@ -102,26 +103,27 @@ def unnormalize(model: Model) -> Model:
 
 
 @torch.no_grad()
-def rescale_output(model: Model, images: Tensor, texts: Tensor) -> Model:
+def rescale_output(
+    model: Model, images: Tensor | None = None, texts: Tensor | None = None
+) -> Model:
     """Divides the last projection of each tower by the mean norm of its embeddings. In place.
 
-        x -> x / mean|x|,   image and text embeddings each by its own mean over a batch
+        x -> x / mean|x|,   image and text embeddings each by its own mean over the probe
 
     Cosines and rankings do not change, but logits do: with norms of 7 and 12 and open_clip's
     initial logit_scale of 14.3 they are several hundred.
 
     Args:
         model: A CLIP or CustomTextCLIP of open_clip, whether it normalises or not.
-        images: Preprocessed images that are typical of training, (n, 3, H, W).
-        texts: Token ids of such texts, (m, L).
+        images: Preprocessed images for the probe, (n, 3, H, W); by default, eight random images.
+        texts: Token ids for the probe, (m, L); by default, eight random sequences.
 
     Raises:
         ValueError: If neither tower ends in a linear projection, or a mean norm is zero or not
             finite. The model is then as it was.
 
     A tower that does not end in a projection (SigLIP's image tower of timm) stays as it is, with a
-    warning. Norms are measured in the present mode of the model, training or evaluation. Give all
-    processes of a training the same images and texts, because their weights must stay equal.
+    warning. Norms are measured in the present mode of the model, training or evaluation.
     """
     inner = cast(CLIP, unwrapped(model))
     name = type(inner).__name__
@@ -134,14 +136,14 @@ def rescale_output(model: Model, images: Tensor, texts: Tensor) -> Model:
     buffers = list(inner.buffers())  # forward passes in training mode move the statistics
     before = [buffer.clone() for buffer in buffers]
     norms = {
-        "image": _mean_norm(inner.encode_image, images),
-        "text": _mean_norm(inner.encode_text, texts),
+        "image": _mean_norm(inner.encode_image, _images(inner) if images is None else images),
+        "text": _mean_norm(inner.encode_text, _texts(inner) if texts is None else texts),
     }
     for buffer, value in zip(buffers, before, strict=True):
         buffer.copy_(value)
     if not all(0 < norm < float("inf") for norm in norms.values()):
         raise ValueError(
-            f"{name} cannot be rescaled, because mean norms are {norms}. Check model and inputs."
+            f"{name} cannot be rescaled, because mean norms are {norms}. Check model and probe."
         )
     for tower, projection in projections.items():
         for parameter in projection:
@@ -171,3 +173,23 @@ def _mean_norm(encode: Callable[..., Tensor], inputs: Tensor) -> float:
     with torch.random.fork_rng():  # dropout takes nothing from the global generator
         embeddings = encode(inputs, normalize=False)
     return torch.linalg.vector_norm(embeddings.cpu().double(), dim=-1).mean().item()
+
+
+def _images(model: CLIP) -> Tensor:
+    """Eight random images (8, 3, H, W), in the precision of the model."""
+    size = model.visual.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    generator = torch.Generator().manual_seed(0)
+    convolution = next(p for p in model.visual.parameters() if p.ndim == 4)  # reads the pixels
+    return torch.randn(8, 3, height, width, generator=generator).to(convolution)
+
+
+def _texts(model: CLIP) -> Tensor:
+    """Eight random sequences of tokens (8, L)."""
+    text = getattr(model, "text", model)
+    length = text.context_length
+    if isinstance(text, HFTextEncoder):  # 0 is no limit, and RoBERTa's positions begin after 1
+        length = min(length - 2, 77) if length else 77
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, text.vocab_size, (8, length), generator=generator)
+    return tokens.to(next(text.parameters()).device)

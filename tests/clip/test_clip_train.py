@@ -37,7 +37,7 @@ def loop_arguments():
 
 def test_training_in_bfloat16_lowers_the_loss(caplog):
     model = clip()
-    stm.clip.rescale_output(stm.clip.unnormalize(model), *batch(model, 8))
+    stm.clip.rescale_output(stm.clip.unnormalize(model))
     regularizers = [(stm.SIGReg(num_directions=8), 0.01)]
     loss = AsymmetricClipLoss.from_preset("imgnorm-i2t", regularizers=regularizers)
     loader = Loader([batch(model, 8)] * 12)
