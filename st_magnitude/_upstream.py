@@ -47,7 +47,8 @@ def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
     with its own copy of the model. The public way to prevent this is ``encode(device=...)``, which
     every call would have to pass.
     """
-    shared, model._distributed_inference = model._distributed_inference, None
+    shared = model._distributed_inference
+    model._distributed_inference = None
     try:
         yield
     finally:

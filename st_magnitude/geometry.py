@@ -67,7 +67,8 @@ def sample_of(x: ArrayLike, name: str, at_least: int) -> Array:
 
 def same_length(a: ArrayLike, b: ArrayLike, at_least: int = 2) -> tuple[Array, Array]:
     """Two checked samples of the same things in the same order, (n,) each."""
-    x, y = sample_of(a, "The first", at_least), sample_of(b, "The second", at_least)
+    x = sample_of(a, "The first", at_least)
+    y = sample_of(b, "The second", at_least)
     if len(x) != len(y):
         raise ValueError(
             f"The two samples must describe the same things, got {len(x)} and {len(y)} values."
@@ -176,7 +177,9 @@ def intrinsic_dimension(x: ArrayLike, variance: float = 0.95) -> int:
         )
     eigenvalues = np.linalg.eigvalsh(_scatter(matrix))[::-1]  # falling, (min(n, D),)
     explained = np.cumsum(eigenvalues.clip(min=0.0))
-    return int(np.searchsorted(explained, variance * explained[-1])) + 1 if explained[-1] > 0 else 0
+    if not explained[-1] > 0:
+        return 0
+    return int(np.searchsorted(explained, variance * explained[-1])) + 1
 
 
 def _scatter(x: ArrayLike) -> Array:

@@ -27,8 +27,6 @@ with needs("st_magnitude.mteb", "eval"):
 
 __all__ = ["evaluate", "local_model", "retrieval_task"]
 
-RECORD = "training.json"
-
 
 def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     """Makes an MTEB retrieval task of local data, with its grades. All queries form the split
@@ -153,7 +151,7 @@ def _revision(folder: Path) -> str:
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()
-        is_record = file.suffix in (".md", ".log", ".png") or inside == RECORD
+        is_record = file.suffix in (".md", ".log", ".png") or inside == "training.json"
         if not is_record and not inside.startswith(("checkpoints/", ".")):
             sha.update(f"{inside}\0{file.stat().st_size}\0".encode())
             sha.update(file.read_bytes())

@@ -40,4 +40,8 @@ def compress(
     )
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))
-    return {"split": judged.split, "cells": [cell.row for cell in evaluator.cells]}
+    cells = [
+        {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(cell).items()}
+        for cell in evaluator.cells
+    ]
+    return {"split": judged.split, "cells": cells}

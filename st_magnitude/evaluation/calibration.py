@@ -22,9 +22,9 @@ from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["ExponentCurve", "PriorCurve", "calibrate_exponent", "calibrate_prior"]
 
-EXPONENTS = np.linspace(0.0, 1.0, 21)  # of documents
-FOLDS = 5  # of the queries, to choose the weight of a prior
-# weights, in units of the spread of the scores over the spread of log p
+EXPONENTS = np.linspace(0.0, 1.0, 21)  # the document exponents of a sweep
+PRIOR_FOLDS = 5  # each is measured at the weight of a prior that is best on the others
+# The weights of a sweep; 1 gives log p(d) the spread of the scores.
 FACTORS = np.geomspace(1 / 64, 16, 21)
 UNIT_NORMS = (
     "The model normalises its embeddings: all norms are 1, and every exponent ranks alike."
@@ -87,6 +87,10 @@ class ExponentCurve(_Curve):
         """nDCG@10 of every query at one of the exponents, (n,)."""
         return self.per_query[np.abs(self.exponents - exponent).argmin()]
 
+    def gain(self, exponent: float, over: float) -> Gain:
+        """nDCG@10 at one of the exponents minus that at another, with the interval of `judge`."""
+        return judge(self.at(exponent) - self.at(over)).gain
+
     @property
     def best_similarity(self) -> Similarity:
         """The recommended similarity. Query exponent 1 puts the scores on one scale."""
@@ -134,7 +138,7 @@ def calibrate_exponent(
             ExponentNorm.
         data: Queries, corpus and judgments, usually a dev split.
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 and
-            the model's own are always added.
+            the model's present one are always added.
         seed: Seed of the draws of `judge`.
         **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
@@ -327,9 +331,9 @@ def prior_curve(
     weights = np.unique(np.append(0.0, FACTORS * unit))
     per_query = np.stack([_with_prior(encoded, q, d, weight * prior) for weight in weights])
 
-    fold = np.random.default_rng(seed).permutation(per_query.shape[1]) % FOLDS
+    fold = np.random.default_rng(seed).permutation(per_query.shape[1]) % PRIOR_FOLDS
     held_out = np.empty(len(fold))
-    for part in range(FOLDS):
+    for part in range(PRIOR_FOLDS):
         row = highest_rows(per_query[:, fold != part])[0]
         held_out[fold == part] = per_query[row, fold == part]
     gain = judge(held_out - per_query[0], seed=seed).gain

@@ -30,7 +30,6 @@ Format = tuple[int, str, str]  # (dim, precision, rescoring)
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
 RABITQ_BYTES = 8  # two float32, as FAISS stores them
-_SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,10 @@ class CompressionCell:
         return f"{self.dim} dimensions in {self.precision}{rescored[self.rescoring]}"
 
     @property
-    def row(self) -> dict[str, object]:
-        """A row of a CSV file."""
-        return {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(self).items()}
+    def key(self) -> str:
+        """The beginning of its keys in the metrics of `CompressionEvaluator`."""
+        rescored = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
+        return f"{self.precision}_{self.dim}{rescored[self.rescoring]}"
 
 
 class CompressionEvaluator(SearchEvaluator):
@@ -155,8 +155,8 @@ class CompressionEvaluator(SearchEvaluator):
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
-            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}"
-            metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
+            metrics[f"{cell.key}_ndcg@10"] = cell.ndcg
+            metrics[f"{cell.key}_retention"] = cell.retention
         return metrics
 
     def report(self, metrics: dict[str, float]) -> str:
@@ -250,7 +250,7 @@ def search_compressed(
     scores = replace(task, documents=bits).scores(DOT, found)
     best["query"] = found.gather(1, rank(scores, 10))
     if similarity.exponents[1] < 1:
-        # |x|^(1 - gamma_document)
+        # Documents x are divided already, so these are |x|^(1 - gamma_document).
         norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()
         norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
         weighted = scores * norms[found]

@@ -98,8 +98,9 @@ class _Scorer:
         self._similarity = similarity
         self._own = own  # text of a query -> that column
         self._num_candidates = num_candidates  # of the documents, the first
-        self._documents: Tensor | None = None  # on the device
         self.device = model.device
+        self._documents = torch.empty(0)  # the last ones that were scored
+        self._on_device = self._documents
 
     def encode_query(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
         embeddings = self._similarity.query(self._raw("query", texts, options))
@@ -118,10 +119,11 @@ class _Scorer:
 
     def similarity(self, queries: NDArray[np.float32], documents: Tensor) -> Tensor:
         """Scores of all documents: (n, D + 1), (m, D) -> (n, m)."""
-        if self._documents is None:
-            self._documents = documents.to(self.device)
+        if documents is not self._documents:  # a copy to a GPU takes longer than the product
+            self._documents = documents
+            self._on_device = documents.to(self.device)
         asked = torch.from_numpy(queries).to(self.device)
-        scores = dot_score(asked[:, :-1], self._documents)
+        scores = dot_score(asked[:, :-1], self._on_device)
         hide_own(scores, asked[:, -1].long().cpu())
         # mine_hard_negatives puts the positives behind the candidates
         scores[:, self._num_candidates :] = -torch.inf

@@ -22,11 +22,11 @@ from st_magnitude._upstream import supports_attention_interface
 
 NAME = "st_magnitude_in_batch"
 
-SPARSE_BELOW = 1e-7  # a pair of a smaller similarity does not change a float32 output
-PAIRS_PER_CHUNK = 16
-TOKENS_PER_CHUNK = 512  # of the logits
+SPARSE_BELOW = 1e-7  # pairs of a smaller similarity change no float32 output
+PAIRS_PER_CHUNK = 16  # pairs of documents whose attention is held at a time
+TOKENS_PER_CHUNK = 512  # tokens whose logits are held at a time
 EPS = 1e-6  # of Eq. 6
-MASKED = -1e3  # exp() of this score is 0, and float16 can hold the score divided by the scale
+MASKED = -1e3  # the bias of padding: exp() of it is 0, and float16 holds it divided by the scale
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Neighbours:
     ) -> Neighbours:
         """Chooses the pairs for similarity (B, B) and attention_mask (B, L).
 
-        They are those of a similarity above 1e-7, and only they get a gradient. The CPU chooses,
+        Pairs of a similarity above 1e-7 count, and only they get a gradient. The CPU chooses,
         once in a pass: layers do not wait for the GPU.
         """
         allowed = (similarity.detach() > SPARSE_BELOW).cpu()

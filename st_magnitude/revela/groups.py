@@ -162,13 +162,11 @@ class GroupCollator:
         queries = [
             text if whole else first_half(text) for text, whole in zip(texts, is_code, strict=True)
         ]
-        query, passage = (
-            self.preprocess(inputs, prompt=prefix, task=task, max_length=self.max_length)
-            for inputs, prefix, task in zip(
-                (queries, texts), self.prefixes, ("query", "document"), strict=True
-            )
-        )
-        tokens = self.lm_tokenizer(texts, truncation=True, max_length=self.max_length)
+        before_query, before_passage = self.prefixes
+        most = self.max_length
+        query = self.preprocess(queries, prompt=before_query, task="query", max_length=most)
+        passage = self.preprocess(texts, prompt=before_passage, task="document", max_length=most)
+        tokens = self.lm_tokenizer(texts, truncation=True, max_length=most)
         ids = [torch.tensor(row, dtype=torch.long) for row in tokens["input_ids"]]
         masks = [torch.ones_like(row) for row in ids]
         lm = {

@@ -14,9 +14,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude.saving.export import loading
 
-# without it, transformers asks at the terminal
-_NO_CODE = {"trust_remote_code": False}
-
 
 def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
     """Loads a SentenceTransformer, or makes one of a bare decoder as the paper does.
@@ -32,7 +29,9 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     with loading("retriever", path):
         names: list[str] = []
         if not is_sentence_transformer_model(path):
-            names = AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []
+            # without trust_remote_code=False, transformers asks at the terminal
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            names = config.architectures or []
         if not any(name.endswith("ForCausalLM") for name in names):
             return SentenceTransformer(path).float()  # small steps are lost in bfloat16
         decoder = Transformer(path, max_seq_length=max_length)

@@ -20,8 +20,8 @@ from st_magnitude.serving.server import Embed, Server, embed_all
 from st_magnitude.surgery.raw import prompt_of
 
 K = 10  # ranks that are compared
-LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
-QUERIES = (
+MOST_WORDS = 2048  # of a probe: a text over a limit of 32,000 tokens would take minutes
+PROBE_QUERIES = (
     "How do I keep bread from going stale?",
     "When is the next train from platform nine to the coast, and does it take bicycles?",
     "photosynthesis",
@@ -31,7 +31,7 @@ QUERIES = (
     "x",
     "?",
 )
-DOCUMENTS = (
+PROBE_DOCUMENTS = (
     "Bread stays fresh longer in a paper bag or a bread box than in the fridge.",
     "It leaves every hour from platform nine. Bicycles travel in the last carriage.",
     "def merge(a, b):\n    return sorted([*a, *b])  # O(n log n)",
@@ -150,7 +150,7 @@ def _check(
     sides: list[Side] = []
     refused: list[int] = []  # number of tokens of the texts that are not embedded
     said = ""
-    for role, probes in (("query", QUERIES), ("document", probe_documents(limit))):
+    for role, probes in (("query", PROBE_QUERIES), ("document", probe_documents(limit))):
         prompt = prompt_of(model, role) if send_prompts else ""
         rows, refusal = embed_all(embed, [prompt + text for text in probes], role, target)
         said = said or refusal
@@ -204,8 +204,8 @@ def _num_tokens(model: SentenceTransformer, text: str) -> int:
 
 
 def probe_documents(limit: int | None) -> list[str]:
-    """`DOCUMENTS`, and texts of a quarter to twice as many words as the token limit."""
+    """`PROBE_DOCUMENTS`, and texts of a quarter to twice as many words as the token limit."""
     lengths = [int(share * (limit or 512)) for share in (0.25, 0.5, 1, 2)]
-    lines = (f"In chapter {n} the harbour outlives {n * n} violins." for n in range(LONGEST))
+    lines = (f"In chapter {n} the harbour outlives {n * n} violins." for n in range(MOST_WORDS))
     words = " ".join(lines).split()  # with something new in every line, which every cut changes
-    return [*DOCUMENTS, *(" ".join(words[:n]) for n in lengths if 0 < n <= LONGEST)]
+    return [*PROBE_DOCUMENTS, *(" ".join(words[:n]) for n in lengths if 0 < n <= MOST_WORDS)]

@@ -56,7 +56,8 @@ class Server:
             path = (path or "/v1") + "/embeddings"
         self._is_openai = path.endswith("/embeddings")
         self._url = parsed.copy_with(path=path)
-        self._more = ({"model": name} if name else {}) | dict(request or {})
+        self._more: dict[str, object] = {"model": name} if name else {}
+        self._more |= request or {}
         positive("timeout", timeout)
         self._timeout = min(timeout, 1e6)  # sockets take no more
         key = (api_key or "").strip()

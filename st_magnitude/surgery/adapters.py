@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def add_lora(model: SentenceTransformer, rank: int) -> None:
-    """Adds a LoRA of all linear layers, whose product with the weights is scaled by 2.
+    """Adds a LoRA on all linear layers, with alpha = 2 * rank.
 
     Raises:
         ImportError: If peft is not installed.

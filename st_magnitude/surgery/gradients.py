@@ -107,7 +107,8 @@ class _Hook:
     """The forward hook. It scales embeddings, and checks once that their norms are not all 1."""
 
     def __init__(self, power: float) -> None:
-        self.power, self.checked = power, False
+        self.power = power
+        self.checked = False
 
     def __call__(self, module: nn.Module, _inputs: object, output: object) -> object:
         if isinstance(output, MutableMapping) and "sentence_embedding" in output:
