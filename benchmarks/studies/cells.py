@@ -35,7 +35,7 @@ from benchmarks.data.lexicons import build
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
 from benchmarks.studies.models import minilm, static_model, train
-from benchmarks.studies.store import Figures, Store, packed, unpacked
+from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import concatenate_datasets
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -295,7 +295,7 @@ def shape(encoded: EncodedTask) -> dict[str, float]:
 # --- many trainings -------------------------------------------------------------------------------
 
 
-def run(cells: Iterable[Cell], evaluations: int = 10) -> None:
+def run_missing(cells: Iterable[Cell], evaluations: int = 10) -> None:
     """Runs the cells that are missing, each with so many evaluations on dev."""
     POOL.run(lambda cell: measure(cell, evaluations), cells)
 
@@ -327,11 +327,6 @@ def asked(doc: str | None, names: Iterable[str] = (), **flags: str) -> argparse.
 
 
 # --- statistics -----------------------------------------------------------------------------------
-
-
-def seeds_of(cell: Any, number: int = 3) -> list[Any]:
-    """The same settings with the seeds 0, 1, ..."""
-    return [replace(cell, seed=seed) for seed in range(number)]
 
 
 def stored_seeds(cell: Cell) -> list[Cell]:

@@ -3,7 +3,7 @@
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +56,16 @@ class Store:
             figures = measure(cell)
             self.add(cell, figures)
             print(f"[{i}/{len(todo)}] {cell}: {figures.get('seconds', '')} s", flush=True)
+
+
+def seeds_of(cell: Any, number: int = 3) -> list[Any]:
+    """The same settings with the seeds 0, 1, ..."""
+    return [replace(cell, seed=seed) for seed in range(number)]
+
+
+def seed_by_seed(cells: Sequence[Any], number: int = 3) -> list[Any]:
+    """All cells with seed 0, then all with seed 1, ..."""
+    return [replace(cell, seed=seed) for seed in range(number) for cell in cells]
 
 
 def packed(values: NDArray[np.floating[Any]]) -> str:

@@ -21,7 +21,7 @@ from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
-from benchmarks.studies.known import defaults, few_shot, run, scope
+from benchmarks.studies.known import defaults, few_shot, known, scope
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.recommendation import recommendation
@@ -48,7 +48,7 @@ TABLES: dict[str, Table] = {
     **compression.TABLES,
     **convergence.TABLES,
     **pages.TABLES,
-    **run.TABLES,
+    **known.TABLES,
     "known scope": scope.table,
     "known defaults": defaults.table,
     "known few shot": few_shot.table,

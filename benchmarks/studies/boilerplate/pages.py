@@ -44,11 +44,10 @@ from benchmarks.studies.cells import (
     encode,
     lexicons,
     seconds_of,
-    seeds_of,
     train_cell,
 )
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
-from benchmarks.studies.store import Figures, Store, packed, unpacked
+from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import Dataset
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
@@ -75,7 +74,7 @@ WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 COSINE = Cell("L3frozen", "pages", "cosine", 0, 80, 32, 1e-4)
 QNORM = replace(COSINE, loss="qnorm", scale="auto")
 PROMPTS = ("query: ", "passage: ")
-STORE = Store(Path(__file__).with_name("cells.jsonl"), Cell)
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC"}
 
 
@@ -236,7 +235,7 @@ def chosen(cell: Cell) -> Cell:
     """The temperature that is best on dev with seed 0."""
     dev = {}
     for x in grid(cell):
-        scorings = (STORE.load(x) or {"scorings": {}})["scorings"].values()
+        scorings = (CELLS.load(x) or {"scorings": {}})["scorings"].values()
         dev[x] = max((s["dev"] for s in scorings if "step" in s), default=0.0)
     return max(dev, key=dev.__getitem__)
 
@@ -263,7 +262,7 @@ def rows() -> dict[str, tuple[Cell, str]]:
 
 def values(cell: Cell, scoring: str, test: str, part: str) -> dict[int, NDArray[np.float64]]:
     """nDCG@10 of every query by seed."""
-    found = {seed: x["tests"][test] for seed, x in STORE.of_seeds(cell).items()}
+    found = {seed: x["tests"][test] for seed, x in CELLS.of_seeds(cell).items()}
     return {seed: unpacked(x[scoring][part]) for seed, x in found.items() if scoring in x}
 
 
@@ -285,7 +284,7 @@ def auc_table() -> list[str]:
     lines = []
     for model in ("before training, by cosine", "Cosine", "QNorm as trained"):
         cell, scoring = rows()[model]
-        seeds = STORE.of_seeds(cell).values()
+        seeds = CELLS.of_seeds(cell).values()
         found = [x["auc"][test].get(scoring) for x in seeds for test in TESTS]
         there = [x for x in found if x]
         means = [f"{np.mean([x[kind] for x in there]):.2f}" for kind in KINDS]
@@ -297,6 +296,6 @@ TABLES = {"pages": table, "norms of pages": auc_table}
 
 if __name__ == "__main__":
     arguments = asked(__doc__)
-    STORE.run(measure, [*grid(COSINE), *grid(QNORM)])
+    CELLS.run(measure, [*grid(COSINE), *grid(QNORM)])
     best = [chosen(COSINE), chosen(QNORM), with_prompts(chosen(COSINE))]
-    STORE.run(measure, (x for cell in best for x in seeds_of(cell, arguments.seeds)))
+    CELLS.run(measure, (x for cell in best for x in seeds_of(cell, arguments.seeds)))

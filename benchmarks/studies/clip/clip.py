@@ -159,7 +159,7 @@ def encode(
     return torch.cat(x).cpu().numpy(), torch.cat(y).cpu().numpy()
 
 
-def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[str, float]:
+def metrics_of(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[str, float]:
     """Retrieval, Cohen's d, and hubs by cosine: (n, D), (m, D), (n, m).
 
     N_10 of an item is the number of queries that have it among their ten best.
@@ -185,7 +185,7 @@ class Cell:
     seed: int = 0
 
 
-RUNS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
 def one_run(row: str, seed: int) -> Figures:
@@ -197,7 +197,7 @@ def one_run(row: str, seed: int) -> Figures:
     record: Figures = {"tests": {}}
     for name in TESTS:
         test: emoji.Split = getattr(splits, name)
-        metrics = measure(*encode(model, tokens, test.images, test.texts), test.relevance)
+        metrics = metrics_of(*encode(model, tokens, test.images, test.texts), test.relevance)
         metrics = {k: v for k, v in metrics.items() if np.isfinite(v)}  # JSON has no nan
         record["tests"][name] = {"metrics": metrics, "sizes": [len(test.images), len(test.texts)]}
     return record
@@ -205,7 +205,7 @@ def one_run(row: str, seed: int) -> Figures:
 
 # --- tables ---------------------------------------------------------------------------------------
 
-CELLS = ("d image", "d text", "cos I→T", "cos T→I", "dot I→T", "dot T→I")
+COLUMNS = ("d image", "d text", "cos I→T", "cos T→I", "dot I→T", "dot T→I")
 SIGNED = ("d image", "d text", "dot − cos I→T", "dot − cos T→I")
 
 Runs = dict[str, list[dict[str, Any]]]  # row to records, by seed
@@ -217,8 +217,8 @@ def shown(values: Sequence[float], digits: int, sign: bool = False) -> str:
     return mean if len(values) < 2 else f"{mean} ± {margin(values):.{digits}f}"
 
 
-def cells(record: dict[str, Any], test: str) -> tuple[float, ...]:
-    """The six cells of Table 6 of one run."""
+def six_figures(record: dict[str, Any], test: str) -> tuple[float, ...]:
+    """The six figures of Table 6 of one run."""
     m = record["tests"][test]["metrics"]
     recalls = [
         f"{similarity}_{way}_recall@1" for similarity in ("cosine", "dot") for way in ("i2t", "t2i")
@@ -244,7 +244,7 @@ def sign_table(runs: Runs, test: str) -> list[str]:
     """The figures with a sign in the paper's Table 6, with interval and verdict."""
     rows = []
     for row in (row for row in TABLE_6 if row in runs):
-        columns = zip(*(signed(cells(record, test)) for record in runs[row]), strict=True)
+        columns = zip(*(signed(six_figures(record, test)) for record in runs[row]), strict=True)
         pairs = enumerate(zip(columns, signed(TABLE_6[row]), strict=True))
         entries = [
             f"{shown(v, 2 if i < 2 else 1, sign=True)} {verdict(v, paper)}"
@@ -258,7 +258,7 @@ def tables(runs: Runs, test: str) -> list[str]:
     """Hard Cohen's d and R@1 in %, and N_10 by cosine against the norm."""
     rows, hubs = [], []
     for row, records in runs.items():
-        columns = zip(*(cells(record, test) for record in records), strict=True)
+        columns = zip(*(six_figures(record, test) for record in records), strict=True)
         digits = [2, 2, 1, 1, 1, 1]
         values = [shown(v, n, n == 2) for v, n in zip(columns, digits, strict=True)]
         paper = [f"{x:.{n}f}" for x, n in zip(TABLE_6[row], digits, strict=True)]
@@ -269,7 +269,7 @@ def tables(runs: Runs, test: str) -> list[str]:
         hubs.append([row, *(shown([m[key] for m in metrics], 2, True) for key in keys)])
     parts = (
         [f"### {TESTS[test]}"],
-        markdown(["", "seeds", *CELLS], rows),
+        markdown(["", "seeds", *COLUMNS], rows),
         sign_table(runs, test),
         markdown(["N_10 against norm", "image", "text"], hubs),
     )
@@ -281,7 +281,7 @@ def tables(runs: Runs, test: str) -> list[str]:
 
 def collect() -> Runs:
     """The stored runs."""
-    found = {row: list(RUNS.of_seeds(Cell(row), 5).values()) for row in TABLE_6}
+    found = {row: list(CELLS.of_seeds(Cell(row), 5).values()) for row in TABLE_6}
     return {row: stored for row, stored in found.items() if stored}
 
 
@@ -296,12 +296,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [list(TABLE_6)[int(i) - 1] for i in arguments.rows.split(",")]
     jobs = [(row, int(seed)) for seed in arguments.seeds.split(",") for row in rows]
-    todo = [job for job in jobs if not RUNS.load(Cell(*job))]
+    todo = [job for job in jobs if not CELLS.load(Cell(*job))]
     if todo and not arguments.table:
         emoji.build(emoji.STYLES)  # once, before processes race for it
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
             for job, figures in zip(todo, pool.map(one_run, *zip(*todo, strict=True)), strict=True):
-                RUNS.add(Cell(*job), figures)
+                CELLS.add(Cell(*job), figures)
     runs = collect()
     for test in TESTS:
         print("\n".join(tables(runs, test)))

@@ -31,15 +31,14 @@ from benchmarks.studies.cells import (
     encode,
     gain,
     per_query,
-    run,
+    run_missing,
     same_seeds,
     searched,
-    seeds_of,
     stored_seeds,
     train_cell,
 )
 from benchmarks.studies.estimates import NOTHING, Estimate, in_points, markdown, paired, show
-from benchmarks.studies.store import Store, unpacked
+from benchmarks.studies.store import Store, seeds_of, unpacked
 from benchmarks.studies.temperature.temperature import PLACES, STUDIES
 
 import st_magnitude as stm
@@ -163,4 +162,4 @@ if __name__ == "__main__":
         CHOICES.run(measure_choice, [cell for cell in texts().values() if cell.loss == "cosine"])
     else:
         cells = [x for part in arguments.names for x in PARTS[part]().values()]
-        run(x for cell in cells for x in seeds_of(cell, arguments.seeds))
+        run_missing(x for cell in cells for x in seeds_of(cell, arguments.seeds))

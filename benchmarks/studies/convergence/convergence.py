@@ -32,12 +32,12 @@ from benchmarks.studies.cells import (
     best_of,
     dev_of,
     gain,
-    run,
-    seeds_of,
+    run_missing,
     stored_seeds,
 )
 from benchmarks.studies.estimates import in_points, markdown, show
 from benchmarks.studies.models import static_model
+from benchmarks.studies.store import seeds_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from torch import nn
@@ -112,7 +112,7 @@ def grid(start: str, way: str) -> list[Cell]:
     return [Cell(*where, rate, bf16=how.bf16) for rate in how.rates]
 
 
-def best(start: str, way: str) -> Cell | None:
+def at_best_rate(start: str, way: str) -> Cell | None:
     """The cell of the rate that is best on dev."""
     return best_of(grid(start, way), "matched")
 
@@ -134,7 +134,7 @@ def table() -> list[str]:
     """Each way at its best rate: dev, steps to a dev score, and the gain over plain on tests."""
     rows = []
     for start, way in NAMES:
-        cell, plain = best(start, way), best(start, "plain")
+        cell, plain = at_best_rate(start, way), at_best_rate(start, "plain")
         if cell is None or plain is None:
             continue
         gains = [show(gain(cell, plain, [place], "matched")) for place in PLACES]
@@ -151,6 +151,6 @@ TABLES = {"convergence": table}
 if __name__ == "__main__":
     arguments = asked(__doc__, STARTS)
     names = [name for name in NAMES if name[0] in arguments.names]
-    run((cell for name in names for cell in grid(*name)), EVALUATIONS)
-    chosen = [cell for name in names if (cell := best(*name))]
-    run((x for cell in chosen for x in seeds_of(cell, arguments.seeds)), EVALUATIONS)
+    run_missing((cell for name in names for cell in grid(*name)), EVALUATIONS)
+    chosen = [cell for name in names if (cell := at_best_rate(*name))]
+    run_missing((x for cell in chosen for x in seeds_of(cell, arguments.seeds)), EVALUATIONS)

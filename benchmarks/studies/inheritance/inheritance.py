@@ -38,13 +38,12 @@ from benchmarks.studies.cells import (
     gain,
     lexicons,
     per_query,
-    run,
-    seeds_of,
+    run_missing,
     stored_seeds,
     train_cell,
 )
 from benchmarks.studies.estimates import in_points, markdown, show
-from benchmarks.studies.store import Figures, Store
+from benchmarks.studies.store import Figures, Store, seeds_of
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
@@ -165,9 +164,9 @@ def run_all(bases: list[str], seeds: int) -> None:
     for recipe in (recipe for base in bases for recipe in PRETRAINING.get(base, ())):
         if not weights_path(recipe).is_file():
             PRETRAINED.add(recipe, pretrain(recipe))
-    run([cosine(base, tau) for base in bases for tau in TAUS], EVALUATIONS)
+    run_missing([cosine(base, tau) for base in bases for tau in TAUS], EVALUATIONS)
     shown = [*map(control, bases), *(keeping(*pair) for pair in product(bases, KEPT))]
-    run((x for cell in shown for x in seeds_of(cell, seeds)), EVALUATIONS)
+    run_missing((x for cell in shown for x in seeds_of(cell, seeds)), EVALUATIONS)
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
     python benchmarks/studies/known/cpu.py FOLDER
 
-FOLDER has the files of BANKING77. A question asks for the name of its intent, as in run.py. The
+FOLDER has the files of BANKING77. A question asks for the name of its intent, as in known.py. The
 script writes the data in BEIR's layout, trains wordllama's table by the command with its defaults,
 and stores nDCG@10 on 2,000 test questions and the texts that a model encodes in a second, next to
-BM25 and all-MiniLM-L6-v2 as published, in cpu.jsonl. Expected before the run: as in run.py, about
+BM25 and all-MiniLM-L6-v2 as published, in cpu.jsonl. Expected before the run: as in known.py, about
 95, in half a minute.
 """
 

@@ -71,7 +71,7 @@ def sources(folder: Path) -> dict[str, list[dict[str, object]]]:
     return found
 
 
-def run(splits: Splits, setting: dict[str, float], seed: int) -> NDArray[np.float64]:
+def dev_ndcg(splits: Splits, setting: dict[str, float], seed: int) -> NDArray[np.float64]:
     """nDCG@10 of every dev query, by cosine, of the table trained with a setting."""
     model = copy.deepcopy(stm.load("wordllama", device="cpu"))
     model.model_card_data.widget = [{"text": "a"}]  # else the Trainer computes examples
@@ -118,7 +118,7 @@ def main() -> None:
             first = None
             for setting in SETTINGS:
                 began = time.process_time()
-                after = run(splits, setting, seed=0)
+                after = dev_ndcg(splits, setting, seed=0)
                 first = after if first is None else first
                 cell = {"data": name, "queries": len(after), "setting": setting}
                 cell |= {"before": round(float(before.mean()), 4)}

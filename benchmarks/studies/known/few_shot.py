@@ -27,9 +27,8 @@ import torch
 import torch.nn.functional as F
 from benchmarks.data import banking77, clinc150
 from benchmarks.studies.estimates import in_points, markdown, paired, show
-from benchmarks.studies.known.run import seeds
 from benchmarks.studies.models import rows_alone, static_model
-from benchmarks.studies.store import Figures, Store, packed, unpacked
+from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
@@ -180,9 +179,9 @@ def table() -> list[str]:
     """Accuracy of cosine, and what the others add to it."""
     known, rows = CELLS.found, []
     for data in SETS:
-        plain = seeds(chosen(data, "cosine"))
+        plain = seeds_of(chosen(data, "cosine"))
         for name in ("cosine", "untrained", *LOSSES[1:], "probe"):
-            cells = plain if name == "probe" else seeds(chosen(data, name))
+            cells = plain if name == "probe" else seeds_of(chosen(data, name))
             shown = []
             for k in map(str, SHOTS):
                 first = np.array([unpacked(known[x][k]) for x in plain])
@@ -205,8 +204,8 @@ def main() -> None:
         for loss in LOSSES:
             tried = [Cell(data, loss, tau) for tau in TAUS]
             CELLS.run(measured, tried)
-            CELLS.run(measured, seeds(chosen(data, loss)))
-        CELLS.run(measured, seeds(Cell(data, "untrained", 0.0)))
+            CELLS.run(measured, seeds_of(chosen(data, loss)))
+        CELLS.run(measured, seeds_of(Cell(data, "untrained", 0.0)))
 
 
 if __name__ == "__main__":

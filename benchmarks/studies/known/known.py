@@ -1,7 +1,7 @@
 """Losses on Banking77 and CLINC150: which one is best where nobody has tuned?
 
-    python benchmarks/studies/known/run.py losses forgetting --data FOLDER
-    python benchmarks/studies/known/run.py losses --base MiniLM --data FOLDER
+    python benchmarks/studies/known/known.py losses forgetting --data FOLDER
+    python benchmarks/studies/known/known.py losses --base MiniLM --data FOLDER
 
 FOLDER has banking77_train.csv, banking77_test.csv, clinc150_full.json and xquad_en.json
 (benchmarks/data says where they are published). A run is a line of cells.jsonl with its settings;
@@ -37,9 +37,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.studies.estimates import Estimate
+from benchmarks.studies.estimates import paired
 from benchmarks.studies.known.training import INTENTS, Cell, measure, unpacked
-from benchmarks.studies.store import Store
+from benchmarks.studies.store import Store, seed_by_seed, seeds_of
 from benchmarks.studies.temperature import temperature
 
 CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
@@ -112,24 +112,19 @@ def weighted(data: str) -> dict[float, list[Cell]]:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def run(cells: Iterable[Cell], folder: Path | None) -> None:
+def run_missing(cells: Iterable[Cell], folder: Path | None) -> None:
     """Measures the cells that are missing."""
     CELLS.run(lambda cell: measure(cell, folder), cells)
 
 
 def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
     """All temperatures with seed 0, then the other seeds of those that dev chooses."""
-    run((cell for cells in rows.values() for cell in cells), folder)
-    chosen = [best(cells) for cells in rows.values()]
-    for seed in (1, 2):
-        run((replace(cell, seed=seed) for cell in chosen if cell is not None), folder)
+    run_missing((cell for cells in rows.values() for cell in cells), folder)
+    chosen = [best_on_dev(cells) for cells in rows.values()]
+    run_missing(seed_by_seed([cell for cell in chosen if cell is not None]), folder)
 
 
-def seeds(cell: Cell) -> list[Cell]:
-    return [replace(cell, seed=seed) for seed in range(3)]
-
-
-def best(cells: Iterable[Cell]) -> Cell | None:
+def best_on_dev(cells: Iterable[Cell]) -> Cell | None:
     """The cell with the highest score on dev with seed 0."""
     found = {cell: x["dev"]["full"] for cell in cells if (x := CELLS.load(cell))}
     return max(found, key=lambda cell: found[cell]) if found else None
@@ -138,10 +133,10 @@ def best(cells: Iterable[Cell]) -> Cell | None:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def scores(cell: Cell, *where: str) -> dict[int, Any]:
+def ndcg_of(cell: Cell, *where: str) -> dict[int, Any]:
     """nDCG@10 of every test query by seed; ``where`` it stands in the figures."""
     found = {}
-    for x in seeds(cell):
+    for x in seeds_of(cell):
         figures: Any = CELLS.load(x)
         for name in where:
             figures = figures and figures.get(name)
@@ -154,31 +149,29 @@ def points(found: Mapping[int, Any]) -> str:
     return f"{100 * np.mean(list(found.values())):.1f}" if found else ""
 
 
-def gain(first: Mapping[int, Any], second: Mapping[int, Any]) -> str:
-    """Scores of the first less those of the second, in points.
+def shown_gain(first: Mapping[int, Any], second: Mapping[int, Any]) -> str:
+    """Scores of the first less those of the second in points, of means over common seeds.
 
-    The interval is a bootstrap over queries, of their means over the seeds that both have.
+    The interval is over queries alone.
     """
     common = first.keys() & second.keys()
     if not common:
         return ""
     difference = np.mean([first[seed] - second[seed] for seed in common], axis=0)  # (n,)
-    rows = np.random.default_rng(0).integers(len(difference), size=(2000, len(difference)))
-    low, high = np.quantile(difference[rows].mean(axis=1), [0.025, 0.975])
-    return Estimate(float(difference.mean()), float(low), float(high)).show(digits=2)
+    return paired([difference[None]]).show(digits=2)
 
 
 def table_losses(size: str) -> list[str]:
     """Gains over the best MNRL of every loss at the temperature that dev chooses."""
     rows: dict[str, dict[str, str]] = {}
     for name in INTENTS:
-        chosen = {loss: best(cells) for loss, cells in losses(name).items()}
-        mnrl = scores(chosen["MNRL"], "test", size)
+        chosen = {loss: best_on_dev(cells) for loss, cells in losses(name).items()}
+        mnrl = ndcg_of(chosen["MNRL"], "test", size)
         for loss, cell in chosen.items():
             if cell is None:
                 continue
-            found = scores(cell, "test", size)
-            shown = points(found) if loss == "MNRL" else gain(found, mnrl)
+            found = ndcg_of(cell, "test", size)
+            shown = points(found) if loss == "MNRL" else shown_gain(found, mnrl)
             rows.setdefault(loss, {})[name] = shown
     cells = [row(loss, *(found.get(name, "") for name in INTENTS)) for loss, found in rows.items()]
     return [header("loss", *INTENTS), *cells]
@@ -186,19 +179,19 @@ def table_losses(size: str) -> list[str]:
 
 def table_encoder(name: str) -> list[str]:
     """Gains of MiniLM's losses over the best MNRL, and their scores in other domains."""
-    chosen = {loss: best(cells) for loss, cells in losses(name, "MiniLM").items()}
+    chosen = {loss: best_on_dev(cells) for loss, cells in losses(name, "MiniLM").items()}
     lines = [header("loss", "τ", "full", "quarter", "XQuAD")]
     before = untrained(chosen["MNRL"])
-    shown = [points(scores(before, "test", size)) for size in SIZES]
+    shown = [points(ndcg_of(before, "test", size)) for size in SIZES]
     lines.append(row("none", "", *shown, points(where(before, "XQuAD"))))
     for loss, cell in chosen.items():
         if cell is None:
             continue
         shown = []
         for size in SIZES:
-            found = scores(cell, "test", size)
-            mnrl = scores(chosen["MNRL"], "test", size)
-            shown.append(points(found) if loss == "MNRL" else gain(found, mnrl))
+            found = ndcg_of(cell, "test", size)
+            mnrl = ndcg_of(chosen["MNRL"], "test", size)
+            shown.append(points(found) if loss == "MNRL" else shown_gain(found, mnrl))
         shown.append(points(where(cell, "XQuAD")))
         tau = f"{cell.temperatures[0]:g}" if len(cell.temperatures) == 1 else ""
         lines.append(row(loss, tau, *shown))
@@ -216,10 +209,10 @@ def table_forgetting() -> list[str]:
     lines = [header("base", "", *places, "weight by dev")]
     for label, cell in forgetting().items():
         trained = {place: where(cell, place) for place in places}
-        half = [scores(cell, "half", place) for place in places]
+        half = [ndcg_of(cell, "half", place) for place in places]
         weights = [x.get("merged, weight") for x in CELLS.of_seeds(cell).values()]
         before = [points(where(untrained(cell), place)) for place in places]
-        gains = [gain(*pair) for pair in zip(half, trained.values(), strict=True)]
+        gains = [shown_gain(*pair) for pair in zip(half, trained.values(), strict=True)]
         lines.append(row(label, "base", *before, ""))
         after = ", ".join(f"{weight:g}" for weight in weights if weight)
         lines.append(row("", "trained", *map(points, trained.values()), after))
@@ -231,11 +224,12 @@ def table_forgetting() -> list[str]:
 def table_scale() -> list[str]:
     """Gains as trained over Cosine at its best temperature, on the static table's WordNet too."""
     lines = [header("loss", "logits", "WordNet, table", *map(", ".join, SETTINGS))]
-    cosines = [scores(best(losses(*x)["Cosine"]), "test", "full") for x in SETTINGS]
+    cosines = [ndcg_of(best_on_dev(losses(*x)["Cosine"]), "test", "full") for x in SETTINGS]
     for loss, (scale, label) in product(KEPT, SCALES.items()):
         cells = [scaled(*setting)[loss, label] for setting in SETTINGS]
-        pairs = [(scores(cell, "as trained"), y) for cell, y in zip(cells, cosines, strict=True)]
-        shown = [temperature.gain_of_scale(loss.lower(), scale), *(gain(*pair) for pair in pairs)]
+        pairs = [(ndcg_of(cell, "as trained"), y) for cell, y in zip(cells, cosines, strict=True)]
+        shown = [temperature.gain_of_scale(loss.lower(), scale)]
+        shown += [shown_gain(*pair) for pair in pairs]
         lines.append(row(loss, label, *shown))
     return lines
 
@@ -247,8 +241,8 @@ def table_figure_5() -> list[str]:
     for label, setting in product(SCALES.values(), SETTINGS):
         dot, qnorm, dnorm = (scaled(*setting)[loss, label] for loss in KEPT)
         ratio = mean_cv(dnorm) / mean_cv(dot)
-        pair = [scores(cell, "as trained") for cell in (dnorm, qnorm)]
-        lines.append(row(label, ", ".join(setting), f"{ratio:.2f}", gain(*pair)))
+        pair = [ndcg_of(cell, "as trained") for cell in (dnorm, qnorm)]
+        lines.append(row(label, ", ".join(setting), f"{ratio:.2f}", shown_gain(*pair)))
     return lines
 
 
@@ -263,13 +257,13 @@ def table_hardness() -> list[str]:
     lines = [header("data", "strength", *taus, "τ by dev", "over 0, each by dev")]
     for name in INTENTS[:2]:
         rows = weighted(name)
-        plain = [scores(cell, "test", "full") for cell in rows[0.0]]
+        plain = [ndcg_of(cell, "test", "full") for cell in rows[0.0]]
         for strength, cells in rows.items():
-            found = [scores(cell, "test", "full") for cell in cells]
-            shown = [gain(*pair) for pair in zip(found, plain, strict=True)]
-            chosen, first = best(cells), best(rows[0.0])
-            pair = [scores(cell, "test", "full") for cell in (chosen, first)]
-            by_dev = [f"{chosen.temperatures[0]:g}", gain(*pair) if strength else ""]
+            found = [ndcg_of(cell, "test", "full") for cell in cells]
+            shown = [shown_gain(*pair) for pair in zip(found, plain, strict=True)]
+            chosen, first = best_on_dev(cells), best_on_dev(rows[0.0])
+            pair = [ndcg_of(cell, "test", "full") for cell in (chosen, first)]
+            by_dev = [f"{chosen.temperatures[0]:g}", shown_gain(*pair) if strength else ""]
             shown = shown if strength else [points(x) for x in found]
             lines.append(row(name, f"{strength:g}", *shown, *by_dev))
     return lines
@@ -277,7 +271,7 @@ def table_hardness() -> list[str]:
 
 def where(cell: Cell, place: str) -> dict[int, Any]:
     path = ("test", "full") if place == "in domain" else ("others", place)
-    return scores(cell, *path)
+    return ndcg_of(cell, *path)
 
 
 def row(*cells: str) -> str:
@@ -312,15 +306,15 @@ def main() -> None:
             run_rows(losses(name, given.base), given.data)
     if "forgetting" in given.studies:
         cells = forgetting().values()
-        run(map(untrained, cells), given.data)
-        run((x for cell in cells for x in seeds(cell)), given.data)
+        run_missing(map(untrained, cells), given.data)
+        run_missing((x for cell in cells for x in seeds_of(cell)), given.data)
     if "scale" in given.studies:
         settings = [x for x in SETTINGS if x[1] == given.base]
         cells = [cell for setting in settings for cell in scaled(*setting).values()]
-        run((x for of_seed in zip(*map(seeds, cells), strict=True) for x in of_seed), given.data)
+        run_missing(seed_by_seed(cells), given.data)
     if "hardness" in given.studies:
         cells = [cell for name in INTENTS[:2] for one in weighted(name).values() for cell in one]
-        run((x for of_seed in zip(*map(seeds, cells), strict=True) for x in of_seed), given.data)
+        run_missing(seed_by_seed(cells), given.data)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 from benchmarks.studies.estimates import markdown
-from benchmarks.studies.known.run import scores, untrained
+from benchmarks.studies.known.known import ndcg_of, untrained
 from benchmarks.studies.known.training import Cell
 from numpy.typing import NDArray
 
@@ -28,11 +28,11 @@ def pairs() -> dict[str, NDArray[np.float64]]:
     found = {}
     for data, name in (("banking names", "BANKING77"), ("clinc names", "CLINC150")):
         cells = [Cell(data, "Cosine", (tau,)) for tau in (0.1, 0.02)]
-        first, second = (scores(cell, "test", "full")[0] for cell in cells)
+        first, second = (ndcg_of(cell, "test", "full")[0] for cell in cells)
         found[f"{name}, temperature .1 and .02"] = first - second
     cell = Cell("banking names", "Cosine", (0.1,))
-    before = scores(untrained(replace(cell, elsewhere=True)), "test", "full")[0]
-    found["BANKING77, trained and not"] = scores(cell, "test", "full")[0] - before
+    before = ndcg_of(untrained(replace(cell, elsewhere=True)), "test", "full")[0]
+    found["BANKING77, trained and not"] = ndcg_of(cell, "test", "full")[0] - before
     return found
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.data import clinc150
-from benchmarks.studies.known.run import BASES, header, row
+from benchmarks.studies.known.known import BASES, header, row
 from benchmarks.studies.known.training import Cell, base_model, data, trained
 from benchmarks.studies.store import Figures, Store
 from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def features(
     return signals, ~right, np.array([intent == "oos" for _, intent in questions])
 
 
-def measure(
+def rules_of(
     model: SentenceTransformer, exponent: float, folder: Path
 ) -> dict[str, dict[str, float]]:
     """Of every rule: how often risk exceeds the promise, mean coverage and risk, and AUROC."""
@@ -131,7 +131,7 @@ def main() -> None:
             encoder = stm.strip_normalize(base_model("MiniLM"))
         else:
             encoder, _ = trained(replace(one, loss=model.name), data(one.data, folder).rows)
-        return {"rules": measure(encoder, 0.0 if model.name == "Dot" else 1.0, folder)}
+        return {"rules": rules_of(encoder, 0.0 if model.name == "Dot" else 1.0, folder)}
 
     CELLS.run(measured, map(Model, ("published", "Cosine", "Dot")))
 

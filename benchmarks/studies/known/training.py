@@ -1,4 +1,4 @@
-"""The trainings of run.py: a cell is the settings of one, and measuring it gives its figures."""
+"""The trainings of known.py: a cell is the settings of one, and measuring it gives its figures."""
 
 from __future__ import annotations
 

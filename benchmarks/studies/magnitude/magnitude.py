@@ -164,7 +164,7 @@ def plan(names: Iterable[str]) -> list[Cell]:
     return cells
 
 
-def run(names: Iterable[str], folder: Path) -> Cells:
+def run_missing(names: Iterable[str], folder: Path) -> Cells:
     """All cells; measures those that are not in the folder yet."""
     store = Store(folder / "cells.jsonl", Cell)
     full = cache(build_suite)
@@ -243,7 +243,7 @@ def main() -> None:
     if unknown := set(names) - set(BASES):
         parser.error(f"--only does not know {', '.join(sorted(unknown))}.")
     prepare_process()
-    cells = run(names, arguments.output)
+    cells = run_missing(names, arguments.output)
     print("\n".join([*gain_table(cells, names), "", *boilerplate_table(cells, names)]))
 
 

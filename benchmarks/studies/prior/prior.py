@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.data.dependencies import Task, dependencies
-from benchmarks.studies.cells import BASES, Cell, asked, how_of, seconds_of, seeds_of
+from benchmarks.studies.cells import BASES, Cell, asked, how_of, seconds_of
 from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
 from benchmarks.studies.models import train
-from benchmarks.studies.store import Figures, Store, packed, unpacked
+from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -206,7 +206,7 @@ def cell_of(name: str, loss: str, training: str, tau: float) -> Cell:
     return replace(SETTINGS[name], loss=f"{loss}{way}", temperature=tau, scale=scale)
 
 
-def best(name: str, loss: str, training: str, scoring: str) -> Cell | None:
+def best_on_dev(name: str, loss: str, training: str, scoring: str) -> Cell | None:
     """The stored temperature that is best on dev over all documents with seed 0."""
     cells = [cell_of(name, loss, training, tau) for tau in TAUS]
     found = {cell: x["scorings"]["all"][scoring] for cell in cells if (x := CELLS.load(cell))}
@@ -221,7 +221,7 @@ def run_task(name: str, seeds: int) -> None:
     pairs += [(loss, "logq") for loss in NAMES if loss != "mnrl"]
     CELLS.run(measure, [cell_of(name, *pair, tau) for pair in pairs for tau in TAUS])
     ways = product(pairs, ("plain", "prior"))
-    shown = [x for pair, scoring in ways if (x := best(name, *pair, scoring))]
+    shown = [x for pair, scoring in ways if (x := best_on_dev(name, *pair, scoring))]
     CELLS.run(measure, [x for cell in shown for x in seeds_of(cell, seeds)])
 
 
@@ -256,12 +256,12 @@ def table(name: str) -> list[str]:
     shown = [f"| {what} | | | | {' | '.join(means)} | | |" for what, *means in rows]
     rows = []
     for ((training, scoring), way), loss in product(WAYS.items(), NAMES):
-        cell = best(name, loss, training, scoring)
+        cell = best_on_dev(name, loss, training, scoring)
         if cell is None or not (found := stored_seeds(cell)):
             continue
         means = [in_points(per_query(found.values(), subset, scoring)) for subset in SUBSETS]
-        alike = gain(cell, best(name, "cosine", training, scoring), scoring, scoring)
-        plain = gain(cell, best(name, loss, "in-batch", "plain"), scoring, "plain")
+        alike = gain(cell, best_on_dev(name, "cosine", training, scoring), scoring, scoring)
+        plain = gain(cell, best_on_dev(name, loss, "in-batch", "plain"), scoring, "plain")
         over = ["" if way == "in-batch" else show(plain), "" if loss == "cosine" else show(alike)]
         rows.append([NAMES[loss], way, f"{cell.temperature:g}", len(found), *means, *over])
     head = ["loss", "training, scoring", "τ", "seeds", *SUBSETS.values()]

@@ -195,19 +195,19 @@ def baseline(cell: Cell) -> Figures:
 # --- runs and tables ------------------------------------------------------------------------------
 
 
-def run(cells: Iterable[Cell]) -> None:
+def run_missing(cells: Iterable[Cell]) -> None:
     """Measures the cells that are missing."""
     CELLS.run(lambda cell: (measure if cell.kind in LABELS else baseline)(cell), cells)
 
 
-def best(softmax: str, kind: str) -> Cell:
+def best_on_dev(softmax: str, kind: str) -> Cell:
     """The setting that is best on dev with seed 0, after runs of what is missing."""
     cells = [Cell(kind, tau, softmax) for tau in GRID[softmax][kind]]
-    run(cells)
+    run_missing(cells)
     chosen = max(cells, key=lambda cell: CELLS.found[cell]["dev"])
     if (softmax, kind) == ("all films", "cosine"):
         cells += [replace(chosen, rate=rate, decay=decay) for rate, decay in RATES]
-        run(cells)
+        run_missing(cells)
     return max(cells, key=lambda cell: CELLS.found[cell]["dev"])
 
 
@@ -220,7 +220,7 @@ def table() -> list[str]:
     """nDCG@10 in percent and gains in points, paired by user over means of seeds."""
     rows = []
     for softmax, kinds in GRID.items():
-        chosen = {kind: best(softmax, kind) for kind in kinds}
+        chosen = {kind: best_on_dev(softmax, kind) for kind in kinds}
         found = {
             kind: [CELLS.found[x] for x in seeds(y) if x in CELLS.found]
             for kind, y in chosen.items()
@@ -256,4 +256,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for softmax, kinds in GRID.items():
         for kind in kinds:
-            run(seeds(best(softmax, kind)))
+            run_missing(seeds(best_on_dev(softmax, kind)))

@@ -1,6 +1,6 @@
 """Revela on real text, on one CPU core: a retriever that was never trained contrastively learns.
 
-    python benchmarks/studies/revela/revela_text.py ["Revela" ...] [--seeds 3]     # keys of CELLS
+    python benchmarks/studies/revela/revela_text.py ["Revela" ...] [--seeds 3]  # keys of SETTINGS
 
 The text is Python's documentation (texts.py), and a small language model has learned to read it
 (reader.py). The retriever is the token table of SmolLM2-135M as a static embedding (packages gguf
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.studies.cells import asked, encode, seeds_of, weights_of
+from benchmarks.studies.cells import asked, encode, weights_of
 from benchmarks.studies.estimates import gain_of, markdown, paired, show
 from benchmarks.studies.models import QUIET, smollm2_file, table_of, train
 from benchmarks.studies.revela.reader import LENGTH, lm_tokenizer, reading_lm
 from benchmarks.studies.revela.texts import PLACES, WORK, cached, data, group_rows, half_rows
-from benchmarks.studies.store import Figures, Store
+from benchmarks.studies.store import Figures, Store, seeds_of
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import Dense
 from tokenizers import Tokenizer
@@ -67,9 +67,9 @@ class Cell:
     random: bool = False
 
 
-LATEST = Store(Path(__file__).with_name("cells.jsonl"), Cell)  # the cells of the page
+CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)  # the cells of the page
 UNTRAINED = Cell("untrained", steps=0)
-CELLS = {
+SETTINGS = {
     "Revela": Cell(),
     "random groups": Cell(random=True),
     "InfoNCE": Cell("infonce"),
@@ -236,13 +236,13 @@ def train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def best(found: Figures, when: str = "best") -> Any:
+def stored_ndcg(found: Figures, when: str = "best") -> Any:
     return np.array(found["test"][when]) / 1e4
 
 
 def summary(seeds: Sequence[Figures]) -> list[str]:
     """Number of seeds, nDCG@10 on dev and on the test, and the gain over the start."""
-    after, start = (np.array([best(x, when) for x in seeds]) for when in ("best", "start"))
+    after, start = (np.array([stored_ndcg(x, when) for x in seeds]) for when in ("best", "start"))
     dev = np.mean([x["best"]["dev"] for x in seeds])
     return [str(len(seeds)), f"{dev:.3f}", f"{after.mean():.3f}", paired([after - start]).show()]
 
@@ -254,18 +254,18 @@ def at_best(seeds: Sequence[Figures], *keys: str) -> list[str]:
     return ["" if np.isnan(mean) else f"{mean:.3f}" for mean in means]
 
 
-def table(cells: Store = LATEST) -> list[str]:
+def table(cells: Store = CELLS) -> list[str]:
     """nDCG@10, and gains over the start and over Revela, of the seeds that Revela has too."""
     untrained = cells.load(UNTRAINED) or {"ways": {}}
     rows = [
         [f"{name}, untrained", "", f"{x['dev']:.3f}", f"{np.mean(x['test']) / 1e4:.3f}", *[""] * 4]
         for name, x in untrained["ways"].items()
     ]
-    plain = cells.of_seeds(CELLS["Revela"])
-    for name, cell in CELLS.items():
+    plain = cells.of_seeds(SETTINGS["Revela"])
+    for name, cell in SETTINGS.items():
         found = {seed: x for seed, x in cells.of_seeds(cell).items() if seed in plain}
         if found:
-            both = ({seed: best(x) for seed, x in y.items()} for y in (found, plain))
+            both = ({seed: stored_ndcg(x) for seed, x in y.items()} for y in (found, plain))
             gain = "" if found == plain else show(gain_of(*both))
             seeds = list(found.values())
             rows.append([name, *summary(seeds), gain, *at_best(seeds, "choice_gain", "partner")])
@@ -274,9 +274,9 @@ def table(cells: Store = LATEST) -> list[str]:
 
 
 if __name__ == "__main__":
-    arguments = asked(__doc__, CELLS)
+    arguments = asked(__doc__, SETTINGS)
     titles = len(data().test.queries)
-    here = LATEST if titles == TITLES else Store(Path(f"runs/revela-{titles}.jsonl"), Cell)
+    here = CELLS if titles == TITLES else Store(Path(f"runs/revela-{titles}.jsonl"), Cell)
     here.run(lambda _: controls(), [UNTRAINED])
-    chosen = [CELLS[name] for name in arguments.names]
+    chosen = [SETTINGS[name] for name in arguments.names]
     here.run(measure, [x for cell in chosen for x in seeds_of(cell, arguments.seeds)])

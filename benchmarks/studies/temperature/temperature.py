@@ -31,11 +31,11 @@ from benchmarks.studies.cells import (
     dev_of,
     gain,
     per_query,
-    run,
-    seeds_of,
+    run_missing,
     stored_seeds,
 )
 from benchmarks.studies.estimates import in_points, markdown, show
+from benchmarks.studies.store import seed_by_seed, seeds_of
 
 TAUS = (0.01, 0.02, 0.05, 0.1)
 LOSSES = {"qnorm": "QNorm", "dnorm": "DNorm", "dot": "Dot", "learnable": "Learnable"}
@@ -96,17 +96,16 @@ def literal(loss: str) -> Cell:
 
 
 def run_literal(seeds: int) -> None:
-    of_losses = [seeds_of(literal(loss), seeds) for loss in KEPT]
-    run(cell for of_seed in zip(*of_losses, strict=True) for cell in of_seed)
+    run_missing(seed_by_seed([literal(loss) for loss in KEPT], seeds))
 
 
 def run_study(study: Study, seeds: int) -> None:
     """All settings with seed 0, then the other seeds of what the tables show."""
-    run(study.cosine(rate) for rate in study.rates)
-    run([*study.cosines, *(cell for loss in study.losses for cell in study.kept(loss))])
+    run_missing(study.cosine(rate) for rate in study.rates)
+    run_missing([*study.cosines, *(cell for loss in study.losses for cell in study.kept(loss))])
     best = [best_of(study.kept(loss), x) for loss in study.losses for x in SCORINGS]
     shown = [*study.cosines, *(cell for cell in best if cell)]
-    run(cell for one in shown for cell in seeds_of(one, seeds))
+    run_missing(cell for one in shown for cell in seeds_of(one, seeds))
 
 
 def cosine_table(names: Sequence[str] = ("static", "L3, bf16")) -> list[str]:

@@ -160,7 +160,7 @@ def claims(results: Results) -> list[str]:
     return markdown(["change", "metric", "paper", "here", "sign"], rows, "llrrl")
 
 
-def run(name: str, record: Path) -> Results:
+def results_of(name: str, record: Path) -> Results:
     """The study of a model; what ``record`` holds already is not done again."""
     results: Results = json.loads(record.read_text()) if record.exists() else {}
     for seed in range(3):
@@ -191,7 +191,7 @@ def main() -> None:
     prepare_process()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name in arguments.models.split(","):
-        results = run(name, arguments.output / f"{name}.json")
+        results = results_of(name, arguments.output / f"{name}.json")
         print("\n".join([f"\n## {name}\n", *table(results), "", *claims(results)]), flush=True)
 
 

@@ -42,11 +42,11 @@ def test_an_ablation_is_compared_with_the_same_seeds(tmp_path: Path) -> None:
         stored.add(cell, figures)
 
     assert study.table(stored) == ["(No cells are stored yet.)"]
-    random = study.CELLS["random groups"]
+    random = study.SETTINGS["random groups"]
     for seed, (plain, changed) in enumerate([(3000, 2000), (4000, 3000)]):
-        store(replace(study.CELLS["Revela"], seed=seed), plain)
+        store(replace(study.SETTINGS["Revela"], seed=seed), plain)
         store(replace(random, seed=seed), changed)
-    store(replace(study.CELLS["Revela"], seed=2), 9000)  # without a partner
+    store(replace(study.SETTINGS["Revela"], seed=2), 9000)  # without a partner
     *_, revela, ablation = study.table(stored)
     assert revela.startswith("| Revela | 3 | 0.500 | 0.583 |")
     assert ablation.startswith("| random groups | 2 | 0.500 | 0.300 | +25.0")

@@ -17,7 +17,7 @@ from benchmarks.studies.known import training
 from benchmarks.studies.store import Store, packed
 
 FILES = sorted((tables.ROOT / "benchmarks" / "studies").glob("**/cells.jsonl"))
-SCRIPTS = {"boilerplate": "pages", "known": "run", "revela": "revela_text"}
+SCRIPTS = {"boilerplate": "pages", "revela": "revela_text"}
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
