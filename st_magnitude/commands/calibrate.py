@@ -26,7 +26,7 @@ def calibrate(
     """Choose the document exponent of a trained model.
 
     Scores are divided by the norm of the document to this power, one of 0, 0.05, ..., 1: 0 is dot,
-    and 1 is cosine. A tie keeps the model's own. Queries and corpus are encoded once. The interval
+    and 1 is cosine. A tie keeps the model's. Queries and corpus are encoded once. The interval
     next to the best exponent comes from the queries that chose it and is therefore optimistic:
     --confirm test measures the choice on other queries.
     """

@@ -29,7 +29,7 @@ SIGNALS: dict[str, Callable[[Array], Array]] = {  # from the best scores, (n, >=
     "score": lambda scores: scores[:, 0],
     "gap": lambda scores: scores[:, 0] - scores[:, 1],
 }
-STARTS = (0.125, 0.25, 0.5)  # coverages after which the sequences of tests begin
+STARTS = (0.125, 0.25, 0.5)  # shares of answered queries at which sequences of tests begin
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def calibrate_abstention(
         data: Validation queries, with those that no document answers, the corpus and judgments.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
-        similarity: The similarity that ranks; by default the model's own.
+        similarity: The similarity that ranks; by default the model's.
         **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
     Raises:

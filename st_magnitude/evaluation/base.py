@@ -56,12 +56,12 @@ class SearchEvaluator(SentenceEvaluator):
         queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents, or document id -> grade.
-        similarity: A Similarity or its name. By default the model's own at each call: the
+        similarity: A Similarity or its name. By default the model's at each call: the
             similarity of a closing ExponentNorm, else ``similarity_fn_name``.
         name: Prefix of the metrics and part of the name of the CSV file.
         batch_size: Number of texts that are encoded at a time.
         write_csv: Whether a call with an ``output_path`` appends a row to the CSV file.
-        query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
+        query_prompt: Prompt of every query, in place of the model's, or ``query_prompt_name``
             in ``model.prompts``.
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
 

@@ -130,7 +130,7 @@ def calibrate_exponent(
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
-    A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one
+    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one
     sweep covers all similarities. `st_magnitude.prepare` takes the similarity that it recommends.
 
     Args:
@@ -280,7 +280,7 @@ def calibrate_prior(
         data: Queries, corpus and judgments, usually a dev split.
         log_p: Document id -> log p(d), for every document of the corpus. `RetrievalData.log_prior`
             of the training split has it.
-        similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
+        similarity: The similarity of s(q, d); by default the model's. With a prior the norm of
             the query counts, if the similarity keeps it.
         seed: Seed of the folds and of the draws of `judge`.
         **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.

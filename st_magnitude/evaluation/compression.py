@@ -1,4 +1,4 @@
-"""nDCG@10 of one encoding that is stored at several prefixes and precisions."""
+"""CompressionEvaluator: nDCG@10 and size of embeddings at several prefixes and precisions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CompressionCell:
 class CompressionEvaluator(SearchEvaluator):
     """nDCG@10 and size of the same embeddings over a grid of prefix x precision x rescoring.
 
-    A prefix of k dimensions is cut first and then divided by a power of its own norm: a document is
+    A prefix of k dimensions is cut first and then divided by a power of its norm: a document is
     stored as d = x[:k] / |x[:k]|^gamma_document, and q is the prefix of a query. The search
     compares all documents, by
 

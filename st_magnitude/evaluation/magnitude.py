@@ -1,4 +1,4 @@
-"""MagnitudeEvaluator scores one encoding with its own similarity, by cosine and by dot."""
+"""MagnitudeEvaluator scores embeddings as the model does, by cosine and by dot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLLAPSED_BELOW = 0.75
 
 
 class MagnitudeEvaluator(SearchEvaluator):
-    """Retrieval metrics by the model's own similarity, cosine and dot, and figures of norms.
+    """Retrieval metrics by the model's similarity, by cosine and by dot, and figures of norms.
 
     Metrics are defined as in sentence-transformers' InformationRetrievalEvaluator; nDCG also counts
     grades. Their keys:

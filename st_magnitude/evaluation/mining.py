@@ -41,7 +41,7 @@ def mine_negatives(
         model: The model whose scores count. A model that ends in Normalize is scored with unit
             embeddings.
         data: Queries, corpus and judgments; `st_magnitude.load_splits` makes them of pairs.
-        similarity: A Similarity or its name; by default the model's own.
+        similarity: A Similarity or its name; by default the model's.
         candidates: Ids of the documents that can be negatives; by default all. Documents that are
             relevant to no query teach a norm, which in-batch negatives do not.
         **options: Arguments of ``mine_hard_negatives``, such as ``num_negatives``,

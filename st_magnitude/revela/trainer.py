@@ -42,8 +42,8 @@ def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
 class RevelaTrainer(SentenceTransformerTrainer):
     """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
-    It optimises the language model together with the retriever: at a learning rate of its own, its
-    gradients averaged over processes and clipped by themselves, at ``max_grad_norm``. Checkpoints
+    It optimises the language model with the retriever: at a separate learning rate, with gradients
+    averaged over processes and clipped at ``max_grad_norm`` apart from the retriever's. Checkpoints
     hold what is trained of it. The result is the retriever alone, a plain SentenceTransformer. The
     log has what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 

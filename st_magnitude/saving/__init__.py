@@ -1,1 +1,1 @@
-"""Saving a model for everybody downstream to score as it was trained."""
+"""Saves a model that everybody downstream scores as it was trained."""

@@ -1,4 +1,4 @@
-"""Saving a model for everybody downstream to score as it was trained, and loading it again."""
+"""Saves a model that everybody downstream scores as it was trained, and loads it again."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ class ServingCheck(Result):
     target: str  # URL, or name of the callable
     model: str  # hub id or folder of the model, as far as the model knows it
     findings: tuple[Finding, ...]  # the differences
-    local_norms: tuple[float, float]  # smallest and largest norm of the model's own embeddings
+    local_norms: tuple[float, float]  # smallest and largest norm of the model's embeddings
     served_norms: tuple[float, float]  # of what came back
     num_queries: int  # whose rankings were compared
     num_documents: int  # that they rank
     changed_rankings: int  # queries whose top 10 differs by more than ties
-    error: float  # median relative error of a vector, less what findings of their own explain
+    error: float  # median relative error of a vector that no other finding explains
 
     @property
     def same(self) -> bool:
@@ -186,7 +186,7 @@ def _check(
 
 
 def _changed_rankings(model: SentenceTransformer, query: Side, document: Side) -> int:
-    """Number of queries whose served top K holds a document that the model ranks below its own."""
+    """Number of queries whose served top K has a document outside the model's, ties aside."""
     served = float64(model.similarity(query.served, document.served))  # (n, m)
     expected = float64(model.similarity(query.expected, document.expected))
     found = np.argsort(-served, axis=1)[:, :K]

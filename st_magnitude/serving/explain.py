@@ -14,7 +14,7 @@ from st_magnitude.surgery.raw import prompt_of
 
 SHORT = 24  # tokens; shorter texts are cut nowhere
 NEARLY_ALL = 0.9  # share of the short texts
-UNLIKE = 0.05  # relative error beyond weights in int8 (MiniLM: 0.017 to 0.032)
+UNLIKE = 0.05  # relative error that no rounding has (weights in int8, MiniLM: 0.017 to 0.032)
 EQUAL = 2e-3  # relative error of texts that are certainly read alike
 
 # The difference with its figures, and what to do. Every switch was read in the server's source or

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from st_magnitude._checks import positive
 from st_magnitude.geometry import Array
 
-BATCH = 8  # every server that is known takes so many texts in a request
+BATCH = 8  # texts in a request; all known servers take as many
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
