@@ -172,28 +172,25 @@ def rule_of(
             "score 0."
         )
     exponent = similarity.exponents[1]
-    found = first_documents(encoded, Similarity(1.0, exponent))
-    return calibrated(*found, exponent, risk, delta, unanswerable)
+    scores, is_wrong = first_documents(encoded, Similarity(1.0, exponent))
+    signal, threshold = choose_threshold(scores, is_wrong, risk, delta)
+    rule = Abstention(signal, threshold, exponent, risk, delta, unanswerable)
+    return rule.tested(scores, is_wrong)
 
 
-def calibrated(
-    scores: Array,
-    is_wrong: NDArray[np.bool_],
-    document_exponent: float,
-    max_risk: float,
-    delta: float,
-    unanswerable: float,
-) -> Abstention:
-    """The rule for a result of `first_documents`, with its counts on the same queries."""
+def choose_threshold(
+    scores: Array, is_wrong: NDArray[np.bool_], risk: float, delta: float
+) -> tuple[str, float]:
+    """The signal and its threshold that answer most, by a result of `first_documents`."""
     level = delta / (len(SIGNALS) * len(STARTS))
     found = []
     for name, signal_of in SIGNALS.items():
         values = signal_of(scores)
         for start in STARTS:
-            threshold = controlled_threshold(values, is_wrong, start, max_risk, level)
-            rule = Abstention(name, threshold, document_exponent, max_risk, delta, unanswerable)
-            found.append(rule.tested(scores, is_wrong))
-    return max(found, key=lambda rule: rule.answered)
+            threshold = controlled_threshold(values, is_wrong, start, risk, level)
+            found.append((name, threshold, (values >= threshold).sum()))
+    name, threshold, _ = max(found, key=lambda one: one[2])
+    return name, threshold
 
 
 def controlled_threshold(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 from torch import Tensor
@@ -99,16 +97,14 @@ class _Scorer:
         self._own = own  # text of a query -> that column
         self._num_candidates = num_candidates  # of the documents, the first
         self.device = model.device
-        self._documents = torch.empty(0)  # the last ones that were scored
-        self._on_device = self._documents
 
-    def encode_query(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
+    def encode_query(self, texts: list[str], **options: Any) -> Tensor:
         embeddings = self._similarity.query(self._raw("query", texts, options))
         own = torch.tensor([self._own.get(text, -1) for text in texts]).to(embeddings)
-        return torch.cat([embeddings, own[:, None]], dim=1).cpu().numpy()
+        return torch.cat([embeddings, own[:, None]], dim=1)
 
-    def encode_document(self, texts: list[str], **options: Any) -> NDArray[np.float32]:
-        return self._similarity.document(self._raw("document", texts, options)).cpu().numpy()
+    def encode_document(self, texts: list[str], **options: Any) -> Tensor:
+        return self._similarity.document(self._raw("document", texts, options))
 
     def _raw(self, role: str, texts: list[str], options: Mapping[str, Any]) -> Tensor:
         """Embeddings after a closing Normalize, but before an ExponentNorm: (n, D)."""
@@ -117,17 +113,13 @@ class _Scorer:
         check_finite(embeddings, role, texts)
         return embeddings
 
-    def similarity(self, queries: NDArray[np.float32], documents: Tensor) -> Tensor:
+    def similarity(self, queries: Tensor, documents: Tensor) -> Tensor:
         """Scores of all documents: (n, D + 1), (m, D) -> (n, m)."""
-        if documents is not self._documents:  # a copy to a GPU takes longer than the product
-            self._documents = documents
-            self._on_device = documents.to(self.device)
-        asked = torch.from_numpy(queries).to(self.device)
-        scores = dot_score(asked[:, :-1], self._on_device)
-        hide_own(scores, asked[:, -1].long().cpu())
+        scores = dot_score(queries[:, :-1], documents)
+        hide_own(scores, queries[:, -1].long().cpu())
         # mine_hard_negatives puts the positives behind the candidates
         scores[:, self._num_candidates :] = -torch.inf
         return scores
 
-    def similarity_pairwise(self, queries: NDArray[np.float32], documents: Tensor) -> Tensor:
+    def similarity_pairwise(self, queries: Tensor, documents: Tensor) -> Tensor:
         return pairwise_dot_score(queries[:, :-1], documents)

@@ -29,22 +29,14 @@ def scoring_of(
 
     Of the lines that fit a model, the last one counts:
 
-    ==============================================  ===================
+    ==============================================  =====================================
     the model                                       its similarity
-    ==============================================  ===================
-    scores by a distance                            ``distance``
+    ==============================================  =====================================
+    scores by a distance                            ``distance``; refused without one
     scores by cosine or dot                         the same
     ends in ExponentNorm                            that of the module
-    ends in Normalize, with ``before_normalize``    cosine
-    ==============================================  ===================
-
-    Args:
-        before_normalize: Whether the embeddings come from before a closing Normalize, too.
-        distance: The similarity that stands for a distance; None refuses it.
-
-    Raises:
-        ValueError: If a distance is refused, or the dot product of cut unit embeddings is asked of
-            embeddings from before Normalize.
+    ends in Normalize, with ``before_normalize``    cosine; refused if dot of cut vectors
+    ==============================================  =====================================
     """
     model = refuse_other_models(model, "A measurement")
     if similarity is not None:

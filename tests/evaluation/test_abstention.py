@@ -13,7 +13,12 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.abstention import Abstention, calibrated, controlled_threshold
+from st_magnitude.evaluation.abstention import (
+    SIGNALS,
+    Abstention,
+    choose_threshold,
+    controlled_threshold,
+)
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import encode_raw
 
@@ -41,7 +46,7 @@ def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
         order = np.argsort(-signal)
         holds = np.flatnonzero(np.cumsum(wrong[order]) <= risk * np.arange(1, 701))
         scores = np.stack([signal, np.zeros(700)], axis=1)
-        threshold = calibrated(scores, wrong, 1.0, risk, delta, 0.0).threshold
+        _, threshold = choose_threshold(scores, wrong, risk, delta)
         answered += math.isfinite(threshold)
         for is_naive, lowest in enumerate((threshold, signal[order][holds[-1]])):
             risks = probability(everybody)[everybody >= lowest]
@@ -79,8 +84,8 @@ def test_threshold_is_that_of_a_loop():
 def test_half_of_91_queries_without_a_mistake_allow_a_risk_of_a_tenth():
     for number, answered in ((90, 0), (91, 91)):
         scores = np.random.default_rng(0).random((number, 2))
-        found = calibrated(scores, np.zeros(number, dtype=bool), 1.0, 0.1, 0.05, 0.0)
-        assert found.answered == answered
+        signal, threshold = choose_threshold(scores, np.zeros(number, dtype=bool), 0.1, 0.05)
+        assert (SIGNALS[signal](scores) >= threshold).sum() == answered
 
 
 @pytest.fixture(scope="module")

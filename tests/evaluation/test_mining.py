@@ -143,7 +143,7 @@ def test_scores_are_those_of_the_documents_that_are_given():
     options = dict.fromkeys(["prompt", "prompt_name"], None) | {"batch_size": 2}
     queries = scorer.encode_query(["a b b"], **options)
     for texts, scores in ((["a", "b"], [1.0, 2.0]), (["b", "c"], [2.0, 0.0])):
-        documents = torch.from_numpy(scorer.encode_document(texts, **options))
+        documents = scorer.encode_document(texts, **options)
         assert scorer.similarity(queries, documents).tolist() == [scores]
 
 

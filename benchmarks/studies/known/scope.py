@@ -27,7 +27,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import st_magnitude as stm
-from st_magnitude.evaluation.abstention import calibrated
+from st_magnitude.evaluation.abstention import choose_threshold
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def rules_of(
         some = np.random.default_rng(draw).integers(len(found), size=1000)
         for name, values in signals.items():
             scores = np.stack([values[some], np.zeros(len(some))], axis=1)
-            rule = calibrated(scores, wrong[some], exponent, RISK, 0.05, 0.0)
-            thresholds[name].append(rule.threshold)
+            thresholds[name].append(choose_threshold(scores, wrong[some], RISK, 0.05)[1])
         order = some[np.argsort(-found[some, 0])]
         kept = np.cumsum(wrong[order]) <= RISK * np.arange(1, len(order) + 1)
         lowest = found[order[kept], 0].min(initial=math.inf)
