@@ -24,7 +24,7 @@ from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import Gain, judge
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
-from st_magnitude.finetune.trainer import reading
+from st_magnitude.finetune.trainer import check_length
 from st_magnitude.finetune.verdict import own_ndcg
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
@@ -80,8 +80,7 @@ def compare(
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
     base = load(model) if isinstance(model, str) else model
-    with reading(base, config.max_length):
-        pass  # a model without such a limit is refused
+    check_length(base, config.max_length)
     try:
         with locked_folder(output):
             run = _Run(Trials(base, splits, config), output, say)

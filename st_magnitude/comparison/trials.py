@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -25,9 +25,9 @@ from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
 from st_magnitude.evaluation.judge import warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.folds import FOLDS, parts_of
+from st_magnitude.finetune.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.finetune.train import save_trained
-from st_magnitude.finetune.trainer import is_uneven, make_trainer, reading, training_rows
+from st_magnitude.finetune.trainer import is_uneven, reading, train_copy, training_rows
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
@@ -35,7 +35,7 @@ from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Trials", "make_splits"]
 
-MOST_HELD_OUT = 500  # queries, and at most one of FOLDS
+MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
 
 GoesOn = Callable[[int, float], bool]
 
@@ -59,8 +59,8 @@ def make_splits(
     found = Splits(train.name, [])
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
-            parts_of_train = max(FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
-            held_out = parts_of(train, parts_of_train, config.seed)[0]
+            folds = max(DEFAULT_FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
+            held_out = folds_of(train, folds, config.seed)[0]
             part = train.only(held_out)
             train = train.only(train.queries.keys() - held_out)
             number = len(part.query_ids)
@@ -129,8 +129,8 @@ class Trials:
         exponent = float(scoring_of(model).exponents[1])
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
-            own = None if self.config.max_length is None else self.base.max_seq_length
-            with reading(model, own):
+            usual = None if self.config.max_length is None else self.base.max_seq_length
+            with reading(model, usual):
                 encoded = self.splits["dev"].encode(model)
         except NotFiniteError:
             return np.array([np.nan]), exponent
@@ -153,28 +153,20 @@ class Trials:
         settings; the rows stay the same.
         """
         began = time.perf_counter()
-        model = copy.deepcopy(self.base)
         settings = candidate.settings(self.config, rungs[-1])
         if seed is not None:
             settings = replace(settings, seed=seed)
-        trainer = make_trainer(
-            model, self.splits["train"], self.rows, settings, folder.parent, saves=False
-        )
-        at_rungs = _AtRungs(self, model, rungs, goes_on)
-        trainer.add_callback(at_rungs)
-        with reading(model, self.config.max_length):
-            trainer.train()
-        if trainer.state.global_step == rungs[-1]:
-            # accelerate leaves its autocast around forward, which would still encode in bfloat16
-            trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-            if at_rungs.measure(rungs[-1]):
-                self._save(trainer, at_rungs, folder)
+        at_rungs = _AtRungs(self, rungs, goes_on)
+        train = self.splits["train"]
+        trainer = train_copy(self.base, train, self.rows, settings, folder.parent, at_rungs)
+        if trainer.state.global_step == rungs[-1] and at_rungs.measure(trainer.model, rungs[-1]):
+            self._save(trainer, at_rungs, folder)
         seconds = time.perf_counter() - began
         curve = sorted(at_rungs.curve.items())
         return Entry(candidate, curve, at_rungs.exponent, seconds, at_rungs.ndcg.tolist())
 
     def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
-        model = measured.model
+        model = trainer.model
         if measured.exponent != scoring_of(model).exponents[1]:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
@@ -185,24 +177,21 @@ class Trials:
 class _AtRungs(TrainerCallback):
     """Measures a model at the rungs, and ends its training before the last one if it is behind."""
 
-    def __init__(
-        self, trials: Trials, model: SentenceTransformer, rungs: list[int], goes_on: GoesOn
-    ) -> None:
+    def __init__(self, trials: Trials, rungs: list[int], goes_on: GoesOn) -> None:
         self.trials = trials
-        self.model = model
         self.rungs = rungs
         self.goes_on = goes_on
         self.curve: dict[int, float] = {}
         self.ndcg = np.empty(0)  # of every query at the last rung
         self.exponent = 1.0
 
-    def measure(self, steps: int) -> bool:
-        self.ndcg, self.exponent = self.trials.measure(self.model)
+    def measure(self, model: SentenceTransformer, steps: int) -> bool:
+        self.ndcg, self.exponent = self.trials.measure(model)
         self.curve[steps] = float(self.ndcg.mean())
         return self.goes_on(steps, self.curve[steps])
 
     def on_step_end(
-        self, args: object, state: TrainerState, control: TrainerControl, **_: object
+        self, args: object, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         if state.global_step in self.rungs[:-1]:
-            control.should_training_stop = not self.measure(state.global_step)
+            control.should_training_stop = not self.measure(given["model"], state.global_step)

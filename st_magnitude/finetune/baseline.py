@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
@@ -14,7 +14,6 @@ from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, 
 from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.judge import judge, warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.folds import cross_validate
 from st_magnitude.finetune.measure import bm25_if_installed, card_figures, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
@@ -47,6 +46,7 @@ class Baseline:
         self.answers = answers
         if len(data.corpus) < 2:
             raise DataError("The corpus has one document: there is nothing to tell apart.")
+        began = time.perf_counter()
         encoded = None
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
@@ -54,23 +54,20 @@ class Baseline:
             self.found = found_by(dense_run(encoded, similarity), data)
             self.lexical = bm25_if_installed(data)
         self.geometry = self._geometry(encoded)
-        self.of_folds: tuple[int, Run] | None = None
+        self.seconds = time.perf_counter() - began
 
-    def cross_validate(
-        self, folds: int, output: Path, loss_options: Mapping[str, object] | None
-    ) -> None:
-        """Trains on all folds but one and measures on that one, for each fold."""
-        run = cross_validate(self.model, self.data, self.config, folds, output, loss_options)
-        self.of_folds = folds, run
+    def compare(
+        self, of_folds: Run | None = None, folds: int = 0
+    ) -> tuple[Verdict | None, dict[str, float]]:
+        """The verdict on the trained model, and the figures of its norms.
 
-    def compare(self) -> tuple[Verdict | None, dict[str, float]]:
-        """The verdict on the trained model, and the figures of its norms."""
+        ``of_folds`` is the run of `cross_validate`, on which the verdict is then based.
+        """
         verdict = None
         encoded = None
-        if self.of_folds is not None:
-            folds, run = self.of_folds
+        if of_folds is not None:
             exponent = float(scoring_of(self.model, before_normalize=True).exponents[1])
-            verdict = replace(self._verdict(exponent, run), folds=folds)
+            verdict = replace(self._verdict(exponent, of_folds), folds=folds)
         elif self.is_judged:
             encoded, similarity = encode(self.model, self.data)
             verdict = self._choose_scoring(encoded, similarity)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -17,15 +15,15 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.hybrid import Run, dense_run
 from st_magnitude.finetune.measure import encode
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import make_trainer, reading, training_rows
+from st_magnitude.finetune.trainer import train_copy, training_rows
 
-__all__ = ["FOLDS", "cross_validate", "folds_of", "parts_of"]
+__all__ = ["DEFAULT_FOLDS", "cross_validate", "folds_of", "num_folds"]
 
-FOLDS = 5
+DEFAULT_FOLDS = 5
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 
 
-def folds_of(
+def num_folds(
     model: SentenceTransformer,
     data: RetrievalData,
     dev: RetrievalData | None,
@@ -39,37 +37,28 @@ def folds_of(
         return 0
     if config.folds is not None:
         return config.folds
-    is_small = 2 * FOLDS <= len(data.query_ids) <= MOST_QUERIES
-    return FOLDS if is_small and has_static_embedding_input(model) else 0
+    is_small = 2 * DEFAULT_FOLDS <= len(data.query_ids) <= MOST_QUERIES
+    return DEFAULT_FOLDS if is_small and has_static_embedding_input(model) else 0
 
 
 def cross_validate(
-    base: SentenceTransformer,
-    data: RetrievalData,
-    config: TrainConfig,
-    folds: int,
-    output: Path,
-    loss_options: Mapping[str, object] | None,
+    model: SentenceTransformer, data: RetrievalData, config: TrainConfig, folds: int, output: Path
 ) -> Run:
-    """The run of models that were not trained on the queries.
+    """The run of copies of a model, each of which was not trained on the queries that it answers.
 
-    Each model starts from the base, trains on all folds but one, and searches for that one.
+    A copy trains on all folds but one, and searches for the queries of that one.
     """
     run: Run = {}
-    parts = parts_of(data, folds, config.seed)
-    for held_out in tqdm(parts, desc=f"Training and measuring in {folds} folds"):
-        model = copy.deepcopy(base)
-        train = data.only(data.queries.keys() - held_out)
+    held_out = folds_of(data, folds, config.seed)
+    for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
+        train = data.only(data.queries.keys() - fold)
         rows = training_rows(train, config.negatives, config.seed)
-        trainer = make_trainer(model, train, rows, config, output, loss_options, saves=False)
-        with reading(model, config.max_length):
-            trainer.train()
-        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-        run |= dense_run(*encode(model, data.only(held_out)))
+        trainer = train_copy(model, train, rows, config, output)
+        run |= dense_run(*encode(trainer.model, data.only(fold)))
     return run
 
 
-def parts_of(data: RetrievalData, folds: int, seed: int) -> list[set[str]]:
+def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:
     """Query ids of each fold. Queries with the same text are in one fold."""
 
     def place(key: str) -> str:
@@ -78,7 +67,7 @@ def parts_of(data: RetrievalData, folds: int, seed: int) -> list[set[str]]:
     by_text: dict[str, list[str]] = {}
     for query, text in data.queries.items():
         by_text.setdefault(folded(text), []).append(query)
-    parts: list[set[str]] = [set() for _ in range(folds)]
+    folds: list[set[str]] = [set() for _ in range(number)]
     for index, key in enumerate(sorted(by_text, key=place)):
-        parts[index % folds].update(by_text[key])
-    return parts
+        folds[index % number].update(by_text[key])
+    return folds

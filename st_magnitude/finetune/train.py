@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -18,12 +17,19 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from st_magnitude._files import locked_folder
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.hybrid import Run
 from st_magnitude.evaluation.judge import norm_warning
 from st_magnitude.finetune.baseline import Baseline
-from st_magnitude.finetune.folds import folds_of
+from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import is_uneven, make_trainer, reading, training_rows
+from st_magnitude.finetune.trainer import (
+    check_length,
+    is_uneven,
+    make_trainer,
+    reading,
+    training_rows,
+)
 from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
@@ -33,8 +39,8 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.training.run_folder import (
-    check_output,
     check_same_run,
+    last_checkpoint,
     record_run,
     remove_checkpoints,
     saved,
@@ -67,9 +73,11 @@ class TrainedModel:
     @property
     def norm_warning(self) -> str:
         """The `evaluation.judge.norm_warning` of the sample; empty if there is none."""
-        after, before = (self.geometry.get(when, {}) for when in ("after", "before"))
-        d, error = (after.get(key, math.nan) for key in ("cohens_d", "cohens_d_error"))
-        return norm_warning(d, error, before.get("cohens_d", math.nan))
+        after = self.geometry.get("after", {})
+        d = after.get("cohens_d", math.nan)
+        error = after.get("cohens_d_error", math.nan)
+        before = self.geometry.get("before", {}).get("cohens_d", math.nan)
+        return norm_warning(d, error, before)
 
 
 def train(
@@ -82,7 +90,6 @@ def train(
     dev_is_drawn: bool = False,
     test: RetrievalData | None = None,
     also_relevant: Collection[str] = (),
-    loss_options: Mapping[str, object] | None = None,
     say: Callable[[str], None] = logger.info,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
@@ -104,7 +111,6 @@ def train(
         also_relevant: Ids of documents that answer queries of other splits, such as
             `load_splits(folder).relevant_documents()`. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
-        loss_options: Further arguments of the loss, such as ``margin``.
         say: Function that receives the progress line by line.
 
     Raises:
@@ -126,37 +132,33 @@ def train(
         if test is not None:
             others = data.asked | (dev.asked if dev is not None else {})
             refuse_shared(test.asked, others, "test", "train or dev")
-        checkpoint = check_output(output, config.resume)
         name = model if isinstance(model, str) else None
-        settings = {"model": name}
+        settings: dict[str, object] = {"model": name}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
-        if checkpoint is not None:
-            check_same_run(output, settings)
+        checkpoint = last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
-        with reading(model, config.max_length):
-            pass  # a model without such a limit is refused before anything is encoded
+        check_length(model, config.max_length)
         answers = _answers(data, dev, test) | set(also_relevant)
-        folds = folds_of(model, data, None if dev_is_drawn else dev, config)
+        folds = num_folds(model, data, None if dev_is_drawn else dev, config)
         if folds and dev is not None:
-            data, dev = data.joined(dev), None
+            data = data.joined(dev)
+            dev = None
         settings["data"] = data.digest
         if checkpoint is not None:
             check_same_run(output, settings)
         rows = training_rows(data, config.negatives, config.seed)
         _warn_without_negatives(config.loss, data, rows, answers)
-        baseline = None
+        baseline = of_folds = on_test = None
         if is_first:
             if dev is not None:
                 say(f"Measuring the pretrained model: {len(dev.corpus):,} documents.")
-            began = time.perf_counter()
             baseline = Baseline(model, data, data if folds else dev, answers, config)
-            seconds = time.perf_counter() - began
             if folds:
-                baseline.cross_validate(folds, output, loss_options)
+                of_folds = cross_validate(model, data, config, folds, output)
             if test is not None:
                 kept = replace(config, keep_scoring=True)
                 on_test = Baseline(model, test, test, answers, kept)
-        trainer = make_trainer(model, data, rows, config, output, loss_options)
+        trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             record_run(output, settings)
         with reading(model, config.max_length):
@@ -164,16 +166,28 @@ def train(
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         if dev is not None:
-            say(f"Measuring the trained model, about {seconds:.0f} s.")
-        verdict, after = baseline.compare()
-        if verdict is not None and verdict.saved != verdict.as_trained:
-            prepare(model, Similarity(gamma_query=1.0, gamma_document=verdict.saved.exponent))
-        confirmed = None if test is None else on_test.compare()[0]
-        geometry = {"before": baseline.geometry, "after": after}
-        prior = _about_prior(rows) if config.prior else None
-        trained = TrainedModel(trainer, geometry, verdict, output, prior, confirmed)
-        held_out = (data if folds else dev or data).name
-        return _save_unless_worse(trained, config, held_out, _about_size(model, name))
+            say(f"Measuring the trained model, about {baseline.seconds:.0f} s.")
+        trained = _judge(trainer, baseline, of_folds, folds, on_test)
+        return _save_unless_worse(trained, output, config, baseline.data.name, name)
+
+
+def _judge(
+    trainer: SentenceTransformerTrainer,
+    baseline: Baseline,
+    of_folds: Run | None,
+    folds: int,
+    on_test: Baseline | None,
+) -> TrainedModel:
+    """Compares the trained model with the pretrained one, and gives it the scoring to save."""
+    verdict, after = baseline.compare(of_folds, folds)
+    if verdict is not None and verdict.saved != verdict.as_trained:
+        exponent = verdict.saved.exponent
+        prepare(baseline.model, Similarity(gamma_query=1.0, gamma_document=exponent))
+    confirmed = None if on_test is None else on_test.compare()[0]
+    geometry = {"before": baseline.geometry, "after": after}
+    rows = cast(Dataset, trainer.train_dataset)
+    prior = _about_prior(rows) if baseline.config.prior else None
+    return TrainedModel(trainer, geometry, verdict, None, prior, confirmed)
 
 
 def _answers(data: RetrievalData, *others: RetrievalData | None) -> set[str]:
@@ -220,16 +234,16 @@ def _about_size(model: SentenceTransformer, name: str | None) -> str:
 
 
 def _save_unless_worse(
-    trained: TrainedModel, config: TrainConfig, name: str, size: str
+    trained: TrainedModel, output: Path, config: TrainConfig, held_out: str, base: str | None
 ) -> TrainedModel:
     verdict = trained.verdict
-    output = cast(Path, trained.output)
+    model = trained.trainer.model
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
             f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
             " keep_anyway=True (--resume --keep-anyway) save its model."
         )
-        return replace(trained, output=None)
+        return trained
     figures = {
         "geometry": trained.geometry,
         "dev": verdict,
@@ -239,18 +253,18 @@ def _save_unless_worse(
     steps = {"before": 0, "after": trained.trainer.state.global_step}
     for when, shown in trained.geometry.items():
         shown = {"ndcg@10": ndcg[when], **shown} if ndcg else shown
-        RetrievalEvaluator(when).note(trained.trainer.model, shown, steps[when])
+        RetrievalEvaluator(when).note(model, shown, steps[when])
     sections = {
-        f"Retrieval ({name})": verdict.to_markdown() if verdict else None,
+        f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,
         "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
-        "Size": size,
+        "Size": _about_size(model, base),
         "Document prior": trained.prior,
         "Norms": trained.norm_warning,
     }
     save_trained(trained.trainer, output, figures, sections)
     if not config.keep_checkpoints:
         remove_checkpoints(output)
-    return trained
+    return replace(trained, output=output)
 
 
 def save_trained(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -21,7 +22,7 @@ from sentence_transformers import (
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
-from transformers import PrinterCallback, set_seed
+from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData
@@ -36,7 +37,7 @@ from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 
-__all__ = ["is_uneven", "make_trainer", "reading", "training_rows"]
+__all__ = ["check_length", "is_uneven", "make_trainer", "reading", "train_copy", "training_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +50,18 @@ def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
     if length is None:
         yield
         return
-    own = model.max_seq_length
+    before = model.max_seq_length
     limit_length(model, length)
     try:
         yield
     finally:
-        model.max_seq_length = own
+        model.max_seq_length = before
+
+
+def check_length(model: SentenceTransformer, length: int | None) -> None:
+    """Refuses (ValueError) a number of tokens for a model that reads texts of any number."""
+    with reading(model, length):
+        pass
 
 
 def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
@@ -91,13 +98,11 @@ def make_trainer(
     rows: Dataset,
     config: TrainConfig,
     output: Path,
-    loss_options: Mapping[str, object] | None = None,
     saves: bool = True,
 ) -> SentenceTransformerTrainer:
     """The Trainer of a run, with a model fit for the loss.
 
-    ``loss_options`` override what the settings say. A trainer that saves no checkpoints shows no
-    progress either.
+    A Trainer that saves no checkpoints shows no progress either.
     """
     config = with_defaults(config, model, len(rows))
     card = model.model_card_data
@@ -119,12 +124,31 @@ def make_trainer(
     if config.prior and is_uneven(rows["positive"]):
         options["prior"] = _prior(model, rows, config)
     loss_class = named.load(with_dims=config.dims is not None)
-    loss = loss_class(model, **{**options, **(loss_options or {}), **_terms(config)})
+    loss = loss_class(model, **options, **_terms(config))
     if not saves:  # otherwise every Trainer computes examples
         card.widget = [{"text": rows[0]["anchor"]}]
     trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
     if not saves:
         trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def train_copy(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    rows: Dataset,
+    config: TrainConfig,
+    output: Path,
+    *callbacks: TrainerCallback,
+) -> SentenceTransformerTrainer:
+    """Trains a copy of a model without checkpoints, and returns the Trainer that has the copy."""
+    trainer = make_trainer(copy.deepcopy(model), data, rows, config, output, saves=False)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    with reading(trainer.model, config.max_length):
+        trainer.train()
+    # accelerate leaves its autocast around forward: later encoding would still use bfloat16
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer
 
 
@@ -143,9 +167,9 @@ def _cast_half_weights(model: SentenceTransformer) -> None:
         parameter.data = parameter.data.float()
 
 
-def _terms(config: TrainConfig) -> dict[str, object]:
+def _terms(config: TrainConfig) -> dict[str, Any]:
     """The arguments of the loss about prefixes and temperatures."""
-    terms: dict[str, object] = {"temperature": config.temperature}
+    terms: dict[str, Any] = {"temperature": config.temperature}
     if LOSSES[config.loss].has_temperatures:
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
         return {name: value for name, value in terms.items() if value is not None}

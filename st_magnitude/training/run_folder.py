@@ -22,8 +22,12 @@ RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
 _OURS = r"checkpoints/(run\.json|checkpoint-\d+)(/|$)"
 
 
-def check_output(output: Path, resume: bool) -> Path | None:
-    """The checkpoint to continue from: the last complete one."""
+def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) -> Path | None:
+    """The last complete checkpoint, or None.
+
+    Raises:
+        FileExistsError: If the folder is in use, or its run was started with other settings.
+    """
     if (output / "modules.json").exists() and not is_moving(output, "modules.json"):
         raise FileExistsError(
             f"{output} already holds a trained model. Choose another output folder."
@@ -44,9 +48,12 @@ def check_output(output: Path, resume: bool) -> Path | None:
             f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with"
             " resume=True (--resume), or choose another output folder."
         )
-    if resume and not found:
+    if found:
+        check_same_run(output, settings)
+        return found[-1]
+    if resume:
         logger.warning("There is no checkpoint in %s/checkpoints: training starts anew.", output)
-    return found[-1] if found else None
+    return None
 
 
 def is_complete(checkpoint: Path) -> bool:

@@ -242,15 +242,12 @@ def test_resume_refuses_other_settings(unfinished, tmp_path, changed, difference
     assert (tmp_path / "out" / "modules.json").exists() == (difference is None)
 
 
-def test_judged_negatives_become_hard_negatives_and_a_loss_gets_options(static_path, tmp_path):
+def test_judged_negatives_become_hard_negatives(static_path, tmp_path):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
     config = TrainConfig(max_steps=1, batch_size=4)
-    options = {"margin": -0.05}
-    trained = train(str(static_path), data, tmp_path / "out", config, loss_options=options)
-    trainer = trained.trainer
+    trainer = train(str(static_path), data, tmp_path / "out", config).trainer
     assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
     assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
-    assert record_of(tmp_path / "out")["margin"] == -0.05
 
 
 @pytest.mark.parametrize(

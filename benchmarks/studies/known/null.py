@@ -21,6 +21,7 @@ from benchmarks.data import banking77
 
 import st_magnitude as stm
 from st_magnitude.finetune.baseline import Baseline
+from st_magnitude.finetune.folds import cross_validate
 from st_magnitude.finetune.settings import TrainConfig
 
 FILE = Path(__file__).with_suffix(".jsonl")
@@ -31,16 +32,15 @@ def draw(pairs: list[tuple[str, str]], seed: int) -> dict[str, object]:
     rng = np.random.default_rng(seed)
     chosen = [pairs[i] for i in rng.permutation(len(pairs))[:300]]
     names = rng.permutation([name for _, name in chosen])
-    rows = [
-        {"text": text, "intent": str(name)} for (text, _), name in zip(chosen, names, strict=True)
-    ]
+    named = zip(chosen, names, strict=True)
+    rows = [{"text": text, "intent": str(name)} for (text, _), name in named]
     splits = stm.load_splits(rows, seed=seed)
     data = splits["train"].joined(splits["dev"])
     model = stm.load("wordllama", device="cpu")
     baseline = Baseline(model, data, data, (), TrainConfig(seed=seed))
     with tempfile.TemporaryDirectory() as work:
-        baseline.cross_validate(5, Path(work), None)
-    verdict, _ = baseline.compare()
+        run = cross_validate(model, data, baseline.config, 5, Path(work))
+    verdict, _ = baseline.compare(run, folds=5)
     assert verdict is not None
     gain = [round(100 * x, 2) for x in verdict.saved.gain]
     return {"seed": seed, "queries": verdict.queries, "gain": gain}
