@@ -13,12 +13,7 @@ from torch import Tensor
 
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.findings import (
-    QUANTILES,
-    ExponentChoice,
-    Mask,
-    NormStatistics,
-)
+from st_magnitude.diagnosis.findings import QUANTILES, ExponentChoice, Mask, NormStatistics
 from st_magnitude.evaluation.calibration import (
     exponent_curve,
     exponents_with,

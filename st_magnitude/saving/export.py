@@ -30,11 +30,7 @@ _EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
 
-def export(
-    model: SentenceTransformer,
-    path: str | Path,
-    overwrite: bool = False,
-) -> Path:
+def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False) -> Path:
     """Saves a model for everybody to load and to score as it was trained. The model is not changed.
 
     For the discrete similarities the folder has stock modules and the ``similarity_fn_name`` that
