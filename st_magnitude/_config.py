@@ -27,9 +27,6 @@ Names = Sequence[str] | None
 
 # Options of several configurations
 MaxLength = Annotated[int | None, Option(min=1, help="Tokens to read of a text; default: all.")]
-BatchSize = Annotated[
-    int, Option(min=2, help="Pairs in a batch, which are each other's negatives.")
-]
 MiniBatchSize = Annotated[int | None, Option(min=1, help="Texts at a time, to save memory.")]
 Negatives = Annotated[
     int | None,

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from st_magnitude.saving.export import load
 from st_magnitude.training.run_folder import list_differences
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
+
+PROGRESS = "progress.json"
 
 
 def compare(
@@ -83,68 +85,73 @@ def compare(
     check_length(base, config.max_length)
     try:
         with locked_folder(output):
-            run = _Run(Trials(base, splits, config), output, say)
-            run.begin(json.loads(json.dumps(settings)))
+            began = time.perf_counter()
+            trials = Trials(base, splits, config)
+            progress = _begin(trials, output, json.loads(json.dumps(settings)))
+            run = _Run(trials, output, progress, began, say)
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
         message = f"Stopped. Give the same command again to continue with {output}."
         raise KeyboardInterrupt(message) from None
 
 
+@dataclass
+class _Progress:
+    """The content of progress.json, until the result is written."""
+
+    settings: dict[str, object]
+    pretrained: float  # nDCG@10 on dev
+    entries: list[Entry] = field(default_factory=list)  # the first candidates of the grid
+    test: dict[str, list[float]] = field(default_factory=dict)  # nDCG@10 of every test query
+
+
+def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progress:
+    """Measures the pretrained model, or reads what an earlier call measured."""
+    file = output / PROGRESS
+    if not file.exists():
+        if any(not path.name.startswith(".") for path in output.iterdir()):
+            raise FileExistsError(f"{output} is not empty; choose another folder.")
+        pretrained = own_ndcg(trials.base, trials.splits["dev"]).mean()
+        return _Progress(settings, float(pretrained))
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        rows = known.pop("entries")
+        entries = [Entry(**row | {"candidate": Candidate(**row["candidate"])}) for row in rows]
+        progress = _Progress(entries=entries, **known)
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged; choose another output folder.") from error
+    if differences := list_differences(progress.settings, settings):
+        raise FileExistsError(
+            f"The comparison in {output} was started with other settings: {differences}. "
+            "Give the same settings to continue it, or choose another output folder."
+        )
+    return progress
+
+
+@dataclass(frozen=True)
 class _Run:
-    def __init__(self, trials: Trials, output: Path, say: Callable[[str], None]) -> None:
-        self.trials = trials
-        self.output = output
-        self.say = say
-        self.began = time.perf_counter()
-        self.rungs = trials.rungs
-        self.file = output / "progress.json"  # what follows, until the result is written
-        self.settings: dict[str, object] = {}
-        self.pretrained = float("nan")  # nDCG@10 on dev
-        self.entries: list[Entry] = []  # the candidates that are done, the first ones of the grid
-        self.test: dict[str, list[float]] = {}  # nDCG@10 of every query of the test split
-
-    def begin(self, settings: dict[str, object]) -> None:
-        """Measures the pretrained model, or reads what an earlier call measured."""
-        self.settings = settings
-        if self.file.exists():
-            self._read()
-        else:
-            if any(not path.name.startswith(".") for path in self.output.iterdir()):
-                raise FileExistsError(f"{self.output} is not empty; choose another folder.")
-            self.pretrained = float(own_ndcg(self.trials.base, self.trials.splits["dev"]).mean())
-            self._save()
-        (self.output / "models").mkdir(exist_ok=True)
-        self.say(f"{len(self.trials.grid)} candidates of up to {self.rungs[-1]:,} steps")
-        if self.entries:
-            self.say(f"Continuing after {len(self.entries)} training runs.")
-
-    def _read(self) -> None:
-        try:
-            known = json.loads(self.file.read_text(encoding="utf-8"))
-            settings, self.pretrained, self.test = (
-                known[name] for name in ("settings", "pretrained", "test")
-            )
-            for row in known["entries"]:
-                self.entries.append(Entry(**row | {"candidate": Candidate(**row["candidate"])}))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.file} is damaged; choose another output folder.") from error
-        if differences := list_differences(settings, self.settings):
-            raise FileExistsError(
-                f"The comparison in {self.output} was started with other settings: {differences}. "
-                "Give the same settings to continue it, or choose another output folder."
-            )
+    trials: Trials
+    output: Path
+    progress: _Progress
+    began: float  # by time.perf_counter
+    say: Callable[[str], None]
 
     def _save(self) -> None:
-        known = {"settings": self.settings, "pretrained": self.pretrained, "test": self.test}
-        known["entries"] = [asdict(entry) for entry in self.entries]
-        with written(self.file) as file:
-            json.dump(known, file)
+        with written(self.output / PROGRESS) as file:
+            json.dump(asdict(self.progress), file)
 
     def finish(self, name: str) -> CompareResult:
-        if not self.test:
-            for candidate in self.trials.grid[len(self.entries) :]:
-                if self.entries and self._is_over():
+        """Trains and measures what is left, writes the files, and returns the result."""
+        self._save()
+        (self.output / "models").mkdir(exist_ok=True)
+        entries = self.progress.entries
+        grid = self.trials.grid
+        self.say(f"{len(grid)} candidates of up to {self.trials.rungs[-1]:,} steps")
+        if entries:
+            self.say(f"Continuing after {len(entries)} training runs.")
+        if not self.progress.test:
+            for candidate in grid[len(entries) :]:
+                if entries and self._is_time_up():
                     break
                 self._train(candidate)
             for entry in self._rivals():
@@ -152,8 +159,8 @@ class _Run:
                     self._train_again(entry)
         return self._conclude(name)
 
-    def _is_over(self) -> bool:
-        """Whether no candidate may begin. Time for two runs with a second seed is reserved."""
+    def _is_time_up(self) -> bool:
+        """Whether the budget is spent, but for two runs with a second seed."""
         kept = 2 * max((entry.seconds for entry in self._rivals()), default=0.0)
         budget = seconds_of(self.trials.config.budget)
         return time.perf_counter() - self.began + kept >= budget
@@ -161,17 +168,20 @@ class _Run:
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
         shutil.rmtree(folder, ignore_errors=True)  # a process was killed before it noted the model
-        entry = self.trials.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
-        self.entries.append(entry)
-        self._note(f"{len(self.entries)}/{len(self.trials.grid)} {entry.name}", entry)
+        is_kept = partial(self._is_kept, candidate)
+        entry = self.trials.train(candidate, self.trials.rungs, is_kept, folder)
+        self.progress.entries.append(entry)
+        number = len(self.progress.entries)
+        self._note(f"{number}/{len(self.trials.grid)} {entry.name}", entry)
 
     def _train_again(self, entry: Entry) -> None:
         """Trains a candidate with a second seed."""
         folder = self.folder(entry.candidate)
         seed = self.trials.config.seed + 1
-        again = self.trials.train(entry.candidate, self.rungs[-1:], lambda *_: False, folder, seed)
-        known = replace(entry, second_seed=again.curve[-1][1])
-        self.entries[self.entries.index(entry)] = known
+        last = self.trials.rungs[-1:]
+        again = self.trials.train(entry.candidate, last, lambda *_: False, folder, seed)
+        entries = self.progress.entries
+        entries[entries.index(entry)] = replace(entry, second_seed=again.curve[-1][1])
         self._note(f"{entry.name}, second seed", again)
 
     def _note(self, name: str, entry: Entry) -> None:
@@ -185,37 +195,37 @@ class _Run:
         """The candidates by their steps and nDCG@10; of equal ones, cosine. Where the first two
         have a second seed, the mean orders them."""
         found = sorted(
-            self.entries,
+            self.progress.entries,
             key=lambda entry: (-entry.steps, -entry.score, entry.candidate.loss != "cosine"),
         )
         if all(entry.second_seed is not None for entry in found[:2]):
             found[:2] = sorted(found[:2], key=lambda entry: -entry.mean_score)
         return found
 
-    def _whole(self) -> list[Entry]:
-        """Those that were trained to their end."""
-        last = self.rungs[-1]
+    def _finished(self) -> list[Entry]:
+        """The candidates that were trained to the last step, and did not diverge."""
+        last = self.trials.rungs[-1]
         return [e for e in self._ranked() if e.steps == last and math.isfinite(e.score)]
 
     def _rivals(self) -> list[Entry]:
         """The first two, if dev does not tell them apart."""
-        first = self._whole()[:2]
+        first = self._finished()[:2]
         if len(first) < 2:
             return []
         differences = np.subtract(first[0].ndcg, first[1].ndcg)
         is_open = judge(differences, seed=self.trials.config.seed).verdict == "undecided"
         return first if is_open else []
 
-    def _goes_on(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
+    def _is_kept(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """Whether a candidate trains on after the first rung, as the best of its loss, or is saved
-        at the end, as one of the first two or the control."""
+        at the end, as one of the first two or the best of plain cosine."""
         if math.isnan(ndcg):
             return False
-        rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
+        rivals = [entry for entry in self.progress.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
-        if steps == self.rungs[-1] and len(ahead) < 2:
+        if steps == self.trials.rungs[-1] and len(ahead) < 2:
             return True
-        if steps == self.rungs[-1] and candidate.loss != "cosine":
+        if steps == self.trials.rungs[-1] and candidate.loss != "cosine":
             return False
         return candidate.loss not in {other.loss for other in ahead}
 
@@ -227,39 +237,42 @@ class _Run:
         splits = self.trials.splits
         grid = self.trials.grid
         entries = self._ranked()
-        whole = self._whole()
-        compared = {entry.candidate.loss for entry in whole}
+        finished = self._finished()
+        compared = {entry.candidate.loss for entry in finished}
         missing = [c.loss for c in grid if c.loss not in compared]
         result = CompareResult(
             name,
             entries,
-            self._on_test(whole),
-            self.pretrained,
+            self._on_test(finished),
+            self.progress.pretrained,
             dev_queries=len(splits["dev"].query_ids),
             left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
             notes=tuple(splits.notes),
         )
-        options = result.winner.candidate.options(self.trials.config, self.rungs[-1])
+        options = result.winner.candidate.options(self.trials.config, self.trials.rungs[-1])
         result = replace(result, train_options=options)
         self._write(result)
         return result
 
-    def _on_test(self, whole: list[Entry]) -> OnTest:
+    def _on_test(self, finished: list[Entry]) -> OnTest:
         test = self.trials.splits["test"]
-        if not self.test:
-            cosine = next((entry for entry in whole if entry.candidate.loss == "cosine"), None)
+        if not self.progress.test:
+            cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
             if cosine is None:
                 raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
             models = {"pretrained": self.trials.base}
-            for entry in (cosine, whole[0]):
+            for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
-            self.test = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
+            measured = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
             if (lexical := bm25_if_installed(test)) is not None:
-                self.test[BM25] = [*found_by(lexical, test).ndcg.values()]
+                measured[BM25] = [*found_by(lexical, test).ndcg.values()]
+            self.progress.test = measured
             self._save()
-        before, bm25 = self.test["pretrained"], self.test.get(BM25)
-        trained = {of: x for of, x in self.test.items() if of not in ("pretrained", BM25)}
+        scores = self.progress.test
+        before = scores["pretrained"]
+        bm25 = scores.get(BM25)
+        trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
         control, *others = trained.values()
 
         def gain(after: list[float], before: list[float]) -> Gain:
@@ -268,7 +281,7 @@ class _Run:
         return OnTest(
             queries=len(test.query_ids),
             documents=len(test.corpus),
-            ndcg={of: sum(score) / len(score) for of, score in self.test.items()},
+            ndcg={of: sum(score) / len(score) for of, score in scores.items()},
             over_pretrained={of: gain(x, before) for of, x in trained.items()},
             over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
             over_cosine=gain(others[0], control) if others else None,
@@ -288,5 +301,5 @@ class _Run:
 
 def _clean_up(output: Path) -> None:
     """Removes what a finished comparison no longer needs."""
-    (output / "progress.json").unlink(missing_ok=True)
+    (output / PROGRESS).unlink(missing_ok=True)
     shutil.rmtree(output / "models", ignore_errors=True)

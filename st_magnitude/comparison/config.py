@@ -11,7 +11,6 @@ from typer import Option
 
 from st_magnitude._checks import positive
 from st_magnitude._config import (
-    BatchSize,
     Bf16,
     Floats,
     MaxLength,
@@ -29,14 +28,17 @@ from st_magnitude.losses.table import LOSSES
 
 __all__ = ["Candidate", "CompareConfig", "grid_of", "seconds_of"]
 
-# In the order in which they are tried; the first ones are the defaults of `TrainConfig`.
-TEMPERATURES, STATIC_TEMPERATURES = (0.05, 0.02, 0.01, 0.1), (0.1, 0.05, 0.02, 0.2)
-RATES, STATIC_RATES = (2e-5, 5e-5), (3e-2, 1e-2)
+COSINE_PRIOR = "cosine-prior"  # cosine with `st_magnitude.DocumentPrior`
+
+# Temperatures and learning rates in the order in which they are tried; the first ones are the
+# defaults of `TrainConfig`.
+USUAL_GRID = (0.05, 0.02, 0.01, 0.1), (2e-5, 5e-5)
+STATIC_GRID = (0.1, 0.05, 0.02, 0.2), (3e-2, 1e-2)
 
 
 def compared_losses() -> list[str]:
     """All losses that a comparison can try, in the order in which it tries them."""
-    return [*(name for name, loss in LOSSES.items() if loss.is_compared), "cosine-prior"]
+    return [*(name for name, loss in LOSSES.items() if loss.is_compared), COSINE_PRIOR]
 
 
 def seconds_of(budget: str) -> float:
@@ -72,7 +74,9 @@ class CompareConfig:
     ] = None
     epochs: Annotated[float, Option(min=0, help="Largest number of passes over the pairs.")] = 3.0
     max_steps: Annotated[int, Option(min=1, help="Largest number of steps of a candidate.")] = 300
-    batch_size: BatchSize = 32
+    batch_size: Annotated[
+        int, Option(min=2, help="Pairs in a batch, which are each other's negatives.")
+    ] = 32
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
     max_length: MaxLength = None
@@ -105,7 +109,7 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`."""
+    """One way to train."""
 
     loss: str
     temperature: float
@@ -117,10 +121,10 @@ class Candidate:
 
     def settings(self, config: CompareConfig, steps: int) -> TrainConfig:
         """The settings of `st_magnitude.finetune.train.train`."""
-        loss, _, prior = self.loss.partition("-")
+        has_prior = self.loss == COSINE_PRIOR
         return TrainConfig(
-            loss=loss,
-            prior=bool(prior),
+            loss="cosine" if has_prior else self.loss,
+            prior=has_prior,
             temperature=self.temperature,
             learning_rate=self.learning_rate,
             max_steps=steps,
@@ -154,10 +158,9 @@ def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> 
     Plain cosine at the defaults of `TrainConfig` comes first, then at the other learning rates,
     which matter most, then at the other temperatures, and then the other losses.
     """
-    names = [name for name in config.tried if name != "cosine-prior" or has_prior]
-    rates = config.learning_rates or (STATIC_RATES if is_static else RATES)
-    taus = config.temperatures or (STATIC_TEMPERATURES if is_static else TEMPERATURES)
-    settings = list(product(taus, rates))
+    names = [name for name in config.tried if name != COSINE_PRIOR or has_prior]
+    temperatures, rates = STATIC_GRID if is_static else USUAL_GRID
+    settings = list(product(config.temperatures or temperatures, config.learning_rates or rates))
     found = [Candidate("cosine", tau, rate) for tau, rate in settings]
     found += [Candidate(name, tau, rate) for tau, rate in settings for name in names]
     return list(dict.fromkeys(found))

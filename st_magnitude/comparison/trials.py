@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
+from st_magnitude.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
 from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
@@ -37,7 +37,7 @@ __all__ = ["Trials", "make_splits"]
 
 MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
 
-GoesOn = Callable[[int, float], bool]
+IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a rung
 
 
 def make_splits(
@@ -74,7 +74,7 @@ def make_splits(
     found["test"] = _sample(found["test"], None, config.documents, rng)
     warn_if_few(min(found["dev"].query_ids, found["test"].query_ids, key=len), "a loss")
     positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
-    if "cosine-prior" in config.tried and not is_uneven(positives):
+    if COSINE_PRIOR in config.tried and not is_uneven(positives):
         found.notes.append(
             "All documents are equally often positives: a prior would change nothing."
         )
@@ -142,21 +142,20 @@ class Trials:
         self,
         candidate: Candidate,
         rungs: list[int],
-        goes_on: GoesOn,
+        is_kept: IsKept,
         folder: Path,
         seed: int | None = None,
     ) -> Entry:
         """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
 
-        ``goes_on`` receives the steps and nDCG@10 on dev at a rung. It says whether to train on,
-        and at the last rung whether to save the model in the folder. ``seed`` replaces that of the
-        settings; the rows stay the same.
+        ``is_kept`` says at each rung whether to train on, and at the last one whether to save the
+        model in the folder. ``seed`` replaces that of the settings; the rows stay the same.
         """
         began = time.perf_counter()
         settings = candidate.settings(self.config, rungs[-1])
         if seed is not None:
             settings = replace(settings, seed=seed)
-        at_rungs = _AtRungs(self, rungs, goes_on)
+        at_rungs = _AtRungs(self, rungs, is_kept)
         train = self.splits["train"]
         trainer = train_copy(self.base, train, self.rows, settings, folder.parent, at_rungs)
         if trainer.state.global_step == rungs[-1] and at_rungs.measure(trainer.model, rungs[-1]):
@@ -177,10 +176,10 @@ class Trials:
 class _AtRungs(TrainerCallback):
     """Measures a model at the rungs, and ends its training before the last one if it is behind."""
 
-    def __init__(self, trials: Trials, rungs: list[int], goes_on: GoesOn) -> None:
+    def __init__(self, trials: Trials, rungs: list[int], is_kept: IsKept) -> None:
         self.trials = trials
         self.rungs = rungs
-        self.goes_on = goes_on
+        self.is_kept = is_kept
         self.curve: dict[int, float] = {}
         self.ndcg = np.empty(0)  # of every query at the last rung
         self.exponent = 1.0
@@ -188,7 +187,7 @@ class _AtRungs(TrainerCallback):
     def measure(self, model: SentenceTransformer, steps: int) -> bool:
         self.ndcg, self.exponent = self.trials.measure(model)
         self.curve[steps] = float(self.ndcg.mean())
-        return self.goes_on(steps, self.curve[steps])
+        return self.is_kept(steps, self.curve[steps])
 
     def on_step_end(
         self, args: object, state: TrainerState, control: TrainerControl, **given: Any
