@@ -63,7 +63,7 @@ def search(
     searchers = [_Searcher(name, known) for name in (model, against) if name]
     rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
-    for text in [question] if question else _typed():
+    for text in [question] if question else _questions():
         tasks = [searcher.ask(text) for searcher in searchers]
         pairs = zip(searchers, tasks, strict=True)
         found = [searcher.find(task, top_k) for searcher, task in pairs]
@@ -79,7 +79,7 @@ def search(
     return {"model": model, "against": against, "rule": rule, "searches": searches}
 
 
-def _typed() -> Iterator[str]:
+def _questions() -> Iterator[str]:
     """The questions of the input, with a hint where a person types them."""
     if sys.stdin.isatty():
         typer.echo("Type a question, or an empty line to stop.", err=True)

@@ -1,4 +1,4 @@
-"""Verdicts on differences of a metric, and warnings of norms and of few queries."""
+"""Verdicts on differences of a metric, and warnings about norms and too few queries."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def judge(
 
 
 def warn_if_few(queries: Sized, choice: str) -> None:
-    """Warns that a choice by fewer than 50 queries is one by noise."""
+    """Warns if fewer than 50 queries make a choice, which noise then decides."""
     if len(queries) < FEW_QUERIES:
         logger.warning(
             f"{len(queries)} queries are few to choose {choice} by: differences of several "

@@ -1,4 +1,4 @@
-"""MagnitudeEvaluator scores embeddings as the model does, by cosine and by dot."""
+"""MagnitudeEvaluator scores the same embeddings as the model does, by cosine and by dot."""
 
 from __future__ import annotations
 

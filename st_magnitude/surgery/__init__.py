@@ -1,1 +1,1 @@
-"""Functions that change what a model ends in, how large its embeddings are, and adapters."""
+"""Functions that change the end of a model, the size of its embeddings and its adapters."""

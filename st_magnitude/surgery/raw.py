@@ -126,8 +126,8 @@ def output_width(model: nn.Module) -> int | None:
 def _ends(
     modules: nn.Sequential, keep_normalize: bool = False, name: str = "model"
 ) -> Iterator[tuple[str, nn.Sequential, int]]:
-    """Names of a model and, if its raw end is a Router, of all routes, with the number of modules
-    before Normalize (unless kept), ExponentNorm and Dropout at the end."""
+    """A model and the routes of a Router at its raw end: the name, the modules, and how many come
+    before the Normalize (unless kept), ExponentNorm and Dropout that close it."""
     end = len(modules)
     for i in reversed(range(len(modules))):
         if isinstance(modules[i], ExponentNorm) or (
@@ -143,7 +143,7 @@ def _ends(
 
 
 def raw_producers(model: nn.Module) -> list[nn.Module]:
-    """The modules that compute raw embeddings: one, or one a route. Of any other module: itself."""
+    """The modules that compute raw embeddings: one, or one per route. Other modules: themselves."""
     model = refuse_other_models(model, "Finding raw embeddings")
     if not isinstance(model, SentenceTransformer):
         return [model]
