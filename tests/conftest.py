@@ -16,6 +16,7 @@ import pytest
 import torch
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.saving.export import load
@@ -125,7 +126,9 @@ def static_model() -> SentenceTransformer:
 
 @pytest.fixture
 def static_path(static_model: SentenceTransformer, tmp_path: Path) -> Path:
-    """The static model in a folder."""
+    """64 dimensions of the static model in a folder: a step writes the whole table."""
+    weights = static_model[0].embedding.weight.detach()[:, :64].clone()
+    static_model[0] = StaticEmbedding(static_model[0].tokenizer, embedding_weights=weights)
     static_model.save_pretrained(str(tmp_path / "static"))
     return tmp_path / "static"
 

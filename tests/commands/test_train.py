@@ -254,13 +254,13 @@ def test_judged_negatives_become_hard_negatives(static_path, tmp_path):
     ("options", "terms"),
     [
         (
-            {"dims": "64,256", "temperatures": ".03,.1"},
-            [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)],
+            {"dims": "16,64", "temperatures": ".03,.1"},
+            [(16, 0.03), (16, 0.1), (64, 0.03), (64, 0.1)],
         ),
-        ({"dims": "64,256"}, [(64, 0.05), (256, 0.05)]),
+        ({"dims": "16,64"}, [(16, 0.05), (64, 0.05)]),
         ({"temperatures": "0.03,0.1"}, [(None, 0.03), (None, 0.1)]),
         ({"temperature": 0.1}, [(None, 0.1)]),
-        ({"loss": "tempagg", "dims": "64,256", "temperatures": 0.1}, [(64, 0.1), (256, 0.1)]),
+        ({"loss": "tempagg", "dims": "16,64", "temperatures": 0.1}, [(16, 0.1), (64, 0.1)]),
         ({}, [(None, 0.05)]),
     ],
 )

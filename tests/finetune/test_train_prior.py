@@ -61,7 +61,7 @@ def test_a_model_that_was_trained_with_the_prior_ranks_by_it_without_any_help(
     assert record["prior"] == {"texts": 18, "negatives": None, "smoothing": 1.0}
     assert found["prior"] in (tmp_path / "prior" / "README.md").read_text()
     model = SentenceTransformer(str(tmp_path / "prior"))  # with stock modules only
-    assert model.encode(["tea"]).shape == (1, 256)
+    assert model.encode(["tea"]).shape == (1, 64)
 
 
 def test_equal_counts_change_nothing_and_are_left_out(static_path, tmp_path):
