@@ -258,12 +258,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.start()
         queries, *documents = embeddings
         similarity = Similarity(*texts.learned) if texts.learned else self.similarity
-        terms = self.terms
+        terms = self._scaled_terms()
         gathers = bool(self.gather_across_devices)
         queries, documents = self.by_mean_norms(queries, documents, similarity, terms, gathers)
-        if self.scale != "auto":
-            factor = SCALE / self.scale
-            terms = tuple(replace(x, temperature=x.temperature * factor) for x in terms)
 
         # The documents of all ranks, column by column, and their queries if a softmax needs them
         batch = Gathered(queries, self.gather_across_devices, self.directions)
@@ -316,6 +313,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         losses = {"infonce": loss, **self.regularizers(embeddings)}
         self.watch(embeddings, labels, losses)
         return losses
+
+    def _scaled_terms(self) -> tuple[Term, ...]:
+        """The terms with the temperatures that a fixed scale gives them."""
+        if self.scale == "auto":
+            return self.terms
+        factor = SCALE / self.scale
+        return tuple(replace(x, temperature=x.temperature * factor) for x in self.terms)
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
 
