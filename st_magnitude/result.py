@@ -122,7 +122,7 @@ class Table:
             words.append(max(len(word) for text in column for word in text.split() or [""]))
         while sum(widths) + 2 * len(widths) - 2 > width and widths != words:
             loose = (i for i in range(len(widths)) if widths[i] > words[i])
-            # text before numbers
+            # numbers are broken last
             widths[max(loose, key=lambda i: (not self.is_number[i], widths[i]))] -= 1
         grid = [line for row in rows for line in self._lines(row, widths)]
         title = textwrap.fill(self.title, width)

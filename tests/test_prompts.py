@@ -13,7 +13,7 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.finetune.train import TrainConfig
-from st_magnitude.finetune.trainer import make_trainer, training_rows
+from st_magnitude.finetune.trainer import make_rows, make_trainer
 from st_magnitude.modules import ExponentNorm
 
 PROMPTS = {"query": "what is tea ", "document": "see the notes "}
@@ -67,7 +67,7 @@ def by_role(model, texts):
 def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog):
     """With the prompts of the model, or none at all; routes are those of the roles."""
     model = make(folder, kind, dict(PROMPTS))
-    rows = training_rows(DATA, None, seed=0)
+    rows = make_rows(DATA, None, seed=0)
     config = TrainConfig(loss="dot", prompts=prompts, prior=True, max_steps=1, batch_size=4)
     trainer = make_trainer(model, DATA, rows, config, tmp_path)
     batch = list(rows.select(range(4)))

@@ -11,7 +11,7 @@ from st_magnitude.commands.core import app, report, show_progress
 __all__ = ["app", "main"]
 
 # In the order in which `st-magnitude --help` lists them. Each module registers its command.
-_NAMES = (
+COMMANDS = (
     "train",
     "search",
     "compare",
@@ -21,8 +21,8 @@ _NAMES = (
     "check_serving",
     "mteb",
 )
-for _name in _NAMES:
-    import_module(f"st_magnitude.commands.{_name}")
+for _command in COMMANDS:
+    import_module(f"st_magnitude.commands.{_command}")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from st_magnitude._files import refuse_used_folder
-from st_magnitude.commands.core import Figures, Judged, Model, command, folder
+from st_magnitude.commands.core import Figures, Judged, ModelId, command, folder
 
 if TYPE_CHECKING:
     from st_magnitude.evaluation.calibration import ExponentCurve
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @command
 def calibrate(
-    model: Model,
+    model: ModelId,
     *,
     judged: Judged,
     confirm: Annotated[str | None, Option(help="Another split, to measure the choice on.")] = None,

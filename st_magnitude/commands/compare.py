@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Base, Figures, Source, command, folder, say
+from st_magnitude.commands.core import Base, DataOptions, Figures, command, folder, say
 from st_magnitude.comparison.config import CompareConfig
 
 
 @command
 def compare(
     *,
-    source: Source,
+    source: DataOptions,
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the winning model and tables.")],
     settings: CompareConfig,

@@ -8,12 +8,12 @@ import typer
 from typer import Option
 
 from st_magnitude._config import Ints, whole_numbers
-from st_magnitude.commands.core import Figures, Model, Ranked, command, show_progress
+from st_magnitude.commands.core import Figures, ModelId, Ranked, command, show_progress
 
 
 @command
 def compress(
-    model: Model,
+    model: ModelId,
     *,
     judged: Ranked,
     dims: Annotated[Ints, whole_numbers("Dimensions to keep; default: all, 1/2, 1/4, 1/8.")] = None,

@@ -75,16 +75,16 @@ def _options(
 
 
 # Options of several commands
-Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
+ModelId = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 Base = Annotated[
     str, Option(help="Folder or hub id of a SentenceTransformer, or the static table wordllama.")
 ]
-EncodingBatch = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
+BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataOptions:
     """Options of the commands that read queries, documents and judgments."""
 
     data: Annotated[
@@ -107,10 +107,7 @@ class Source:
         from st_magnitude.data.pairs import load_splits
 
         splits = load_splits(
-            self.data,
-            columns=self.columns,
-            threshold=self.threshold,
-            skip_empty=self.skip_empty,
+            self.data, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
         )
         for note in () if is_quiet else splits.notes:
             say(note)
@@ -118,11 +115,11 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Judged(Source):
+class Judged(DataOptions):
     """Options of the commands that encode judged queries and their corpus with a model."""
 
     split: Annotated[str, Option(help="Split to measure on; read test last, and once.")] = "dev"
-    batch_size: EncodingBatch = 32
+    batch_size: BatchSize = 32
     max_length: MaxLength = None
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, RetrievalData]:
@@ -164,8 +161,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
 
     @wraps(function)
     def run(json: bool, **given: Any) -> None:
-        # among the processes of torchrun or accelerate launch
-        is_first = os.environ.get("RANK", "0") == "0"
+        is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
         try:
             for name, value in given.items():
                 finite(f"--{name.replace('_', '-')}", value)
@@ -183,7 +179,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                 from st_magnitude.result import to_plain
 
                 typer.echo(dumps(to_plain(figures), allow_nan=False))
-            sys.stdout.flush()  # within reach of what follows
+            sys.stdout.flush()  # a full disk is an error of the command
         except KeyboardInterrupt as interrupt:
             typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None

@@ -9,12 +9,12 @@ import typer
 from typer import Option
 
 from st_magnitude._files import refuse_foreign, written
-from st_magnitude.commands.core import Figures, Model, Ranked, command, folder
+from st_magnitude.commands.core import Figures, ModelId, Ranked, command, folder
 
 
 @command
 def diagnose(
-    model: Model,
+    model: ModelId,
     *,
     judged: Ranked,
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,

@@ -9,16 +9,16 @@ import typer
 from typer import Argument, Option
 
 from st_magnitude._config import SkipEmpty
-from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, folder, show_progress
+from st_magnitude.commands.core import BatchSize, Figures, ModelId, command, folder, show_progress
 
 
 @command
 def mteb(
-    model: Model,
+    model: ModelId,
     tasks: Annotated[list[str], Argument(help="Pairs, folders in BEIR's layout, mteb's tasks.")],
     split: Annotated[str, Option(help="Split of your own data.")] = "test",
     output: Annotated[Path | None, folder("Folder of mteb's results, which are kept.")] = None,
-    batch_size: EncodingBatch = 32,
+    batch_size: BatchSize = 32,
     skip_empty: SkipEmpty = False,
 ) -> Figures:
     """Score a model with mteb, on local data and on mteb's tasks.

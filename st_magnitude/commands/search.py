@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from st_magnitude.commands.core import Figures, Model, Source, command, say, show_progress
+from st_magnitude.commands.core import DataOptions, Figures, ModelId, command, say, show_progress
 
 if TYPE_CHECKING:
     from st_magnitude.data.retrieval import RetrievalData
@@ -25,12 +25,12 @@ FAR = 0.05  # share of known questions whose best score is as low
 
 @command
 def search(
-    model: Model,
+    model: ModelId,
     question: Annotated[
         str | None, Argument(help="A question; without it, every line of the input is one.")
     ] = None,
     *,
-    source: Source,
+    source: DataOptions,
     against: Annotated[
         str | None, Option(help="Folder or hub id of another model, to show its ranks, too.")
     ] = None,

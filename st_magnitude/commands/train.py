@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Base, Figures, Source, command, folder, say
+from st_magnitude.commands.core import Base, DataOptions, Figures, command, folder, say
 from st_magnitude.finetune.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from st_magnitude.finetune.train import TrainedModel
 
 
 @command
 def train(
     *,
-    source: Source,
+    source: DataOptions,
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the trained model.")],
     split: Annotated[str, Option(help="Split to train on.")] = "train",
@@ -55,19 +58,28 @@ def train(
         say=say,
     )
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
-    if not trained.trainer.is_world_process_zero():
-        return figures
-    figures |= {"geometry": trained.geometry, "prior": trained.prior}
-    figures["norm_warning"] = trained.norm_warning
+    if trained.trainer.is_world_process_zero():
+        figures |= _report(trained, split, dev_split, confirm, splits.caveat)
+    return figures
+
+
+def _report(
+    trained: TrainedModel, split: str, dev_split: str, confirm: str | None, caveat: str
+) -> dict[str, object]:
+    """Says how good the model is and where it was saved, and returns the figures."""
     verdict = trained.verdict
+    figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
+    figures["norm_warning"] = trained.norm_warning
     if verdict is not None:
-        say(f"{verdict.headline(dev_split)} {splits.caveat}".strip())
+        say(f"{verdict.headline(dev_split)} {caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
-    if trained.output is not None:
-        stock = verdict is None or verdict.saved.exponent in (0.0, 1.0)
-        load = f'{"SentenceTransformer" if stock else "stm.load"}("{output}")'
-        typer.echo(f"Saved to {output}. Load it with {load}.")
-        figures |= {"output": str(output), "load": load}
+    if trained.output is None:
+        figures["exit_code"] = 3
+    else:
+        is_stock = verdict is None or verdict.saved.exponent in (0.0, 1.0)
+        load = f'{"SentenceTransformer" if is_stock else "stm.load"}("{trained.output}")'
+        typer.echo(f"Saved to {trained.output}. Load it with {load}.")
+        figures |= {"output": str(trained.output), "load": load}
     if verdict is None:
         say(
             f"There is no {dev_split} split next to {split}, so the trained model could not be"
@@ -83,4 +95,4 @@ def train(
         figures[confirm] = trained.confirmed.to_dict()
     for text in filter(None, (trained.prior, trained.norm_warning)):
         say(text)
-    return figures if trained.output is not None else {**figures, "exit_code": 3}
+    return figures

@@ -25,7 +25,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import Gain, judge
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
 from st_magnitude.finetune.trainer import check_length
-from st_magnitude.finetune.verdict import own_ndcg
+from st_magnitude.finetune.verdict import model_ndcg
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.training.run_folder import list_differences
@@ -101,7 +101,7 @@ class _Progress:
 
     settings: dict[str, object]
     pretrained: float  # nDCG@10 on dev
-    entries: list[Entry] = field(default_factory=list)  # the first candidates of the grid
+    entries: list[Entry] = field(default_factory=list)  # candidates that are done
     test: dict[str, list[float]] = field(default_factory=dict)  # nDCG@10 of every test query
 
 
@@ -111,7 +111,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        pretrained = own_ndcg(trials.base, trials.splits["dev"]).mean()
+        pretrained = model_ndcg(trials.base, trials.splits["dev"]).mean()
         return _Progress(settings, float(pretrained))
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
@@ -264,7 +264,7 @@ class _Run:
             models = {"pretrained": self.trials.base}
             for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
-            measured = {of: own_ndcg(model, test).tolist() for of, model in models.items()}
+            measured = {of: model_ndcg(model, test).tolist() for of, model in models.items()}
             if (lexical := bm25_if_installed(test)) is not None:
                 measured[BM25] = [*found_by(lexical, test).ndcg.values()]
             self.progress.test = measured

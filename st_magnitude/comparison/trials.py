@@ -27,7 +27,7 @@ from st_magnitude.evaluation.judge import warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.finetune.train import save_trained
-from st_magnitude.finetune.trainer import is_uneven, reading, train_copy, training_rows
+from st_magnitude.finetune.trainer import is_uneven, make_rows, reading, train_copy
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
@@ -103,7 +103,7 @@ class Trials:
 
     @cached_property
     def rows(self) -> Dataset:
-        return training_rows(self.splits["train"], self.config.negatives, self.config.seed)
+        return make_rows(self.splits["train"], self.config.negatives, self.config.seed)
 
     @cached_property
     def grid(self) -> list[Candidate]:

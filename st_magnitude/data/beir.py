@@ -173,9 +173,11 @@ def read_qrels(
             missing += 1
             continue
         if not is_known:
-            key, known = (document, corpus) if query in queries else (query, queries)
+            missing_query = query not in queries
+            key = query if missing_query else document
+            known = queries if missing_query else corpus
             raise DataError(
-                f"{where}: {key!r} is not in {'corpus' if known is corpus else 'queries'}.jsonl"
+                f"{where}: {key!r} is not in {'queries' if missing_query else 'corpus'}.jsonl"
                 f"{other_spelling(key, known)}; add it there, remove this line, or leave such lines"
                 " out with --skip-empty."
             )

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.tables import SUFFIXES, Row, files_of
+from st_magnitude.data.tables import SUFFIXES, Row, files_of, num_held_out
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +211,9 @@ _PROSE_LEVELS = (sentences, _LINES, split_words)
 _CODE_LEVELS = (_BLOCKS, _PARAGRAPHS, _LINES, split_words)
 
 
-CHUNK, SHORTEST = 40, 8  # words of a chunk, at most and at least
-HELD_OUT, MOST = 10, 2000  # one document of ten for test, and for dev, up to so many rows each
+MOST_WORDS = 40  # of a chunk
+FEWEST_WORDS = 8
+MOST_PAIRS = 2000  # of dev, and of test
 
 
 def holds_texts(path: Path) -> bool:
@@ -228,20 +229,20 @@ def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:
     """
     chunked: list[list[str]] = []
     for document in documents:
-        pieces = chunk(document["text"], CHUNK, code=document["code"])
-        chunked.append([piece for piece in pieces if count_words(piece) >= SHORTEST])
+        pieces = chunk(document["text"], MOST_WORDS, code=document["code"])
+        chunked.append([piece for piece in pieces if count_words(piece) >= FEWEST_WORDS])
     chunked = [pieces for pieces in chunked if len(pieces) > 1]
     if not chunked:
         raise DataError(
-            f"The texts have no labels, and none of them has two chunks of {SHORTEST} words."
+            f"The texts have no labels, and none of them has two chunks of {FEWEST_WORDS} words."
         )
     chunked.sort(key=lambda pieces: hashlib.sha256(f"{seed} {pieces}".encode()).digest())
-    number = max(len(chunked) // HELD_OUT, len(chunked) > 2)
+    number = num_held_out(len(chunked))
     rows: list[Row] = []
     for part in ("test", "dev", "train"):
         left = number if part != "train" else len(chunked)
         first = len(rows)
-        while left and (part == "train" or len(rows) - first < MOST):
+        while left and (part == "train" or len(rows) - first < MOST_PAIRS):
             left -= 1
             for before, after in pairwise(chunked.pop()):
                 for query, answer in ((before, after), (after, before)):

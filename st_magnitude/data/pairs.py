@@ -17,13 +17,15 @@ from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, folded
 from st_magnitude.data.documents import as_document, holds_texts, neighbours, read_documents
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.tables import PARTS, Row, Source, read_rows
+from st_magnitude.data.tables import PARTS, Row, Source, num_held_out, read_rows
 
 __all__ = ["Splits", "load_splits"]
 
-HELD_OUT, MOST_DEV = 10, 2000  # one query of ten for test, and for dev, of 2,000 at most
-WHOLE_GRADES, RELEVANT = 3, 0.8  # whole scores up to 3 are grades; of others, the upper fifth
-NEAR, LONGEST = 0.9, 32  # edit ratio of near-copies, and most words of them
+MOST_DEV = 2000  # queries
+HIGHEST_GRADE = 3  # whole scores up to it are grades
+RELEVANT = 0.8  # of the highest score, where scores are no grades
+NEAR_RATIO = 0.9  # edit ratio of near-copies
+NEAR_WORDS = 32  # most words of them
 
 # Names of columns without case, spaces and underscores, by role; the first set with a match counts.
 CLASSES = {"category", "intent", "class", "labeltext"}
@@ -274,7 +276,7 @@ def _read_pairs(
     highest = max(scores, default=0.0)
     if highest <= 0:
         raise DataError(f"{rows[0].where} and below: no document is relevant.")
-    are_grades = highest <= WHOLE_GRADES and all(score.is_integer() for score in scores)
+    are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
     if threshold is None:
         threshold = 1.0 if are_grades else RELEVANT * highest
     if not scores <= {-1.0, 0.0, 1.0}:
@@ -342,7 +344,7 @@ def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, 
 
     asked = {pair.key for pair in pairs if pair.grade}
     free = sorted((key for key in asked if part_of[key] == "train"), key=by_hash)
-    number = max(len(free) // HELD_OUT, len(free) > 2)
+    number = num_held_out(len(free))
     given = {*part_of.values()}
     for part, most in (("test", number), ("dev", min(number, MOST_DEV))):
         if part not in given:
@@ -360,11 +362,7 @@ def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, 
 
 
 def _build(
-    pairs: list[_Pair],
-    part_of: Mapping[str, str],
-    kept: list[_Pair],
-    name: str,
-    notes: list[str],
+    pairs: list[_Pair], part_of: Mapping[str, str], kept: list[_Pair], name: str, notes: list[str]
 ) -> Splits:
     """The splits of the pairs that are kept, over the documents of all."""
     queries: dict[str, str] = {}  # text -> id
@@ -412,14 +410,14 @@ def _build(
 
 
 def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
-    """The number of others that equal a text up to a word or a letter, at an edit ratio of NEAR."""
+    """The number of others that equal a text up to a word or a letter."""
 
     def keys(text: str) -> set[int]:
         """Hashes of the words of a text, and of all its words but one."""
         words = text.split()
         hashes = [*map(hash, words if len(words) > 2 else text)]  # also without spaces
         total = sum(hashes)
-        return {total, *(total - part for part in hashes)} if len(hashes) <= LONGEST else set()
+        return {total, *(total - part for part in hashes)} if len(hashes) <= NEAR_WORDS else set()
 
     index: dict[int, list[str]] = {}
     for other in others:
@@ -429,6 +427,6 @@ def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
     for text in texts:
         for key in keys(text):
             for other in index.get(key, ()):
-                if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR:
+                if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR_RATIO:
                     found.add(other)
     return len(found)

@@ -33,6 +33,11 @@ class Row(NamedTuple):
     cells: Cells
 
 
+def num_held_out(number: int) -> int:
+    """How many of so many queries or documents are dev, and how many test: a tenth."""
+    return max(number // 10, int(number > 2))
+
+
 def read_rows(source: Source, notes: list[str]) -> Iterator[Row]:
     """The rows of a path, a name on the hub, a Dataset, a DatasetDict or mappings.
 

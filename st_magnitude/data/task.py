@@ -18,7 +18,7 @@ __all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_text
 __all__ += ["hide_own", "ndcg", "rank"]
 
 TILE = 2**24  # scores that are held at a time
-CHUNK = 2**16  # documents whose scores are held at a time
+TILE_WIDTH = 2**16  # documents whose scores are held at a time
 
 
 class NotFiniteError(ValueError):
@@ -88,7 +88,7 @@ class EncodedTask:
         """`top` for several similarities. One matrix product serves all of them."""
         # plain numbers
         similarities = [Similarity(*similarity.exponents) for similarity in similarities]
-        chunk = min(len(self.documents), CHUNK)
+        chunk = min(len(self.documents), TILE_WIDTH)
         found: list[list[Tensor]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
         parts = self.queries.double().split(rows), self.own.split(rows)

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from st_magnitude.diagnosis.findings import (
-    DO,
-    NO_BENEFIT,
-    NO_MAGNITUDE,
-    NOT_ENOUGH,
-    Recommendation,
-)
+from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NO_MAGNITUDE, NOT_ENOUGH, Recommendation
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell

@@ -15,7 +15,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.hybrid import Run, dense_run
 from st_magnitude.finetune.measure import encode
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import train_copy, training_rows
+from st_magnitude.finetune.trainer import make_rows, train_copy
 
 __all__ = ["DEFAULT_FOLDS", "cross_validate", "folds_of", "num_folds"]
 
@@ -24,10 +24,7 @@ MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 
 
 def num_folds(
-    model: SentenceTransformer,
-    data: RetrievalData,
-    dev: RetrievalData | None,
-    config: TrainConfig,
+    model: SentenceTransformer, data: RetrievalData, dev: RetrievalData | None, config: TrainConfig
 ) -> int:
     """The number of folds, 0 for none: by default five for a static table without dev data."""
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -52,7 +49,7 @@ def cross_validate(
     held_out = folds_of(data, folds, config.seed)
     for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
         train = data.only(data.queries.keys() - fold)
-        rows = training_rows(train, config.negatives, config.seed)
+        rows = make_rows(train, config.negatives, config.seed)
         trainer = train_copy(model, train, rows, config, output)
         run |= dense_run(*encode(trainer.model, data.only(fold)))
     return run

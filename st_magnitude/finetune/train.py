@@ -23,13 +23,7 @@ from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import (
-    check_length,
-    is_uneven,
-    make_trainer,
-    reading,
-    training_rows,
-)
+from st_magnitude.finetune.trainer import check_length, is_uneven, make_rows, make_trainer, reading
 from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
@@ -146,7 +140,7 @@ def train(
         settings["data"] = data.digest
         if checkpoint is not None:
             check_same_run(output, settings)
-        rows = training_rows(data, config.negatives, config.seed)
+        rows = make_rows(data, config.negatives, config.seed)
         _warn_without_negatives(config.loss, data, rows, answers)
         baseline = of_folds = on_test = None
         if is_first:
@@ -244,11 +238,7 @@ def _save_unless_worse(
             " keep_anyway=True (--resume --keep-anyway) save its model."
         )
         return trained
-    figures = {
-        "geometry": trained.geometry,
-        "dev": verdict,
-        "test": trained.confirmed,
-    }
+    figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}
     ndcg = {} if verdict is None else {"before": verdict.pretrained, "after": verdict.saved.ndcg}
     steps = {"before": 0, "after": trained.trainer.state.global_step}
     for when, shown in trained.geometry.items():

@@ -37,7 +37,7 @@ from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 
-__all__ = ["check_length", "is_uneven", "make_trainer", "reading", "train_copy", "training_rows"]
+__all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "train_copy"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def check_length(model: SentenceTransformer, length: int | None) -> None:
         pass
 
 
-def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
+def make_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
     """Rows of `RetrievalData.triplets`; by default with one negative if some are judged."""
     number = int(any(data.negatives.values())) if negatives is None else negatives
     return data.triplets(number, seed)
@@ -199,11 +199,7 @@ class _Arguments(SentenceTransformerTrainingArguments):
 
 
 def _arguments(
-    config: TrainConfig,
-    rows: Dataset,
-    output: Path,
-    model: SentenceTransformer,
-    saves: bool,
+    config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, saves: bool
 ) -> SentenceTransformerTrainingArguments:
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}

@@ -18,7 +18,7 @@ from st_magnitude.finetune.measure import Found
 from st_magnitude.result import Result, Table, points
 from st_magnitude.similarity import COSINE
 
-__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "own_ndcg"]
+__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ndcg"]
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 POWER = 1.43  # (1.96 + .84) / 1.96: times half of an interval, the gain found in four of five draws
@@ -115,7 +115,7 @@ class Verdict(Result):
         return f"{said}, on {where}. {bm25}".strip()
 
     def advice(self) -> str:
-        """Recommendations that follow from the figures, in a few sentences."""
+        """Recommended next steps."""
         found: list[str] = []
         if self.saved.gain[2] < 0.0 and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
@@ -163,8 +163,8 @@ class Verdict(Result):
             yield "\n".join(map(str, self.changes))
 
 
-def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the model's own similarity; cosine if it is a distance."""
+def model_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
+    """nDCG@10 of every query under the similarity of the model; cosine if it is a distance."""
     encoded = data.encode(model)
     return encoded.ndcg(encoded.top(scoring_of(model, distance=COSINE)))
 

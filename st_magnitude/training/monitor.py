@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 NUM_ROWS = 256  # texts of a role that are measured
 COLLAPSED_NORM = 1e-4  # means over the texts of one role
 COLLAPSED_COSINE = 0.99
-Row = dict[str, float]
 
 
 class NormMonitor(TrainerCallback):
@@ -77,9 +76,9 @@ class NormMonitor(TrainerCallback):
         at_least("every", every, 1)
         self.loss = loss
         self.every = every
-        self.rows: list[Row] = []
+        self.rows: list[dict[str, float]] = []
         self._warned: set[str] = set()
-        self._unlogged: Row = {}
+        self._unlogged: dict[str, float] = {}
         self._calls = 0  # the number of calls of update()
         self._hooks = ExitStack()
         self._lr: float | None = None  # of the present step of a Trainer, if it is measured
@@ -91,7 +90,7 @@ class NormMonitor(TrainerCallback):
         documents: Tensor | None = None,
         lr: float | None = None,
         **others: Tensor,
-    ) -> Row | None:
+    ) -> dict[str, float] | None:
         """Measures one step of a plain loop, and returns the row if the step is due.
 
         Args:
@@ -168,10 +167,10 @@ class NormMonitor(TrainerCallback):
         return dict(zip(names, x.split(size), strict=False))
 
     @torch.no_grad()
-    def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> Row:
+    def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> dict[str, float]:
         # Everything is computed on the CPU, in float64 where that matters: some devices have none.
         roles = {name: x.detach()[:NUM_ROWS].float().cpu() for name, x in roles.items()}
-        row: Row = {}
+        row: dict[str, float] = {}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
         matched = list(roles.values())[:2]
@@ -186,7 +185,7 @@ class NormMonitor(TrainerCallback):
             self._warn_of_collapse(step, role, row)
         return self.rows[-1]
 
-    def _warn_of_collapse(self, step: int, role: str, row: Row) -> None:
+    def _warn_of_collapse(self, step: int, role: str, row: dict[str, float]) -> None:
         norm = row[f"{role}_norm_mean"]
         cosine = row.get(f"{role}_mean_cosine", 0.0)
         if not COLLAPSED_NORM < norm < math.inf:
@@ -206,7 +205,7 @@ class NormMonitor(TrainerCallback):
         )
 
 
-def _measure(x: Tensor, lr: float | None) -> Row:
+def _measure(x: Tensor, lr: float | None) -> dict[str, float]:
     """All figures of the embeddings of one role, (n, D) in float32."""
     norms = torch.linalg.vector_norm(x, dim=1).double()
     mean = norms.mean().item()

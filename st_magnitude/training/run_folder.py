@@ -18,7 +18,7 @@ from st_magnitude.saving.export import write_model
 
 logger = logging.getLogger(__name__)
 
-RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
+RUN_RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
 _OURS = r"checkpoints/(run\.json|checkpoint-\d+)(/|$)"
 
 
@@ -63,13 +63,15 @@ def is_complete(checkpoint: Path) -> bool:
 
 def _foreign(output: Path) -> Iterator[Path]:
     """All links, which may lead to somebody's files, and the files that no training run wrote."""
-    is_run = (output / RECORD).is_file()
+    is_run = (output / RUN_RECORD).is_file()
     was_moved = is_moving(output, "modules.json")
     for path in output.rglob("*"):
         place = path.relative_to(output).as_posix()
-        is_ours = is_run and (was_moved or re.match(_OURS, place))
-        is_ours = is_ours or path.is_dir() or f"/{OWN}" in f"/{place}"
-        if path.is_symlink() or not is_ours:
+        if path.is_symlink():
+            yield path
+        elif path.is_dir() or f"/{OWN}" in f"/{place}":
+            continue
+        elif not (is_run and (was_moved or re.match(_OURS, place))):
             yield path
 
 
@@ -89,7 +91,7 @@ def remove_checkpoints(output: Path) -> None:
 
 def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
     """Refuses (FileExistsError) to resume a run of other settings, such as the loss or the data."""
-    before = _json_of(output / RECORD)
+    before = _json_of(output / RUN_RECORD)
     if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
         raise FileExistsError(
             f"The run in {output} was started with other settings: {differences}. Resume with the"
@@ -105,7 +107,7 @@ def list_differences(before: Mapping[str, object], now: Mapping[str, object]) ->
 
 def record_run(output: Path, settings: Mapping[str, object]) -> None:
     """Writes the settings of a run next to its checkpoints, before the first of them."""
-    with written(output / RECORD) as file:
+    with written(output / RUN_RECORD) as file:
         file.write(json.dumps(to_plain(settings), indent=2) + "\n")
 
 

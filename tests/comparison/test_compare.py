@@ -19,7 +19,7 @@ from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.finetune.verdict import own_ndcg
+from st_magnitude.finetune.verdict import model_ndcg
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -144,7 +144,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert own_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(whole[27], abs=1e-9)
+    assert model_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
@@ -166,9 +166,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert own_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(curve[6], abs=1e-9)
+    assert model_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert own_ndcg(model, trials.splits["dev"]).mean() != pytest.approx(curve[6], abs=1e-9)
+    assert model_ndcg(model, trials.splits["dev"]).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -208,7 +208,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
 ):
     output, figures = finished
     for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
-        found = own_ndcg(stm.load(str(path)), part(2)).mean()
+        found = model_ndcg(stm.load(str(path)), part(2)).mean()
         assert found == pytest.approx(figures["test"]["ndcg"][name], abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"

@@ -49,7 +49,7 @@ def test_top_is_a_stable_sort_whatever_the_tiles(monkeypatch, k, tiles):
     if tiles == "rows":
         monkeypatch.setattr(task_module, "TILE", 41 * 5)
     elif tiles == "documents":
-        monkeypatch.setattr(task_module, "CHUNK", 7)
+        monkeypatch.setattr(task_module, "TILE_WIDTH", 7)
     task = encoded()
     found = task.tops(SIMILARITIES, k)
     for similarity, top in zip(SIMILARITIES, found, strict=True):
@@ -148,7 +148,7 @@ def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, stat
 
 @pytest.mark.parametrize("tiles", [2**16, 7])
 def test_own_documents_score_least(monkeypatch, tiles):
-    monkeypatch.setattr(task_module, "CHUNK", tiles)
+    monkeypatch.setattr(task_module, "TILE_WIDTH", tiles)
     task = encoded()
     own = torch.randint(-1, 41, (23,))
     left_out = replace(task, own=own)

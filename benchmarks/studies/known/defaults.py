@@ -32,8 +32,8 @@ import st_magnitude as stm
 from st_magnitude.data.pairs import Splits
 from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import make_trainer, training_rows
-from st_magnitude.finetune.verdict import own_ndcg
+from st_magnitude.finetune.trainer import make_rows, make_trainer
+from st_magnitude.finetune.verdict import model_ndcg
 
 FILE = Path(__file__).with_suffix(".jsonl")
 SETTINGS: list[dict[str, float]] = [
@@ -76,12 +76,12 @@ def dev_ndcg(splits: Splits, setting: dict[str, float], seed: int) -> NDArray[np
     model = copy.deepcopy(stm.load("wordllama", device="cpu"))
     model.model_card_data.widget = [{"text": "a"}]  # else the Trainer computes examples
     config = TrainConfig(**{"learning_rate": 0.03, "batch_size": 32} | setting, seed=seed)
-    rows = training_rows(splits["train"], None, seed)
+    rows = make_rows(splits["train"], None, seed)
     with tempfile.TemporaryDirectory() as work:
         trainer = make_trainer(model, splits["train"], rows, config, Path(work), saves=False)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return own_ndcg(model, splits["dev"])
+    return model_ndcg(model, splits["dev"])
 
 
 def cells() -> list[dict[str, object]]:
@@ -114,7 +114,7 @@ def main() -> None:
     with FILE.open("w", encoding="utf-8") as file:
         for name, rows in sources(options.folder).items():
             splits = stm.load_splits(rows, threshold=4.0 if "score" in rows[0] else None, seed=7)
-            before = own_ndcg(stm.load("wordllama", device="cpu"), splits["dev"])
+            before = model_ndcg(stm.load("wordllama", device="cpu"), splits["dev"])
             first = None
             for setting in SETTINGS:
                 began = time.process_time()
