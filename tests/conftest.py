@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -124,13 +125,22 @@ def static_model() -> SentenceTransformer:
     return load("wordllama", device="cpu")
 
 
+@pytest.fixture(scope="session")
+def small_static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 dimensions of that table in a folder: a step of training writes all its rows."""
+    _package_folder("wordllama")
+    model = load("wordllama", device="cpu")
+    weights = model[0].embedding.weight.detach()[:, :64].clone()
+    model[0] = StaticEmbedding(model[0].tokenizer, embedding_weights=weights)
+    folder = tmp_path_factory.mktemp("static")
+    model.save_pretrained(str(folder))
+    return folder
+
+
 @pytest.fixture
-def static_path(static_model: SentenceTransformer, tmp_path: Path) -> Path:
-    """64 dimensions of the static model in a folder: a step writes the whole table."""
-    weights = static_model[0].embedding.weight.detach()[:, :64].clone()
-    static_model[0] = StaticEmbedding(static_model[0].tokenizer, embedding_weights=weights)
-    static_model.save_pretrained(str(tmp_path / "static"))
-    return tmp_path / "static"
+def static_path(small_static: Path, tmp_path: Path) -> Path:
+    """The small static model in a folder that a test may change."""
+    return shutil.copytree(small_static, tmp_path / "static")
 
 
 @pytest.fixture

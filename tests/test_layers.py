@@ -59,20 +59,19 @@ def test_imports_point_down(path: Path):
             assert (home(path), target) not in STRANGERS, f"it imports {name}"
 
 
-def test_only_settings_and_commands_load_the_command_line():
+@pytest.mark.parametrize(
+    ("names", "homes"),
+    [
+        (r"typer|st_magnitude\._config", ("_config", "commands", "comparison", "finetune")),
+        ("open_clip", ("clip",)),
+    ],
+)
+def test_only_these_import(names, homes):
     for path in MODULES:
-        if home(path) not in ("_config", "commands", "comparison", "finetune"):
-            text = path.read_text(encoding="utf-8")
-            assert not re.search(r"^\s*(import|from) (typer|st_magnitude\._config)", text, re.M), (
-                path
-            )
-
-
-def test_only_clip_knows_open_clip():
-    for path in MODULES:
-        assert home(path) == "clip" or not re.search(
-            "(import|from) open_clip", path.read_text(encoding="utf-8")
-        ), path
+        text = path.read_text(encoding="utf-8")
+        assert home(path) in homes or not re.search(rf"^\s*(import|from) ({names})", text, re.M), (
+            path
+        )
 
 
 def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:

@@ -123,10 +123,7 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
 
 ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
 ACCELERATE += " --mixed_precision no --dynamo_backend no --main_process_port 0"
-LAUNCHERS = {
-    "torchrun": TWO_RANKS,
-    "accelerate": ACCELERATE.split(),
-}
+LAUNCHERS = {"torchrun": TWO_RANKS, "accelerate": ACCELERATE.split()}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

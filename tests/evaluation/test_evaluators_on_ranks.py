@@ -10,11 +10,7 @@ from datasets import Dataset
 from sentence_transformers.base.modules import Normalize
 
 import st_magnitude as stm
-from st_magnitude.evaluation import (
-    CompressionEvaluator,
-    HybridEvaluator,
-    MagnitudeEvaluator,
-)
+from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = needs_fork

@@ -59,11 +59,7 @@ def reference_gradients(model, columns, exponents, scale, **options):
 
 
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-UPSTREAM = [
-    {},
-    {"directions": GTE},
-    {"directions": GTE[::2], "partition_mode": "per_direction"},
-]
+UPSTREAM = [{}, {"directions": GTE}, {"directions": GTE[::2], "partition_mode": "per_direction"}]
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])

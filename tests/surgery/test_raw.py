@@ -81,10 +81,7 @@ def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-@pytest.mark.parametrize(
-    "use",
-    [lambda model: encode_raw(model, TEXTS, "query"), stm.cut_init],
-)
+@pytest.mark.parametrize("use", [lambda model: encode_raw(model, TEXTS, "query"), stm.cut_init])
 def test_the_training_mode_stays(use, is_training):
     model = model_of(dense(), Dropout(0.5)).train(is_training)
     model[0].train(not is_training)  # such as a part that is frozen
