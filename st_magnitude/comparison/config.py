@@ -1,4 +1,4 @@
-"""Settings and candidates of a comparison. For a quick ``--help``, the module imports no torch."""
+"""Settings and candidates of a comparison. The module imports no torch: ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CompareConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train."""
+    """A loss with its temperature and learning rate."""
 
     loss: str
     temperature: float
@@ -138,7 +138,7 @@ class Candidate:
         )
 
     def options(self, config: CompareConfig, steps: int) -> str:
-        """The same as options of ``st-magnitude train``, without its defaults."""
+        """The settings as options of ``st-magnitude train``, without its defaults."""
         usual = vars(TrainConfig())
         words: list[str] = []
         for name, value in vars(self.settings(config, steps)).items():

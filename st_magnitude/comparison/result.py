@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """nDCG@10 with the first seed, or less than any if training diverged."""
+        """nDCG@10 with the first seed; -inf if training diverged."""
         return _or_lowest(self.curve[-1][1])
 
     @property

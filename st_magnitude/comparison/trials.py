@@ -1,4 +1,4 @@
-"""Shared by all candidates: the three splits, the model, the rows in their order, the searches."""
+"""Training and measuring one candidate after another, on the same splits, rows and model."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Trials:
         """nDCG@10 of every dev query, one nan if training diverged, and the document exponent of
         the scoring: `ExponentCurve.best`.
 
-        The model reads texts of its own length, as it will be saved, not that of training.
+        ``config.max_length`` does not count here: the model is saved with the limit that it had.
         """
         exponent = float(scoring_of(model).exponents[1])
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)

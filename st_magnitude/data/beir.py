@@ -192,7 +192,7 @@ def read_qrels(
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:
-    """A remark if an id is known as another type, or in another Unicode form; else nothing."""
+    """A remark if an id is known as another type, or in another Unicode form; else ""."""
     spelled = unicodedata.normalize("NFC", str(key))
     same = (other for other in known if unicodedata.normalize("NFC", other) == spelled)
     found = next(same, None)

@@ -1,5 +1,5 @@
-"""Files to documents, documents to chunks of whole sentences or of whole blocks of code, and
-neighbouring chunks as pairs."""
+"""Documents from files, chunks of whole sentences or blocks of code, and pairs of neighbouring
+chunks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def read_documents(path: str | Path) -> Iterator[Document]:
 
 
 def as_document(row: object, where: str) -> Document:
-    """The document that a string, or a mapping with a ``text``, stands for."""
+    """A string, or a mapping with a ``text``, as a document."""
     if isinstance(row, str):
         return {"text": row, "code": False}
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):

@@ -1,4 +1,4 @@
-"""Pairs as people have them, in a file, a data set or mappings, to splits that do not leak."""
+"""Pairs in a file, a data set or mappings, as splits that do not leak."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""diagnose: what a model's own figures recommend, as an object and as text."""
+"""diagnose: recommendations from the figures of a model, as an object and as text."""

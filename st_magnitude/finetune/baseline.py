@@ -27,7 +27,7 @@ class Baseline:
     """The pretrained baseline: a model and BM25, measured on held-out queries before training.
 
     Args:
-        held_out: The queries; None measures norms of a sample of the data alone.
+        held_out: The queries to measure on; None: only the norms of a sample of the data.
         answers: Ids of documents that answer a query of any split.
     """
 

@@ -25,7 +25,8 @@ __all__ = ["Found", "RetrievalEvaluator", "bm25_if_installed", "card_figures", "
 
 logger = logging.getLogger(__name__)
 
-NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # of the sample whose norms are measured
+NUM_DOCUMENTS = 500  # of the sample whose norms are measured
+NUM_QUERIES = 100
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def card_figures(
 
 
 class RetrievalEvaluator(SentenceEvaluator):
-    """Puts given figures into the model card, the first of them in bold."""
+    """Writes given figures into the model card, with the first of them in bold."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

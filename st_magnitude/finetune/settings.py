@@ -38,8 +38,7 @@ class TrainConfig:
     loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSSES)}.")] = "cosine"
     dims: Annotated[Ints, whole_numbers("Dimensions to train, as 96,192,384; default: all.")] = None
     temperatures: Annotated[
-        Floats,
-        numbers("Temperatures whose losses are summed; default: 0.05, or those of tempagg."),
+        Floats, numbers("Temperatures whose losses are summed; default: 0.05, or those of tempagg.")
     ] = None
     temperature: Annotated[
         float | None, Option(help="Temperature; default: 0.05; of cosine on a static table 0.1.")

@@ -32,13 +32,7 @@ from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
-from st_magnitude.training.run_folder import (
-    check_same_run,
-    last_checkpoint,
-    record_run,
-    remove_checkpoints,
-    saved,
-)
+from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
@@ -129,7 +123,7 @@ def train(
         name = model if isinstance(model, str) else None
         settings: dict[str, object] = {"model": name}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
-        checkpoint = last_checkpoint(output, config.resume, settings)
+        checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
         check_length(model, config.max_length)
         answers = _answers(data, dev, test) | set(also_relevant)
@@ -139,7 +133,7 @@ def train(
             dev = None
         settings["data"] = data.digest
         if checkpoint is not None:
-            check_same_run(output, settings)
+            run_folder.check_same_run(output, settings)
         rows = make_rows(data, config.negatives, config.seed)
         _warn_without_negatives(config.loss, data, rows, answers)
         baseline = of_folds = on_test = None
@@ -154,9 +148,9 @@ def train(
                 on_test = Baseline(model, test, test, answers, kept)
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
-            record_run(output, settings)
+            run_folder.record_run(output, settings)
         with reading(model, config.max_length):
-            train_or_stop(trainer, checkpoint, say)
+            train_or_stop(trainer, checkpoint)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         if dev is not None:
@@ -253,7 +247,7 @@ def _save_unless_worse(
     }
     save_trained(trained.trainer, output, figures, sections)
     if not config.keep_checkpoints:
-        remove_checkpoints(output)
+        run_folder.remove_checkpoints(output)
     return replace(trained, output=output)
 
 
@@ -271,7 +265,7 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    with saved(trainer.model, output, "training.json", record) as folder:
+    with run_folder.saved(trainer.model, output, "training.json", record) as folder:
         for title, text in sections.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")

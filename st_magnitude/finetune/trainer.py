@@ -46,7 +46,7 @@ MANY_ROWS = 50_000  # above, small batches take a static table minutes
 
 @contextmanager
 def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
-    """Within the block, a model reads this number of tokens; None leaves its own limit."""
+    """Within the block, a model reads at most this number of tokens; None changes nothing."""
     if length is None:
         yield
         return
@@ -191,8 +191,8 @@ def _prior(model: SentenceTransformer, rows: Dataset, config: TrainConfig) -> Do
 
 
 class _Arguments(SentenceTransformerTrainingArguments):
-    """Leaves at least one step after the warm-up, whose first step has the rate 0: a run of one
-    step trains."""
+    """Leaves at least one step after the warm-up. The first step of a warm-up has the rate 0, so a
+    run of one step would not train."""
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)

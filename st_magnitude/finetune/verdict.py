@@ -97,7 +97,7 @@ class Verdict(Result):
 
     @property
     def caveat(self) -> str:
-        """A sentence if these queries have chosen the exponent, else nothing."""
+        """A sentence if these queries have chosen the exponent, else ""."""
         if self.saved == self.as_trained:
             return ""
         return "These queries have chosen the exponent, so the difference is optimistic."

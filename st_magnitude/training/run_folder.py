@@ -23,11 +23,7 @@ _OURS = r"checkpoints/(run\.json|checkpoint-\d+)(/|$)"
 
 
 def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) -> Path | None:
-    """The last complete checkpoint, or None.
-
-    Raises:
-        FileExistsError: If the folder is in use, or its run was started with other settings.
-    """
+    """The last complete checkpoint, or None. FileExistsError: other files, or another run."""
     if (output / "modules.json").exists() and not is_moving(output, "modules.json"):
         raise FileExistsError(
             f"{output} already holds a trained model. Choose another output folder."
