@@ -130,6 +130,8 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
 
 @dataclass(frozen=True)
 class _Run:
+    """Trains and compares the candidates, and notes each of them in progress.json."""
+
     trials: Trials
     output: Path
     progress: _Progress

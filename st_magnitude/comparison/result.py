@@ -188,4 +188,7 @@ def _or_lowest(ndcg: float) -> float:
 
 
 def _verdict(gain: Gain, better: str, worse: str, neither: str) -> str:
-    return better if gain[1] > 0 else worse if gain[2] < 0 else neither
+    _, low, high = gain
+    if low > 0:
+        return better
+    return worse if high < 0 else neither

@@ -251,7 +251,8 @@ def _read_pairs(
     empty: list[str] = []
     scored: list[tuple[str | None, str, str, float]] = []
     for row in rows:
-        queries, documents = (_texts(row, columns[role]) for role in ("query", "document"))
+        queries = _texts(row, columns["query"])
+        documents = _texts(row, columns["document"])
         if not (queries and documents):
             empty.append(row.where)
             continue

@@ -16,7 +16,9 @@ __all__ = ["Diagnosis", "ExponentChoice", "NormStatistics", "Recommendation"]
 
 Mask = NDArray[np.bool_]
 
-DO, NO_BENEFIT, NOT_ENOUGH = "do", "no benefit expected", "not enough data"
+DO = "do"
+NO_BENEFIT = "no benefit expected"
+NOT_ENOUGH = "not enough data"
 NO_MAGNITUDE = (
     "All norms are 1, and the embeddings before the normalization cannot be reached, so there are "
     "no norms to measure."

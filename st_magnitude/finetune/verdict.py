@@ -6,6 +6,7 @@ import hashlib
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from st_magnitude.result import Result, Table, points
 from st_magnitude.similarity import COSINE
 
 __all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ndcg"]
+
+_shortened = partial(textwrap.shorten, width=60, placeholder=" ...")
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 POWER = 1.43  # (1.96 + .84) / 1.96: times half of an interval, the gain found in four of five draws
@@ -58,13 +61,13 @@ class Change:
     after: str
 
     def __str__(self) -> str:
-        query, before, after = (
-            textwrap.shorten(text, 60, placeholder=" ...")
-            for text in (self.query, self.before, self.after)
-        )
-        lines = [f"  {query}  ({self.ndcg[0]:.2f} -> {self.ndcg[1]:.2f})"]
-        lines += [f"      before: {before}"] if before != after else []
-        return "\n".join([*lines, f"      now:    {after}"])
+        before = _shortened(self.before)
+        after = _shortened(self.after)
+        lines = [f"  {_shortened(self.query)}  ({self.ndcg[0]:.2f} -> {self.ndcg[1]:.2f})"]
+        if before != after:
+            lines.append(f"      before: {before}")
+        lines.append(f"      now:    {after}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,12 @@ class Verdict(Result):
         where = f"{self.queries:,} {split} queries"
         if self.folds:
             where = f"{self.queries:,} queries, held out in {self.folds} folds"
-        name = "Better" if self.is_better else "No clear difference"
-        if self.saved.gain[2] < 0.0:
+        if self.is_better:
+            name = "Better"
+        elif self.saved.gain[2] < 0.0:
             name = "Worse"
+        else:
+            name = "No clear difference"
         said = f"{name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
         bm25 = " ".join(self._about(control) for control in self.controls[:1])
         return f"{said}, on {where}. {bm25}".strip()
