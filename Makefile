@@ -45,7 +45,7 @@ site: $(SITE)/.installed  ## the documentation site: site/index.html
 serve-site: site  ## the same in a browser at http://localhost:8000
 	$(SITE)/bin/python -m http.server --bind 127.0.0.1 --directory site 8000
 
-$(SITE)/.installed: docs/requirements.txt  # apart: the demo learns what is installed beside it
+$(SITE)/.installed: docs/requirements.txt  # apart: the demo learns what is installed with it
 	$(PYTHON) -m venv $(SITE)
 	$(SITE)/bin/python -m pip install --quiet --requirement $<
 	touch $@

@@ -1,5 +1,5 @@
-"""What the norm of a document can tell, and what it cannot: all-MiniLM trained with cosine and with
-QNorm.
+"""Does the norm of a document tell answers from boilerplate? all-MiniLM trained with cosine and
+with QNorm.
 
     pip install ".[dev]"
     python examples/norms.py --output runs/norms

@@ -25,8 +25,6 @@ LAYERS = (
 )
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 STRANGERS = {("clip", "revela"), ("revela", "clip")}  # on one layer, but neither may know the other
-
-
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PARSED = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
