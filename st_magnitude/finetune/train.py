@@ -150,7 +150,7 @@ def train(
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
         with reading(model, config.max_length):
-            train_or_stop(trainer, checkpoint)
+            train_or_stop(trainer, checkpoint, say)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         if dev is not None:

@@ -1,9 +1,12 @@
-"""Training that saves a checkpoint when a signal stops it."""
+"""Training that saves a checkpoint when a signal stops it, and that says how long it takes."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._upstream import load_checkpoint_into
 from st_magnitude.training.attach import attach, refuse_without_negatives
 from st_magnitude.training.run_folder import is_complete
+
+logger = logging.getLogger(__name__)
 
 
 class Stopped(KeyboardInterrupt):
@@ -57,6 +62,27 @@ class _StopOnSignal(TrainerCallback):
         self.handlers.close()
 
 
+class _TimeLeft(TrainerCallback):
+    """Says after a few steps how many there are and how many minutes they take."""
+
+    FIRST = 5  # steps that are timed, after one that warms up
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.steps = 0
+        self.began = 0.0
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self.began = time.perf_counter()
+        if self.steps == 1 + self.FIRST and state.is_world_process_zero:
+            left = state.max_steps - state.global_step
+            minutes = left * (time.perf_counter() - self.began) / self.FIRST / 60
+            if minutes >= 1:
+                self.say(f"Training: {state.max_steps:,} steps, about {minutes:,.0f} min left.")
+
+
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
     """The state of a checkpoint, or None if its run has still steps to make."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -67,8 +93,15 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
     return state if is_finished else None
 
 
-def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
-    """Calls `attach` and trains. Afterwards the model encodes without the autocast of training."""
+def train_or_stop(
+    trainer: SentenceTransformerTrainer,
+    checkpoint: Path | None = None,
+    say: Callable[[str], None] = logger.info,
+) -> None:
+    """Calls `attach` and trains. Afterwards the model encodes without the autocast of training.
+
+    ``say`` hears how long a run of minutes takes.
+    """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise ValueError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
@@ -81,6 +114,7 @@ def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None =
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
     trainer.add_callback(stop)
+    trainer.add_callback(_TimeLeft(say))
     try:
         if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
             load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
