@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.inheritance import inheritance
 from benchmarks.studies.known import defaults, few_shot, known, scope
+from benchmarks.studies.magnitude import magnitude
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.recommendation import recommendation
@@ -37,12 +38,6 @@ PAGES = [
 QUOTING = [ROOT / "README.md", ROOT / "docs" / "how_to.md", ROOT / "docs" / "losses.md"]
 
 
-def by_name(
-    tables: dict[str, Callable[[str], list[str]]], names: Iterable[str]
-) -> dict[str, Table]:
-    return {f"{key}, {name}": partial(tables[key], name) for name in names for key in tables}
-
-
 TABLES: dict[str, Table] = {
     **temperature.TABLES,
     **compression.TABLES,
@@ -54,9 +49,10 @@ TABLES: dict[str, Table] = {
     "known few shot": few_shot.table,
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
+    "decoder": magnitude.decoder_table,
     **inheritance.TABLES,
     **recommendation.TABLES,
-    **by_name({"prior": prior.table}, prior.SETTINGS),
+    **{f"prior, {name}": partial(prior.table, name) for name in prior.SETTINGS},
 }
 
 
