@@ -2,7 +2,7 @@
 run.
 
     python benchmarks/speed/kernel.py
-    python benchmarks/speed/kernel.py small
+    OMP_NUM_THREADS=1 python benchmarks/speed/kernel.py small [bf16]
 
 Against sentence-transformers' MultipleNegativesRankingLoss (MNRL), its MatryoshkaLoss around one
 MNRL per temperature (the way to compose dims x temperatures from its parts), and the floor: the 6
@@ -11,8 +11,9 @@ shape reaches here. Memory is the peak of tensors allocated during the step, inp
 gradients' accumulators not counted.
 
 "barest" is normalise, multiply, cross_entropy. Excluded ids are each shared by two documents on
-average. Options are compared with the same loss without them. ``small`` compares the two engines in
-CPU time of one thread; ``backend="auto"`` is plain up to as many scores as the plain one is faster.
+average. Options are compared with the same loss without them. ``small`` compares the two engines,
+with bf16 under autocast; ``backend="auto"`` is plain up to as many scores as the plain one is
+faster.
 """
 
 from __future__ import annotations
@@ -56,21 +57,18 @@ class Embedded(nn.Module):
 
 
 def seconds(
-    steps: dict[str, Callable[[], object]],
-    repeats: int,
-    device: str = "cpu",
-    clock: Callable[[], float] = time.perf_counter,
+    steps: dict[str, Callable[[], object]], repeats: int, device: str = "cpu"
 ) -> dict[str, float]:
     """The fastest of several rounds for each, in turn: all meet the same machine."""
     best = dict.fromkeys(steps, float("inf"))
     for round_ in range(repeats + 1):  # the first warms up
         for name, step in steps.items():
-            began = clock()
+            began = time.perf_counter()
             step()
             if device == "cuda":
                 torch.cuda.synchronize()
             if round_:
-                best[name] = min(best[name], clock() - began)
+                best[name] = min(best[name], time.perf_counter() - began)
     return best
 
 
@@ -151,24 +149,29 @@ def engines(size: int, dim: int) -> list[str]:
     }
     features = [{"sentence_embedding": x} for x in (queries, documents)]
     mnrl = MultipleNegativesRankingLoss(Embedded(dim))
-    steps = {"mnrl": lambda: mnrl(features, None).backward()}
+
+    def step(loss: Callable[[], Tensor]) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in sys.argv):
+            value = loss()
+        value.backward()
+
+    steps = {"mnrl": partial(step, partial(mnrl, features, None))}
     for name, given in terms.items():
         for backend in ("plain", "tiled"):
             loss = partial(infonce, queries, documents, given, backend=backend)
-            steps[f"{name} {backend}"] = lambda loss=loss: loss().backward()
-    found = seconds(steps, 30 if size > 256 else 150, clock=time.process_time)
+            steps[f"{name} {backend}"] = partial(step, loss)
+    found = seconds(steps, 30 if size > 256 else 150)
     ms = {name: f"{1e3 * x:.2f}" for name, x in found.items()}
     return [ms["mnrl"], *(f"{ms[f'{name} plain']} / {ms[f'{name} tiled']}" for name in terms)]
 
 
 def main() -> None:
-    if sys.argv[1:] == ["small"]:
-        torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    if sys.argv[1:2] == ["small"]:
         head = ["B", "MNRL", "one term", "3 temperatures", "3 prefixes", "nine terms"]
         rows = [[size, *engines(size, 384)] for size in (16, 32, 64, 128, 181, 256, 362, 512)]
         print("\n".join(markdown(head, rows, "r")))
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     rows = []
     for size, repeats in ((512, 40), (1024, 25), (2048, 12), (4096, 5), (8192, 2)):
         for dim in (384, 1024):
