@@ -195,8 +195,17 @@ def assert_equals_the_reference(
 def test_powers_of_an_exponential(similarity):
     """Temperatures of ratio 2 and 3 share one; one is so low that 2 ** (s / tau) is infinite."""
     queries, documents = embeddings(5, 9, scale=8.0)
-    terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in (0.12, 0.36, 0.5, 0.06, 1e-3)]
-    assert_equals_the_reference(queries, documents, terms, similarity, FORWARD, 0)
+    many = [Term(dim, tau, 0.5) for dim in (3, None) for tau in (0.12, 0.36, 0.5, 0.06, 1e-3)]
+    for terms in (many, [Term(3, 0.2), Term(None, 0.1)]):  # prefixes share none
+        assert_equals_the_reference(queries, documents, terms, similarity, FORWARD, 0)
+
+
+@pytest.mark.parametrize("backend", ["plain", "tiled"])
+def test_a_score_at_the_threshold_is_a_negative(backend):
+    documents = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    of_all = stm.infonce(documents[:2], documents, backend=backend)
+    found = stm.infonce(documents[:2], documents, exclude=above_the_positive(0), backend=backend)
+    assert found == of_all
 
 
 LOG_Q = {"log_q": torch.arange(9) / 2.0, "log_q_queries": torch.arange(4) / 2.0}
