@@ -37,10 +37,15 @@ def calibrate(
     splits = judged.splits()
     splits.check_held_out(judged.split, confirm)
     others = None if confirm is None else splits[confirm]
-    encoder, data = judged.load(model, splits)
+    encoder, split, data = judged.load(model, splits)
+    if split == confirm:
+        raise ValueError(
+            f"The {confirm} split chooses the exponent, as the model was trained on the"
+            f" {judged.split} split: leave out --confirm {confirm}, or name another split."
+        )
     curve = calibrate_exponent(encoder, data, **judged.encode)
     typer.echo(str(curve))
-    figures = {"split": judged.split, **curve.to_dict()}
+    figures = {"split": split, **curve.to_dict()}
     if others is not None:
         typer.echo(f"{confirm}: {others}")
         confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)

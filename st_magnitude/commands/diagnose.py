@@ -38,8 +38,8 @@ def diagnose(
 
     splits = judged.splits()
     splits.check_held_out(judged.split)
-    encoder, data = judged.load(model, splits)
-    train = None if judged.split == "train" else splits.get("train")
+    encoder, split, data = judged.load(model, splits)
+    train = None if split == "train" else splits.get("train")
     found = run(
         encoder,
         data,

@@ -44,7 +44,13 @@ def train(
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[split]
-    dev = None if dev_split == split else splits.get(dev_split)
+    dev = None
+    measured = dev_split
+    if dev_split != split and dev_split in splits:
+        measured, dev = splits.unread(dev_split, model)
+    if measured == confirm:
+        say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
+        confirm = None
     typer.echo(f"{split}: {loaded}")
     trained = run(
         model,
@@ -52,14 +58,14 @@ def train(
         output,
         settings,
         dev=dev,
-        dev_is_drawn=dev_split in splits.drawn,
+        dev_is_drawn=measured == dev_split and dev_split in splits.drawn,
         test=None if confirm is None else splits[confirm],
         also_relevant=splits.relevant_documents(),
         say=say,
     )
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if trained.trainer.is_world_process_zero():
-        figures |= _report(trained, split, dev_split, confirm, splits.caveat)
+        figures |= _report(trained, split, measured, confirm, splits.caveat)
     return figures
 
 

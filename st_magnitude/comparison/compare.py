@@ -75,14 +75,14 @@ def compare(
     if (output / "compare.json").exists():
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
-    splits = make_splits(data, config, dev, test)
+    base = load(model) if isinstance(model, str) else model
+    check_length(base, config.max_length)
+    splits = make_splits(base, data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
-    base = load(model) if isinstance(model, str) else model
-    check_length(base, config.max_length)
     try:
         with locked_folder(output):
             began = time.perf_counter()

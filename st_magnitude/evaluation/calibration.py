@@ -164,6 +164,7 @@ def calibrate_exponent(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
+    data = data.unread_by(model)
     warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **encode)
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
@@ -309,6 +310,7 @@ def calibrate_prior(
     Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
     similarity = scoring_of(model, similarity)
+    data = data.unread_by(model)
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
     encoded = data.encode(model, **encode)
