@@ -97,7 +97,9 @@ def _report(
         if advice := verdict.advice():
             say(advice)
     if confirm is not None and trained.confirmed is not None:
-        say(trained.confirmed.headline(confirm))
+        said = trained.confirmed.headline(confirm)
+        counts = "" if verdict is None else verdict.which_counts(trained.confirmed, confirm)
+        say(f"{said} {counts}".strip())
         figures[confirm] = trained.confirmed.to_dict()
     for text in filter(None, (trained.prior, trained.norm_warning)):
         say(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -110,15 +111,35 @@ class Verdict(Result):
         where = f"{self.queries:,} {split} queries"
         if self.folds:
             where = f"{self.queries:,} queries, held out in {self.folds} folds"
-        if self.is_better:
-            name = "Better"
-        elif self.saved.gain[2] < 0.0:
-            name = "Worse"
-        else:
-            name = "No clear difference"
-        said = f"{name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
+        said = f"{self._name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
         bm25 = " ".join(self._about(control) for control in self.controls[:1])
         return f"{said}, on {where}. {bm25}".strip()
+
+    def which_counts(self, confirmed: Verdict, split: str) -> str:
+        """Where the verdict on another split is another one: which of the two counts, and why."""
+        if confirmed._name == self._name:
+            return ""
+        if self.caveat or confirmed.queries >= self.queries:
+            return f"The line on the {split} split counts, as none of its queries chose anything."
+        said = (
+            f"The first line counts, as it rests on more queries ({self.queries:,} against"
+            f" {confirmed.queries:,})."
+        )
+        gain = abs(self.saved.gain[0])
+        mean, low, _ = confirmed.saved.gain
+        if gain and mean > low:
+            needed = confirmed.queries * (POWER * (mean - low) / gain) ** 2
+            said += (
+                f" To show {100 * gain:.1f} points in four of five draws, the {split} split would"
+                f" need about {math.ceil(needed):,}."
+            )
+        return said
+
+    @property
+    def _name(self) -> str:
+        if self.is_better:
+            return "Better"
+        return "Worse" if self.saved.gain[2] < 0.0 else "No clear difference"
 
     def advice(self) -> str:
         """Recommended next steps."""

@@ -118,7 +118,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     }
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, ours, **kwargs)
-        recall(model, load_file_path(path, MEMORY, **place))
+        memory = load_file_path(path, MEMORY, **place)
+    recall(model, memory)
     warn_of_unused_prompt(model)
     return model
 
