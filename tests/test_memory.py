@@ -102,7 +102,7 @@ def test_nor_does_mteb(model, data, monkeypatch, tmp_path):
 def place(model, tmp_path):
     """A model that has read its train and dev splits, and a file with both and a test split."""
     rows = [
-        {"query": f"w{i} w0", "document": f"w{i} w{i} w{200 + i}", "split": part}
+        {"query": f"w{i} w0", "document": f"w{max(i, 1)} " * 2, "split": part}
         for i, part in enumerate(["train"] * 60 + ["dev"] * 60 + ["test"] * 70)
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -143,13 +143,13 @@ def test_search_and_its_rule_are_about_queries_that_nobody_has_read(place):
     options, folder = place
     said = invoke("search", folder / "model", "w3", **options).output
     assert "of 40 questions with an answer" in " ".join(said.split())  # 70, of which 30 were read
-    assert figures("search", folder / "model", "w3", risk=0.2, **options)["rule"]["queries"] == 40
+    assert figures("search", folder / "model", "w3", risk=0.3, **options)["rule"]["queries"] == 40
     rows = options["data"].read_text().splitlines()
     options["data"].write_text("\n".join(rows[:120]))
     said = " ".join(invoke("search", folder / "model", "w3", **options).output.split())
     assert "No share is shown: " in said
     assert "was trained on all questions" in said
-    assert "trained on all" in refusal("search", folder / "model", "w3", risk=0.2, **options)
+    assert "trained on all" in refusal("search", folder / "model", "w3", risk=0.3, **options)
 
 
 def test_a_second_training_is_judged_by_what_the_first_has_not_read(place, static_path):

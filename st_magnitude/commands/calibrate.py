@@ -58,6 +58,7 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
+    from st_magnitude.evaluation.judge import nothing_found
     from st_magnitude.result import points
 
     ndcg = float(curve.at(exponent).mean())
@@ -67,6 +68,8 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
         gain = curve.gain(exponent, other)
         typer.echo(f"  over {name}: {points(gain)}")
         figures[f"versus_{name}"] = gain
+    if nothing := nothing_found(*curve.ndcg):
+        typer.echo(nothing)
     return figures
 
 

@@ -151,6 +151,8 @@ class _Searcher:
 
     def compare(self, found: Sequence[Hit]) -> str:
         """A sentence on the best score next to those of questions that have an answer."""
+        if not len(self.best):
+            return "No question of these data has an answer, with which to compare the score."
         share = float((self.best <= found[0].score).double().mean())
         said = f"{share:.0%} of {len(self.best):,} questions with an answer have no higher score."
         return f"{said} Perhaps nothing here answers this one." if share <= FAR else said
