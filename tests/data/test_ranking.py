@@ -1,4 +1,4 @@
-"""What a search returns, whoever searches, against figures that were computed by hand and by others."""
+"""What a search returns, against figures that were computed by hand and by trec_eval."""
 
 import math
 import random

@@ -11,8 +11,8 @@ from sklearn.metrics import ndcg_score
 
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, calibrate_prior
 from st_magnitude.data import task as task_module
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.ranking import ndcg
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import (
     CompressionEvaluator,

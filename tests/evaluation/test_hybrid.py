@@ -198,7 +198,7 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
-    run = search(task["queries"], task["corpus"], top_k=20, stopwords=None)
+    run = dict(search(task["queries"], task["corpus"], top_k=20, stopwords=None))
     run["unjudged"] = {"elsewhere": 1.0}
     del run["q8"]
     evaluator = HybridEvaluator(**task, top_k=10, bm25=run)

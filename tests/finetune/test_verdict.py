@@ -114,7 +114,8 @@ def by_hand() -> Verdict:
     model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
     data = RetrievalData({word: word for word in words}, corpus, relevant)
     run = {w: {d: -float(i) for i, d in enumerate(of)} for w, of in zip(words, RUN, strict=True)}
-    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare(run, folds=5)
+    found = Ranking.of_run(data, run)
+    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare(found, folds=5)
     return verdict
 
 
@@ -148,7 +149,7 @@ def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
 def test_changes_of_equal_size_are_chosen_by_the_queries():
     """Of three, the second is the median one; and a query of another id is the same one."""
     texts = {"a": "tea", "b": "rain", "c": "wax", "same": "?"}
-    data = RetrievalData(texts, {"x": "X", "y": "Y"}, dict.fromkeys(texts, {"y"}))
+    data = RetrievalData(texts, {"x": "X", "y": "Y"}, {key: {"y"} for key in texts})
     wrong, right = {"x": 1.0}, {"y": 1.0}
     before = Ranking.of_run(data, dict.fromkeys(texts, wrong))
     after = Ranking.of_run(data, dict.fromkeys("abc", right) | {"same": wrong})
@@ -249,3 +250,33 @@ def test_other_grades_are_other_data():
         for relevant in ({"d": 1, "e": 2}, {"d": 1, "e": 1}, {"e": 1, "d": 1})
     )
     assert one.digest != other.digest == same.digest
+
+
+def confirmed(gain, queries, **options) -> Verdict:
+    return replace(verdict_of(gain, **options), queries=queries)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (verdict_of(BETTER), confirmed(BETTER, 90), ""),
+        # 90 * (1.43 * 3 / 5)^2 = 66.3 test queries, were their interval half as wide as this one
+        (
+            verdict_of(BETTER),
+            confirmed(OPEN, 90),
+            "The first line counts, as it rests on more queries (200 against 90). To show 5.0"
+            " points in four of five draws, the test split would need about 67.",
+        ),
+        (verdict_of(BETTER), confirmed(OPEN, 200), "The line on the test split counts"),
+        (
+            replace(verdict_of(BETTER, best=BETTER), saved=Scored(0.5, 0.55, BETTER)),
+            confirmed(OPEN, 90),
+            "The line on the test split counts",
+        ),
+        (verdict_of(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
+    ],
+)
+def test_which_of_two_verdicts_counts(first, second, said):
+    found = first.which_counts(second, "test")
+    assert said in found
+    assert bool(found) == bool(said)
