@@ -18,10 +18,10 @@ from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.abstention import Abstention
 from st_magnitude.evaluation.calibration import ExponentCurve, PriorCurve
 from st_magnitude.evaluation.compression import table
-from st_magnitude.evaluation.judge import nothing_found
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Verdict
+from st_magnitude.judge import nothing_found
 from st_magnitude.result import Result
 from st_magnitude.serving.check import ServingCheck
 
@@ -130,7 +130,7 @@ def test_storage_that_finds_by_chance_what_the_whole_embedding_misses_is_not_rec
     queries = {f"q{i}": "tea" for i in range(80)}
     data = RetrievalData(queries, corpus, {key: {"a"} for key in queries})
     found = stm.diagnose(model, data)["storage"]
-    assert found.gain[1] > 0
+    assert found.gain.low > 0
     assert found.verdict == "not enough data"
     assert NOTHING in found.reason
     assert found.choice == "keep all 2 dimensions in float32"

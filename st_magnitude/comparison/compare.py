@@ -22,10 +22,10 @@ from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import Gain, judge
-from st_magnitude.finetune.measure import bm25_control, found_by
+from st_magnitude.finetune.measure import bm25_control
 from st_magnitude.finetune.trainer import check_length
-from st_magnitude.finetune.verdict import model_ndcg
+from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.training.run_folder import list_differences
@@ -111,8 +111,8 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        pretrained = model_ndcg(trials.base, trials.splits["dev"]).mean()
-        return _Progress(settings, float(pretrained))
+        pretrained = model_ranking(trials.base, trials.splits["dev"]).mean
+        return _Progress(settings, pretrained)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
@@ -266,20 +266,22 @@ class _Run:
             models = {"pretrained": self.trials.base}
             for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
-            measured = {of: model_ndcg(model, test).tolist() for of, model in models.items()}
+            measured = {
+                of: model_ranking(model, test).ndcg.tolist() for of, model in models.items()
+            }
             self.progress.test = measured
             self._save()
         scores = dict(self.progress.test)
         lexical, no_control = bm25_control(test)
         if lexical is not None:
-            scores[BM25] = [*found_by(lexical, test).ndcg.values()]
+            scores[BM25] = lexical.ndcg.tolist()
         before = scores["pretrained"]
         bm25 = scores.get(BM25)
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
         control, *others = trained.values()
 
-        def gain(after: list[float], before: list[float]) -> Gain:
-            return judge(np.subtract(after, before), seed=self.trials.config.seed).gain
+        def gain(after: list[float], before: list[float]) -> Difference:
+            return judge(np.subtract(after, before), seed=self.trials.config.seed)
 
         return OnTest(
             queries=len(test.query_ids),

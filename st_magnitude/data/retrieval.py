@@ -309,7 +309,8 @@ class RetrievalData:
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries of ``query_ids`` and the corpus, with options of `encode_texts`."""
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
-        return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
+        own = self.own_columns(self.query_ids)
+        return replace(encoded, columns=self.columns, own=own, data=self)
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"

@@ -17,9 +17,8 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from st_magnitude._files import locked_folder
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.memory import AllReadError
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.hybrid import Run
-from st_magnitude.evaluation.judge import norm_warning
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
@@ -34,6 +33,7 @@ from st_magnitude.finetune.trainer import (
     warn_of_left_out,
 )
 from st_magnitude.finetune.verdict import Verdict
+from st_magnitude.judge import norm_warning
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
@@ -69,7 +69,7 @@ class TrainedModel:
 
     @property
     def norm_warning(self) -> str:
-        """The `evaluation.judge.norm_warning` of the sample; empty if there is none."""
+        """The `judge.norm_warning` of the sample; empty if there is none."""
         after = self.geometry.get("after", {})
         d = after.get("cohens_d", math.nan)
         error = after.get("cohens_d_error", math.nan)
@@ -197,7 +197,7 @@ def _held_out(
 def _judge(
     trainer: SentenceTransformerTrainer,
     baseline: Baseline,
-    of_folds: Run | None,
+    of_folds: Ranking | None,
     folds: int,
     on_test: Baseline | None,
 ) -> TrainedModel:

@@ -13,43 +13,11 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.measure import (
     DEPTH,
     NUM_DOCUMENTS,
-    Found,
     RetrievalEvaluator,
     bm25_control,
     card_figures,
     encode,
-    found_by,
 )
-
-# Discounts of the ranks 1, 2, 3 and 10: 1, .63093, .5 and .28906.
-# The gains 3, 1 give 3.63093 at best; the gain 2 gives 2; 1 gives 1.
-GRADED = {
-    "whole": ({"a": 3, "b": 1}, "ab", 1.0),
-    "turned": ({"a": 3, "b": 1}, "ba", 0.79671),  # (1 + 3 * .63093) / 3.63093
-    "first missing": ({"a": 3, "b": 1}, "cb", 0.17377),  # .63093 / 3.63093
-    "third": ({"a": 2}, "bca", 0.5),  # 2 * .5 / 2
-    "tenth": ({"x": 1}, "abcdefghix", 0.28906),
-    "eleventh": ({"x": 1}, "abcdefghijx", 0.0),
-    "nothing": ({"a": 1}, "", 0.0),
-}
-
-
-def test_found_is_a_table_computed_by_hand():
-    corpus = {document: f"text {document}" for document in "abcdefghijx"}
-    queries = dict.fromkeys([*GRADED, "unjudged"], "which?")
-    data = RetrievalData(queries, corpus, {q: grades for q, (grades, _, _) in GRADED.items()})
-    run = {q: {d: -float(i) for i, d in enumerate(found)} for q, (_, found, _) in GRADED.items()}
-    found = found_by(run | {"unjudged": {"a": 1.0}}, data)
-    assert found.ndcg == pytest.approx({q: x for q, (_, _, x) in GRADED.items()}, abs=1e-5)
-    assert found.first == {q: ranked[:1] for q, (_, ranked, _) in GRADED.items()}
-    # (1 + .79671 + .17377 + .5 + .28906) / 7
-    assert found.mean == pytest.approx(0.39422, abs=1e-5)
-
-
-def test_differences_are_of_the_same_query_whatever_the_order():
-    before = Found({"a": 0.5, "b": 1.0, "c": 0.25}, {})
-    after = Found({"c": 1.0, "a": 0.5, "b": 0.0}, {})
-    assert after.minus(before).tolist() == [0.75, 0.0, -1.0]
 
 
 def four(*answers):
