@@ -53,7 +53,6 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.evaluation.judge import nothing_found
     from st_magnitude.result import points
 
     ndcg = float(curve.at(exponent).mean())
@@ -63,8 +62,6 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
         gain = curve.gain(exponent, other)
         typer.echo(f"  over {name}: {points(gain)}")
         figures[f"versus_{name}"] = gain
-    if nothing := nothing_found(*curve.ndcg):
-        typer.echo(nothing)
     return figures
 
 

@@ -269,12 +269,10 @@ class _Run:
             measured = {of: model_ndcg(model, test).tolist() for of, model in models.items()}
             self.progress.test = measured
             self._save()
-        scores = dict(self.progress.test)
         lexical, no_control = bm25_control(test)
-        if lexical is not None:
-            scores[BM25] = [*found_by(lexical, test).ndcg.values()]
+        bm25 = [] if lexical is None else [*found_by(lexical, test).ndcg.values()]
+        scores = self.progress.test | ({BM25: bm25} if bm25 else {})
         before = scores["pretrained"]
-        bm25 = scores.get(BM25)
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
         control, *others = trained.values()
 
@@ -286,7 +284,7 @@ class _Run:
             documents=len(test.corpus),
             ndcg={of: sum(score) / len(score) for of, score in scores.items()},
             over_pretrained={of: gain(x, before) for of, x in trained.items()},
-            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
+            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25},
             over_cosine=gain(others[0], control) if others else None,
             no_control=no_control,
         )
