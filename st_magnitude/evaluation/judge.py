@@ -106,13 +106,11 @@ def warn_if_few(queries: Sized, choice: str) -> None:
 
 def nothing_found(*ndcg: float) -> str:
     """The sentence in place of a recommendation, if no mean nDCG@10 is above 0; else empty."""
+    if any(mean > 0 for mean in ndcg):
+        return ""
     return (
-        ""
-        if any(mean > 0 for mean in ndcg)
-        else (
-            "No query has a relevant document among the first ten, so nothing can be recommended: check"
-            " the judgments and the texts, or take another model."
-        )
+        "No query has a relevant document among the first ten, so nothing can be recommended: check"
+        " the judgments and the texts, or take another model."
     )
 
 
