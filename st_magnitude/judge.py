@@ -131,12 +131,7 @@ def warn_if_few(queries: Sized, choice: str) -> None:
 
 
 def nothing_found(*ndcg: float) -> str:
-    """A sentence in place of a recommendation, if no mean nDCG@10 is above 0; else empty.
-
-    Example:
-        >>> nothing_found(0.0, 0.1), nothing_found(0.0, math.nan).partition(":")[0]
-        ('', 'No query has a relevant document among the first ten, so nothing can be recommended')
-    """
+    """The sentence in place of a recommendation, if no mean nDCG@10 is above 0; else empty."""
     if any(mean > 0 for mean in ndcg):
         return ""
     return (

@@ -58,7 +58,6 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.judge import nothing_found
 
     ndcg = float(curve.at(exponent).mean())
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {ndcg:.4f}")
@@ -67,8 +66,6 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
         gain = curve.gain(exponent, other)
         typer.echo(f"  over {name}: {gain}")
         figures[f"versus_{name}"] = gain
-    if nothing := nothing_found(*curve.ndcg):
-        typer.echo(nothing)
     return figures
 
 

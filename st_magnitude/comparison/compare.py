@@ -271,12 +271,10 @@ class _Run:
             }
             self.progress.test = measured
             self._save()
-        scores = dict(self.progress.test)
         lexical, no_control = bm25_control(test)
-        if lexical is not None:
-            scores[BM25] = lexical.ndcg.tolist()
+        bm25 = [] if lexical is None else lexical.ndcg.tolist()
+        scores = self.progress.test | ({BM25: bm25} if bm25 else {})
         before = scores["pretrained"]
-        bm25 = scores.get(BM25)
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
         control, *others = trained.values()
 
@@ -288,7 +286,7 @@ class _Run:
             documents=len(test.corpus),
             ndcg={of: sum(score) / len(score) for of, score in scores.items()},
             over_pretrained={of: gain(x, before) for of, x in trained.items()},
-            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
+            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25},
             over_cosine=gain(others[0], control) if others else None,
             no_control=no_control,
         )

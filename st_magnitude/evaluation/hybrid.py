@@ -27,7 +27,6 @@ from st_magnitude.evaluation.scoring import scoring_of
 __all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
 
 Run = dict[str, dict[str, float]]
-WORD = r"\b\w\w+\b"  # as in mteb
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 
 logger = logging.getLogger(__name__)
@@ -99,8 +98,7 @@ def bm25_run(
             finds nothing in Chinese, Japanese or Thai, and cuts words of Hindi at vowel signs:
             there pass a segmenter, or ``list`` for single characters.
 
-    Logs a warning if fewer than 80 % of the queries have a document with one of their words. No
-    query has one where the documents have no words.
+    Logs a warning if fewer than 80 % of the queries have a document with one of their words.
 
     Raises:
         ImportError: If bm25s is not installed.
@@ -121,7 +119,7 @@ def bm25_run(
     def spelled(text: str) -> str:
         return unicodedata.normalize("NFC", text).lower()
 
-    split = tokenizer or re.compile(WORD).findall
+    split = tokenizer or re.compile(r"\b\w\w+\b").findall
     left_out = {*map(spelled, bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords)}
 
     def words(text: str) -> list[str]:

@@ -32,9 +32,8 @@ DEPTH = 100  # documents of BM25's run for each query
 def bm25_control(data: RetrievalData) -> tuple[Ranking | None, str]:
     """BM25's run of the data, or None and a sentence that says why it is no control.
 
-    It is a control where at least half of the queries share a word with a document that answers
-    them. For queries with `DEPTH` documents or more this is unknown, and counts as such.
-    Without bm25s the log says what is missing, and the sentence is empty.
+    It is one where at least half of the queries share a word with an answer, or have `DEPTH`
+    documents or more, of which no more are read. Without bm25s, the log says so.
     """
     try:
         run = bm25_run(data.only(data.query_ids), DEPTH)
