@@ -265,7 +265,8 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    with run_folder.saved(trainer.model, output, "training.json", record) as folder:
+    texts = [text for row in rows.take(4) for text in list(row.values())[:2]]
+    with run_folder.saved(trainer.model, output, "training.json", record, texts) as folder:
         for title, text in sections.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
+from st_magnitude.saving.check import OURS, REFERENCE, check_saved
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
-from st_magnitude.surgery.raw import refuse_other_models, warn_of_unused_prompt
+from st_magnitude.surgery.raw import keeps_modes, refuse_other_models, warn_of_unused_prompt
 
 __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 
 logger = logging.getLogger(__name__)
 
-_REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 _EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
@@ -39,6 +39,7 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     :func:`st_magnitude.load`, or call ``del model[-1]`` before you save, and apply the exponent
     when you index, ``Similarity(gamma_document=gamma).document(vectors)``. An adapter (LoRA) is
     merged in a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
+    What was written is loaded again, and has to embed a few texts as the model does.
 
     Args:
         model: The trained SentenceTransformer.
@@ -50,7 +51,8 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
         OSError: If the model cannot be written, as on a full disk, or another process writes to the
             folder. The folder is then as it was.
         TypeError: If the model is a CrossEncoder, MultiVectorEncoder or SparseEncoder.
-        ValueError: If the weights under an adapter are quantized.
+        ValueError: If the weights under an adapter are quantized, or the model that was written
+            embeds texts in another way. The folder is then as it was.
     """
     path = Path(path)
     model = refuse_other_models(model, "export")
@@ -64,30 +66,34 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     return path
 
 
-def write_model(model: SentenceTransformer, folder: Path) -> None:
-    """Writes the files of :func:`export` into a folder, and keeps its other files."""
-    model = merged(model)
-    try:
-        model.save_pretrained(str(folder))
-    except (OSError, LookupError, TypeError, ValueError, AttributeError):
-        raise
-    except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
-        raise OSError(f"{type(error).__name__}: {error}") from error
-    if isinstance(model[-1], ExponentNorm):
-        _refer_to_package(folder)
-    complete_card(folder / "README.md", model)
+def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] = ()) -> None:
+    """Writes the files of :func:`export` into a folder, keeps its other files, and compares the
+    model in it with the one in memory (see `check_saved`)."""
+    plain = merged(model)
+    with keeps_modes(model):
+        try:
+            plain.save_pretrained(str(folder))
+        except (OSError, LookupError, TypeError, ValueError, AttributeError):
+            raise
+        except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        if isinstance(model[-1], ExponentNorm):
+            _refer_to_package(folder)
+        complete_card(folder / "README.md", plain)
+        del plain  # room for the copy that is loaded
+        check_saved(model, folder, texts)
 
 
 def _refer_to_package(folder: Path) -> None:
     """Makes the error of sentence-transformers say what to install."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    modules[-1]["type"] = _REFERENCE
+    modules[-1]["type"] = REFERENCE
     (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
     code = (
         "try:\n    from st_magnitude.modules import ExponentNorm  # noqa: F401\n"
         f"except ImportError as error:\n    raise ImportError({NEEDS_PACKAGE!r}) from error\n"
     )
-    (folder / f"{_REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
+    (folder / f"{REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
@@ -108,12 +114,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
     _refuse_cross_encoder(path, kwargs)
-    ours: dict[str, type] = {
-        f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
-        _REFERENCE: ExponentNorm,
-    }
     with loading("model", path, has_options=bool(kwargs)):
-        model = load_with_classes(path, ours, **kwargs)
+        model = load_with_classes(path, OURS, **kwargs)
     warn_of_unused_prompt(model)
     return model
 

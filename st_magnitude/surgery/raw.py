@@ -180,18 +180,27 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
         (array([3.], dtype=float32), array([1.], dtype=float32))
     """
     model = refuse_other_models(model, "Encoding")
-    modes = [(module, module.training) for module in model.modules()]
     ends = [(modules, end, list(modules)[end:]) for _, modules, end in _ends(model, keep_normalize)]
     try:
         for modules, end, _ in ends:
             del modules[end:]
         with ExitStack() as stack:
+            stack.enter_context(keeps_modes(model))
             if any(removed for _, _, removed in ends):
                 stack.enter_context(encodes_alone(model))
             yield
     finally:
         for modules, _, removed in ends:
             modules.extend(removed)
+
+
+@contextmanager
+def keeps_modes(model: nn.Module) -> Iterator[None]:
+    """After the block, every module is in training or not as before; ``encode`` ends training."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
         for module, is_training in modes:
             module.training = is_training
 
