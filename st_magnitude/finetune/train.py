@@ -30,6 +30,7 @@ from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.training import run_folder
@@ -126,6 +127,7 @@ def train(
         checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
         check_length(model, config.max_length)
+        refuse_frozen(model)
         answers = _answers(data, dev, test) | set(also_relevant)
         folds = num_folds(model, data, None if dev_is_drawn else dev, config)
         if folds and dev is not None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
+from st_magnitude.modules import ExponentNorm
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,25 @@ def add_lora(model: SentenceTransformer, rank: int) -> None:
         raise ValueError(f"lora={rank} needs a transformer with linear layers; leave it out.")
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.1, target_modules="all-linear")
     model.add_adapter(config)
+
+
+def refuse_frozen(model: nn.Module) -> None:
+    """Refuses (ValueError) a model of which training could change nothing but learned exponents.
+
+    Who freezes a model without an adapter may want to learn the exponents alone.
+    """
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    norms = [module for module in model.modules() if isinstance(module, ExponentNorm)]
+    exponents = {parameter for norm in norms for parameter in norm.parameters()}
+    if trained - exponents or (trained and not has_adapter(model)):
+        return
+    if not has_adapter(model):
+        raise ValueError("The model has no weights that training could change; choose another one.")
+    raise ValueError(
+        "All weights of the encoder are frozen, those of its adapter too, as peft loads adapters"
+        f" frozen. {MERGE_FIRST} To train the adapter on: `for name, weight in"
+        " model.named_parameters(): weight.requires_grad_('lora_' in name)`."
+    )
 
 
 def merged(model: Model) -> Model:

@@ -108,8 +108,6 @@ def train_or_stop(
             " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
             " that gathers the weights (docs/devices.md)."
         )
-    if not any(weight.requires_grad for weight in trainer.model.parameters()):
-        raise ValueError("The model has no weights that training could change; choose another one.")
     attach(trainer)
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
