@@ -209,7 +209,7 @@ def _arguments(
         router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
         output_dir=str(output / "checkpoints"),
         num_train_epochs=cast(float, config.epochs),
-        max_steps=config.max_steps,
+        max_steps=config.max_steps or -1,
         per_device_train_batch_size=cast(int, config.batch_size),
         learning_rate=usual_rate(model) if rate is None else rate,
         warmup_steps=0.1,  # a share
