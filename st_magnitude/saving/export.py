@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,13 @@ from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
-from st_magnitude.surgery.raw import keeps_modes, refuse_other_models, warn_of_unused_prompt
+from st_magnitude.surgery.raw import (
+    keeps_modes,
+    num_positions,
+    readers_of,
+    refuse_other_models,
+    warn_of_unused_prompt,
+)
 
 __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 
@@ -182,10 +189,23 @@ def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:
-    """Limits how many tokens of a text a model reads; ValueError if it reads any number."""
-    try:
-        model.max_seq_length = length
-    except AttributeError:
-        raise ValueError(
-            "This model reads texts of any number of tokens; leave out max_length (--max-length)."
-        ) from None
+    """Limits how many tokens of a text a model reads, by every route of a Router.
+
+    Raises:
+        ValueError: If the model, or a route of it, reads texts of any number of tokens or has no
+            positions for so many. Its limit is then as it was.
+    """
+    readers = readers_of(model)
+    for reader in readers:
+        if getattr(reader, "max_seq_length", None) in (None, math.inf):
+            raise ValueError(
+                f"This model reads texts of any number of tokens, in its {type(reader).__name__};"
+                " leave out max_length (--max-length)."
+            )
+        if length > (positions := num_positions(reader)):
+            raise ValueError(
+                f"max_length={length:,} (--max-length) is more than the {positions:,} positions of"
+                f" this model; give at most {positions:,}."
+            )
+    for reader in readers:
+        reader.max_seq_length = length  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from st_magnitude._upstream import encodes_alone
 from st_magnitude.modules import ExponentNorm
@@ -58,6 +59,27 @@ def routes_of(router: Router) -> dict[str, nn.Sequential]:
     """The routes of a Router by name."""
     routes = router.sub_modules.items()
     return {name: route for name, route in routes if isinstance(route, nn.Sequential)}
+
+
+def readers_of(model: SentenceTransformer) -> list[nn.Module]:
+    """The modules that read texts: the first one, or the first one of each route of a Router."""
+    first = model[0]
+    return (
+        [route[0] for route in routes_of(first).values()] if isinstance(first, Router) else [first]
+    )
+
+
+def num_positions(reader: nn.Module) -> float:
+    """The number of tokens for which a transformer has learned positions; infinity without them."""
+    for model in reader.modules():
+        if isinstance(model, PreTrainedModel):
+            most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            for name, table in model.named_modules():
+                is_of_positions = "position" in name or name.endswith("wpe")
+                if is_of_positions and isinstance(table, nn.Embedding) and most:
+                    skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+                    return most - skipped if table.num_embeddings >= most else math.inf
+    return math.inf
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
