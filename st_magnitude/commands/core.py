@@ -215,7 +215,7 @@ def report(error: Exception) -> int:
             typer.secho(text, fg=typer.colors.RED, err=True)
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
-    return 2 if is_for_user else 70
+    return getattr(error, "exit_code", 2) if is_for_user else 70
 
 
 # Packages that refuse what a user gave, such as a model, by a ValueError

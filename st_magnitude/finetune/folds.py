@@ -16,6 +16,7 @@ from st_magnitude.evaluation.hybrid import Run, dense_run
 from st_magnitude.finetune.measure import encode
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, train_copy
+from st_magnitude.training.stopping import refuse_diverged
 
 __all__ = ["DEFAULT_FOLDS", "cross_validate", "folds_of", "num_folds"]
 
@@ -51,6 +52,7 @@ def cross_validate(
         train = data.only(data.queries.keys() - fold)
         rows = make_rows(train, config.negatives, config.seed)
         trainer = train_copy(model, train, rows, config, output)
+        refuse_diverged(trainer)
         run |= dense_run(*encode(trainer.model, data.only(fold)))
     return run
 

@@ -104,7 +104,7 @@ def train(
 
     Raises:
         ValueError: If the data have too few pairs or share queries with dev, or a setting does not
-            suit the model.
+            suit the model. DivergedError, one of them: gradients or weights are not finite.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
             is False, or a run that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to

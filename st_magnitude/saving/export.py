@@ -13,6 +13,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
+from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
@@ -111,7 +112,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     Raises:
         ImportError: If the table is asked for and not installed.
-        OSError: If there is no model of that name, or a file of it is missing or damaged.
+        OSError: If there is no model of that name, or a file of it is missing or damaged, such as
+            those of its tokenizer.
         TypeError: If the model is a CrossEncoder in the format of transformers.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
@@ -123,8 +125,26 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     _refuse_cross_encoder(path, kwargs)
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, OURS, **kwargs)
+    _refuse_unreadable(model, path)
     warn_of_unused_prompt(model)
     return model
+
+
+def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
+    """Refuses a model that reads nothing of a text, and so embeds all texts of a length alike."""
+    for reader in readers_of(model):
+        tokenizer = getattr(reader, "tokenizer", None)
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):
+                raise OSError(
+                    f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
+                    " (tokenizer.json). Copy them from the model that it was made of."
+                )
+            if tokenizer.model_max_length < 1:
+                raise ValueError(
+                    f"The model at {path!r} reads {tokenizer.model_max_length} tokens of a text:"
+                    " mend model_max_length in its tokenizer_config.json."
+                )
 
 
 @contextmanager

@@ -248,7 +248,14 @@ def encode_raw(
     model = unwrapped(model)
     with raw_embeddings(model, keep_normalize):
         by_role = model.encode_query if role == "query" else model.encode_document
-        return at_least_float32(by_role(texts, convert_to_tensor=True, **encode))
+        try:
+            return at_least_float32(by_role(texts, convert_to_tensor=True, **encode))
+        except IndexError as error:
+            raise ValueError(
+                f"The model has no embedding for a token or a place in a {role} ({error}): its"
+                " tokenizer knows more tokens than its weights, or reads more than it has positions"
+                " for. Take both from one model, or lower max_seq_length."
+            ) from error
 
 
 def raw_features(

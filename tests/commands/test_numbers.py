@@ -15,10 +15,11 @@ from st_magnitude.commands.app import app
 COMMANDS = typer.main.get_command(app).commands
 VALUES = (-1, 0, 2**32, 2**63)
 # what a command needs, next to the option
+SHORT = ("--data", "data", "--model", "model", "--batch-size", 4, "--max-steps", 1)
+ONE = ("--budget", "1s", "--losses", "cosine", "--temperatures", 0.1, "--learning-rates", 0.01)
 USUAL = {
-    "train": ("--model", "model", "--data", "data", "--batch-size", 4, "--max-steps", 1),
-    "compare": ("--model", "model", "--data", "data", "--budget", "1s", "--batch-size", 4)
-    + ("--max-steps", 1, "--losses", "cosine", "--temperatures", 0.1, "--learning-rates", 0.01),
+    "train": SHORT,
+    "compare": (*SHORT, *ONE),
     "search": ("model", "tea", "--data", "data"),
     "check-serving": ("http://127.0.0.1:9/v1", "--model", "model"),
     "mteb": ("model", "data", "--split", "dev"),
