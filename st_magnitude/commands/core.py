@@ -27,7 +27,7 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
-from st_magnitude._checks import finite
+from st_magnitude._checks import in_range
 from st_magnitude._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
         try:
             for name, value in given.items():
-                finite(f"--{name.replace('_', '-')}", value)
+                in_range(f"--{name.replace('_', '-')}", value)
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -218,7 +218,7 @@ def report(error: Exception) -> int:
             typer.secho(text, fg=typer.colors.RED, err=True)
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
-    return 2 if is_for_user else 70
+    return getattr(error, "exit_code", 2) if is_for_user else 70
 
 
 # Packages that refuse what a user gave, such as a model, by a ValueError

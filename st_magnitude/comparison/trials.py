@@ -142,7 +142,7 @@ class Trials:
         exponent = float(scoring_of(model).exponents[1])
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
-            usual = None if self.config.max_length is None else self.base.max_seq_length
+            usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 encoded = self.splits["dev"].encode(model)
         except NotFiniteError:

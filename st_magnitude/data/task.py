@@ -27,7 +27,7 @@ TILE_WIDTH = 2**16  # documents whose scores are held at a time
 
 
 class NotFiniteError(ValueError):
-    """An embedding with NaN or infinite entries."""
+    """Embeddings that answer nothing: with NaN or infinite entries, or the same for all texts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +225,14 @@ def encode_texts(
     documents = [corpus[document] for document in document_ids]
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
     d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
+    for role, given, found in (("query", texts, q), ("document", documents, d)):
+        if len(set(given)) > 1 and (found == found[:1]).all():
+            said = "zero" if not found.any() else "the same"
+            raise NotFiniteError(
+                f"The embeddings of {len(set(given)):,} different {role} texts are all {said}: the"
+                " weights or the tokenizer of the model are damaged, it knows no word of the texts,"
+                " or its training has collapsed. Take another model."
+            )
     return EncodedTask(q, d, query_ids=list(queries), document_ids=document_ids)
 
 

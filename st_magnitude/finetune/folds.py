@@ -16,6 +16,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.measure import encode
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, train_copy
+from st_magnitude.training.stopping import refuse_diverged
 
 __all__ = ["DEFAULT_FOLDS", "cross_validate", "folds_of", "num_folds"]
 
@@ -67,6 +68,7 @@ def cross_validate(
         train = data.only(data.queries.keys() - fold).apart_from(asked)
         rows = make_rows(train, config.negatives, config.seed)
         trainer = train_copy(model, train, rows, config, output)
+        refuse_diverged(trainer)
         encoded, similarity = encode(trainer.model, asked)
         found.append(encoded.search(similarity))
     return Ranking.joined(judged, found)
