@@ -23,6 +23,12 @@ def needs(purpose: str, extra: str) -> Iterator[None]:
         ) from error
 
 
+def shown(value: object, most: int = 99) -> str:
+    """A value as a message shows it, cut."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """Checks that a value is one of a few choices."""
     if value not in choices:

@@ -34,7 +34,7 @@ Negatives = Annotated[
 ]
 Prompts = Annotated[bool, Option(help="Put the model's prompts before the texts.")]
 Bf16 = Annotated[bool | None, Option(help="Compute in bfloat16; default: where it is fast.")]
-SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
+SkipEmpty = Annotated[bool, Option(help="Leave out judgments of empty and absent texts.")]
 
 
 def check_ranges(config: DataclassInstance) -> None:

@@ -32,12 +32,12 @@ def calibrate(
     """
     if output is not None:
         refuse_used_folder(output)
-    from st_magnitude.evaluation.calibration import calibrate_exponent
-
     splits = judged.splits()
     splits.check_held_out(judged.split, confirm)
     others = None if confirm is None else splits[confirm]
     encoder, data = judged.load(model, splits)
+    from st_magnitude.evaluation.calibration import calibrate_exponent
+
     curve = calibrate_exponent(encoder, data, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": judged.split, **curve.to_dict()}

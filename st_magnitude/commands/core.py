@@ -90,7 +90,7 @@ class DataOptions:
     data: Annotated[
         str,
         Option(
-            help="Pairs: a CSV, TSV, JSONL or Parquet file, a folder of them, or a data set of the"
+            help="Pairs: a CSV, TSV, JSON or Parquet file, a folder of them, or a data set of the"
             " hub; a folder in BEIR's layout; or texts without labels."
         ),
     ]
@@ -124,9 +124,9 @@ class Judged(DataOptions):
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, RetrievalData]:
         """The model, and the split to measure on."""
+        data = splits[self.split]
         from st_magnitude.saving.export import limit_length, load
 
-        data = splits[self.split]
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
@@ -165,6 +165,8 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         try:
             for name, value in given.items():
                 finite(f"--{name.replace('_', '-')}", value)
+                if value == "" or (isinstance(value, list) and "" in value):
+                    raise ValueError(f"{name.upper()} is empty{_UNSET}")
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -289,6 +291,15 @@ def say(text: str) -> None:
     typer.echo(wrap(text))
 
 
+_UNSET = ", as an unset variable of the shell is; give a value."
+
+
 def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
-    return Option(file_okay=False, help=help)
+
+    def parse(given: str) -> Path:  # typer takes nothing for the current folder
+        if not given or Path(given).is_file():
+            raise typer.BadParameter(f"{given!r} is a file." if given else f"it is empty{_UNSET}")
+        return Path(given)
+
+    return Option(parser=parse, metavar="DIRECTORY", help=help)

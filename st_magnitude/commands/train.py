@@ -38,14 +38,15 @@ def train(
     folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
-    from st_magnitude.finetune.train import train as run
-
     splits = source.splits()
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[split]
     dev = None if dev_split == split else splits.get(dev_split)
+    test = None if confirm is None else splits[confirm]
     typer.echo(f"{split}: {loaded}")
+    from st_magnitude.finetune.train import train as run
+
     trained = run(
         model,
         loaded,
@@ -53,7 +54,7 @@ def train(
         settings,
         dev=dev,
         dev_is_drawn=dev_split in splits.drawn,
-        test=None if confirm is None else splits[confirm],
+        test=test,
         also_relevant=splits.relevant_documents(),
         say=say,
     )
