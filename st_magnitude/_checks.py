@@ -12,13 +12,38 @@ from numbers import Integral
 INSTALL = "from a checkout: pip install"
 
 
+class InputError(ValueError):
+    """What the user gave cannot be used. The command line prints the message in one line, as it
+    does for the two classes below and for errors of the system."""
+
+
+class InputTypeError(TypeError):
+    """An `InputError` for a value of another type."""
+
+
+class MissingPackage(ImportError):
+    """An optional package that is not installed."""
+
+
+@contextmanager
+def foreign() -> Iterator[None]:
+    """Takes over what another package refuses with a sentence of its own."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        if type(error) in (ValueError, ImportError):  # those below have no such sentence
+            kind = InputError if isinstance(error, ValueError) else MissingPackage
+            raise kind(str(error)) from error
+        raise
+
+
 @contextmanager
 def needs(purpose: str, extra: str) -> Iterator[None]:
     """Turns a missing package into an ImportError that says which extra to install."""
     try:
         yield
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             f'{purpose} needs {error.name}. Install it {INSTALL} ".[{extra}]".'
         ) from error
 
@@ -33,26 +58,26 @@ def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """Checks that a value is one of a few choices."""
     if value not in choices:
         *first, last = map(repr, choices)
-        raise ValueError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")
+        raise InputError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")
 
 
 def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None:
     """Checks that a value is a positive, finite number, or one of the words."""
     if value not in words and not (isinstance(value, (int, float)) and 0 < value < math.inf):
         options = " or ".join(["a positive number", *map(repr, words)])
-        raise ValueError(f"{name} must be {options}; got {value!r}.")
+        raise InputError(f"{name} must be {options}; got {value!r}.")
 
 
 def finite(name: str, value: object) -> None:
     """Checks that a value is not an infinite number or NaN."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number; got {value}.")
+        raise InputError(f"{name} must be a finite number; got {value}.")
 
 
 def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:
     """Checks that a number is not below a minimum; NaN never passes."""
     if not value >= minimum:
-        raise ValueError(f"{name} must be at least {minimum}{advice}; got {value}.")
+        raise InputError(f"{name} must be at least {minimum}{advice}; got {value}.")
 
 
 def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
@@ -64,7 +89,7 @@ def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
         or len(set(given)) < len(given)
         or not all(isinstance(dim, Integral) and dim >= 1 for dim in given)
     ):
-        raise ValueError(
+        raise InputError(
             f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}."
         )
     return tuple(map(int, given))

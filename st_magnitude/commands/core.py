@@ -7,7 +7,6 @@ option answer at once.
 from __future__ import annotations
 
 import contextlib
-import dis
 import errno
 import gc
 import inspect
@@ -27,7 +26,7 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
-from st_magnitude._checks import finite
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, finite
 from st_magnitude._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
             for name, value in given.items():
                 finite(f"--{name.replace('_', '-')}", value)
                 if value == "" or (isinstance(value, list) and "" in value):
-                    raise ValueError(f"{name.upper()} is empty{_UNSET}")
+                    raise InputError(f"{name.upper()} is empty{_UNSET}")
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -205,7 +204,7 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.args[:1] == (errno.ENOSPC,) and error.filename is None:
         why = f"{os.strerror(errno.ENOSPC)}, where stdout or a file of another package is written"
         error = OSError(f"{why}.")  # files of ours are named
-    is_for_user = _is_for_user(error)
+    is_for_user = isinstance(error, (OSError, InputError, InputTypeError, MissingPackage))
     with contextlib.suppress(OSError):  # nobody reads stderr
         if _show_traceback or not is_for_user:
             traceback.print_exception(error)
@@ -218,28 +217,6 @@ def report(error: Exception) -> int:
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return 2 if is_for_user else 70
-
-
-# Packages that refuse what a user gave, such as a model, by a ValueError
-_REFUSES = {"sentence_transformers", "transformers", "huggingface_hub", "datasets", "accelerate"}
-_REFUSES |= {"mteb", "peft"}
-
-
-def _is_for_user(error: Exception) -> bool:
-    """Whether an error says what the user can mend: it is one of the system, or a statement
-    ``raise`` raised it. Where an expression fails, the fault is ours."""
-    if isinstance(error, OSError):
-        return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    assert last is not None  # it was raised
-    package = last.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-    if package != "st_magnitude" and (package not in _REFUSES or isinstance(error, TypeError)):
-        return False
-    step = last.tb_frame.f_code.co_code[last.tb_lasti]  # which needs no source
-    is_statement = step == dis.opmap["RAISE_VARARGS"]
-    return isinstance(error, (ValueError, TypeError, ImportError)) and is_statement
 
 
 def one_line(text: str) -> str:

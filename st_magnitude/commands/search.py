@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from st_magnitude._checks import InputError
 from st_magnitude.commands.core import DataOptions, Figures, ModelId, command, say, show_progress
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def search(
     splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
     if risk is not None and "dev" not in parts:
-        raise ValueError("--risk needs questions that nobody trained on: add a dev split.")
+        raise InputError("--risk needs questions that nobody trained on: add a dev split.")
     if risk is not None:
         from st_magnitude.evaluation.abstention import check_range
 

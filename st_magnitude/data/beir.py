@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from st_magnitude._checks import shown
+from st_magnitude._checks import InputError, shown
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
@@ -36,7 +36,7 @@ _MEANS_SOMETHING = frozenset("#%&*/@\\")  # punctuation in Unicode, but not in "
 logger = logging.getLogger(__name__)
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Data that cannot be used; the message says where the problem is and what to do."""
 
 

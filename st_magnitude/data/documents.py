@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
-from st_magnitude._checks import at_least, needs
+from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.tables import (
     OTHER_SUFFIXES,
@@ -91,7 +91,7 @@ def as_document(row: object, where: str) -> Document:
         return {"text": row, "code": False}
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
         found = sorted(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-        raise ValueError(f"{where}: needs a string under the key 'text', but is {found}.")
+        raise InputError(f"{where}: needs a string under the key 'text', but is {found}.")
     return {"text": row["text"], "code": bool(row.get("code"))}
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from st_magnitude._checks import InputError
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
@@ -21,7 +22,7 @@ TILE = 2**24  # scores that are held at a time
 TILE_WIDTH = 2**16  # documents whose scores are held at a time
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(InputError):
     """An embedding with NaN or infinite entries."""
 
 

@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 from tqdm import tqdm
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.beir import folded
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.hybrid import Run, dense_run
@@ -29,7 +30,7 @@ def num_folds(
     """The number of folds, 0 for none: by default five for a static table without dev data."""
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if config.folds and not is_alone:
-        raise ValueError(f"folds={config.folds} train one after another: start one process.")
+        raise InputError(f"folds={config.folds} train one after another: start one process.")
     if dev is not None or not is_alone:
         return 0
     if config.folds is not None:

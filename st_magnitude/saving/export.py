@@ -13,6 +13,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
@@ -26,7 +27,6 @@ __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 logger = logging.getLogger(__name__)
 
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
-_EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
 
@@ -104,7 +104,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     """
     path = str(path)
     if not path.strip():
-        raise ValueError("The name of the model is empty; give a folder or a hub id.")
+        raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
     _refuse_cross_encoder(path, kwargs)
@@ -122,7 +122,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
     """Turns the errors of loading into one that names the model."""
     try:
-        yield
+        with foreign():
+            yield
     except Exception as error:
         where = f"The {what} at {path!r}"
         said = str(error)
@@ -134,7 +135,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             ) from error
         # Upstream advises to run the code, and shows names that the model has chosen.
         if "trust_remote_code" in said:
-            raise ValueError(
+            raise InputError(
                 f"{where} needs classes that are not part of sentence-transformers or transformers,"
                 f" {_NO_CODE}"
             ) from error
@@ -142,7 +143,8 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             raise OSError(
                 f"{where} has weights that are torn or hold code, {_NO_CODE} Take safetensors."
             ) from error
-        if not isinstance(error, OSError) and (has_options or type(error) in _EXPLAINED):
+        is_explained = isinstance(error, (InputError, MissingPackage))
+        if is_explained or (has_options and not isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and not is_folder:
             said = said.partition(". ")[0]
@@ -173,7 +175,7 @@ def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError):  # the constructor says more about it
         return
     if "ForSequenceClassification" in architectures:
-        raise TypeError(
+        raise InputTypeError(
             f"The model at {path!r} is a CrossEncoder, which scores pairs and embeds no texts. Load"
             f" it with sentence_transformers.CrossEncoder({path!r})."
         )
@@ -184,6 +186,6 @@ def limit_length(model: SentenceTransformer, length: int) -> None:
     try:
         model.max_seq_length = length
     except AttributeError:
-        raise ValueError(
+        raise InputError(
             "This model reads texts of any number of tokens; leave out max_length (--max-length)."
         ) from None

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
 
-from st_magnitude._checks import needs
+from st_magnitude._checks import InputError, needs
 from st_magnitude._upstream import forget_adapter
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -25,7 +25,7 @@ def add_lora(model: SentenceTransformer, rank: int) -> None:
     with needs("LoRA", "revela"):
         from peft import LoraConfig
     if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
-        raise ValueError(f"lora={rank} needs a transformer with linear layers; leave it out.")
+        raise InputError(f"lora={rank} needs a transformer with linear layers; leave it out.")
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.1, target_modules="all-linear")
     model.add_adapter(config)
 
@@ -54,7 +54,7 @@ def merge_lora(model: Model) -> Model:
     """
     parameters = model.named_parameters()
     if names := [name for name, values in parameters if not values.is_floating_point()]:
-        raise ValueError(
+        raise InputError(
             f"merge_lora computes new weights, and {len(names)} of this model are integers, such "
             f"as {names[0]}. Load the model without quantization."
         )

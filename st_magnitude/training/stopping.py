@@ -13,6 +13,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformerTrainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._upstream import load_checkpoint_into
 from st_magnitude.training.attach import attach, refuse_without_negatives
@@ -103,13 +104,13 @@ def train_or_stop(
     ``say`` hears how long a run of minutes takes.
     """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
-        raise ValueError(
+        raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
             " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
             " that gathers the weights (docs/devices.md)."
         )
     if not any(weight.requires_grad for weight in trainer.model.parameters()):
-        raise ValueError("The model has no weights that training could change; choose another one.")
+        raise InputError("The model has no weights that training could change; choose another one.")
     attach(trainer)
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
