@@ -112,7 +112,11 @@ def evaluate(
             )
     runs: SentenceTransformer | EncoderProtocol | ModelMeta
     try:
-        chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
+        reader = str(model) if isinstance(model, Path) else model
+        chosen = [
+            mteb.get_task(x) if isinstance(x, str) else retrieval_task(x.unread_by(reader))
+            for x in tasks
+        ]
         if isinstance(model, SentenceTransformer):
             runs = model
         elif Path(model).is_dir():

@@ -132,7 +132,7 @@ class Table:
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """The lines of a row, with each cell broken at the width of its column."""
         sized = zip(row, widths, strict=True)
-        cells = [_lines_of(text, width) for text, width in sized]
+        cells = [_lines_of(text, max(width, 1)) for text, width in sized]
         for parts in zip_longest(*cells, fillvalue=""):
             aligned = zip(parts, widths, self.is_number, strict=True)
             padded = (part.rjust(n) if right else part.ljust(n) for part, n, right in aligned)

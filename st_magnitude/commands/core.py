@@ -87,10 +87,11 @@ class DataOptions:
     """Options of the commands that read queries, documents and judgments."""
 
     data: Annotated[
-        str,
+        list[str],
         Option(
             help="Pairs: a CSV, TSV, JSON or Parquet file, a folder of them, or a data set of the"
-            " hub; a folder in BEIR's layout; or texts without labels."
+            " hub; a folder in BEIR's layout; or texts without labels. Several files of pairs are"
+            " joined: --data mined.jsonl --data pairs.csv."
         ),
     ]
     columns: Annotated[
@@ -105,8 +106,9 @@ class DataOptions:
         """The splits of the data, after sentences on how they were read."""
         from st_magnitude.data.pairs import load_splits
 
+        source = self.data[0] if len(self.data) == 1 else self.data
         splits = load_splits(
-            self.data, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
+            source, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
         )
         for note in () if is_quiet else splits.notes:
             say(note)
@@ -121,16 +123,17 @@ class Judged(DataOptions):
     batch_size: BatchSize = 32
     max_length: MaxLength = None
 
-    def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, RetrievalData]:
-        """The model, and the split to measure on."""
-        data = splits[self.split]
+    def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
+        """The model, and the split to measure on with its name: see `Splits.unread`."""
+        splits[self.split]  # before the model is loaded
         from st_magnitude.saving.export import limit_length, load
 
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
-        typer.echo(f"{self.split}: {data}")
-        return encoder, data
+        split, data = splits.unread(self.split, encoder)
+        typer.echo(f"{split}: {data}")
+        return encoder, split, data
 
     @property
     def encode(self) -> dict[str, int | bool]:

@@ -36,10 +36,10 @@ def diagnose(
             refuse_foreign(output / name)
     splits = judged.splits()
     splits.check_held_out(judged.split)
-    encoder, data = judged.load(model, splits)
+    encoder, split, data = judged.load(model, splits)
     from st_magnitude.diagnosis.diagnose import diagnose as run
 
-    train = None if judged.split == "train" else splits.get("train")
+    train = None if split == "train" else splits.get("train")
     found = run(
         encoder,
         data,

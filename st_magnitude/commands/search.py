@@ -48,7 +48,8 @@ def search(
     compares the best score with those of questions that have an answer. With --risk, such as 0.1,
     the dev split gives a rule that says when nothing answers.
     """
-    from st_magnitude.data.beir import folded
+    from st_magnitude.data.beir import canonical
+    from st_magnitude.data.memory import AllReadError
 
     splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
@@ -61,8 +62,16 @@ def search(
     answers: dict[str, set[str]] = {}
     for part in parts.values():
         for query, grades in part.relevant.items():
-            answers.setdefault(folded(part.queries[query]), set()).update(grades)
-    known = parts.get("dev") or next(iter(parts.values()))
+            answers.setdefault(canonical(part.queries[query]), set()).update(grades)
+    split = "dev" if "dev" in parts else next(iter(parts))
+    known = parts[split]
+    try:
+        known = splits.unread(split, model)[1]
+        says_share = True
+    except AllReadError:
+        if risk is not None:
+            raise
+        says_share = False
     searchers = [_Searcher(name, known) for name in (model, against) if name]
     rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
@@ -70,9 +79,11 @@ def search(
         tasks = [searcher.ask(text) for searcher in searchers]
         pairs = zip(searchers, tasks, strict=True)
         found = [searcher.find(task, top_k) for searcher, task in pairs]
-        _show(found, known.corpus, answers.get(folded(text), set()))
+        _show(found, known.corpus, answers.get(canonical(text), set()))
         answered = None
-        if rule is None:
+        if not says_share:
+            say(f"No share is shown: {model} was trained on all questions of these data.")
+        elif rule is None:
             say(searchers[0].compare(found[0]))
         else:
             best = tasks[0].top(rule.similarity, 2)
@@ -148,6 +159,8 @@ class _Searcher:
 
     def compare(self, found: Sequence[Hit]) -> str:
         """A sentence on the best score next to those of questions that have an answer."""
+        if not len(self.best):
+            return "No question of these data has an answer, with which to compare the score."
         share = float((self.best <= found[0].score).double().mean())
         said = f"{share:.0%} of {len(self.best):,} questions with an answer have no higher score."
         return f"{said} Perhaps nothing here answers this one." if share <= FAR else said

@@ -42,7 +42,13 @@ def train(
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[split]
-    dev = None if dev_split == split else splits.get(dev_split)
+    dev = None
+    measured = dev_split
+    if dev_split != split and dev_split in splits:
+        measured, dev = splits.unread(dev_split, model)
+    if measured == confirm:
+        say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
+        confirm = None
     test = None if confirm is None else splits[confirm]
     typer.echo(f"{split}: {loaded}")
     from st_magnitude.finetune.train import train as run
@@ -53,14 +59,14 @@ def train(
         output,
         settings,
         dev=dev,
-        dev_is_drawn=dev_split in splits.drawn,
+        dev_is_drawn=measured == dev_split and dev_split in splits.drawn,
         test=test,
         also_relevant=splits.relevant_documents(),
         say=say,
     )
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if trained.trainer.is_world_process_zero():
-        figures |= _report(trained, split, dev_split, confirm, splits.caveat)
+        figures |= _report(trained, split, measured, confirm, splits.caveat)
     return figures
 
 
@@ -92,7 +98,9 @@ def _report(
         if advice := verdict.advice():
             say(advice)
     if confirm is not None and trained.confirmed is not None:
-        say(trained.confirmed.headline(confirm))
+        said = trained.confirmed.headline(confirm)
+        counts = "" if verdict is None else verdict.which_counts(trained.confirmed, confirm)
+        say(f"{said} {counts}".strip())
         figures[confirm] = trained.confirmed.to_dict()
     for text in filter(None, (trained.prior, trained.norm_warning)):
         say(text)

@@ -24,7 +24,7 @@ from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import Gain, judge
-from st_magnitude.finetune.measure import bm25_if_installed, found_by
+from st_magnitude.finetune.measure import bm25_control, found_by
 from st_magnitude.finetune.trainer import check_length
 from st_magnitude.finetune.verdict import model_ndcg
 from st_magnitude.saving.card import add_section, model_name
@@ -76,14 +76,14 @@ def compare(
     if (output / "compare.json").exists():
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
-    splits = make_splits(data, config, dev, test)
+    base = load(model) if isinstance(model, str) else model
+    check_length(base, config.max_length)
+    splits = make_splits(base, data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
-    base = load(model) if isinstance(model, str) else model
-    check_length(base, config.max_length)
     try:
         with locked_folder(output):
             began = time.perf_counter()
@@ -268,11 +268,12 @@ class _Run:
             for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
             measured = {of: model_ndcg(model, test).tolist() for of, model in models.items()}
-            if (lexical := bm25_if_installed(test)) is not None:
-                measured[BM25] = [*found_by(lexical, test).ndcg.values()]
             self.progress.test = measured
             self._save()
-        scores = self.progress.test
+        scores = dict(self.progress.test)
+        lexical, no_control = bm25_control(test)
+        if lexical is not None:
+            scores[BM25] = [*found_by(lexical, test).ndcg.values()]
         before = scores["pretrained"]
         bm25 = scores.get(BM25)
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
@@ -288,6 +289,7 @@ class _Run:
             over_pretrained={of: gain(x, before) for of, x in trained.items()},
             over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
             over_cosine=gain(others[0], control) if others else None,
+            no_control=no_control,
         )
 
     def _write(self, result: CompareResult) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from st_magnitude.comparison.config import Candidate
-from st_magnitude.evaluation.judge import Gain
+from st_magnitude.evaluation.judge import Gain, nothing_found
 from st_magnitude.result import Result, Table, points, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
@@ -66,8 +66,9 @@ class OnTest:
     documents: int
     ndcg: dict[str, float]
     over_pretrained: dict[str, Gain]
-    over_bm25: dict[str, Gain]  # empty where bm25s is not installed
+    over_bm25: dict[str, Gain]  # empty where bm25s is not installed or BM25 is no control
     over_cosine: Gain | None  # of the first candidate on dev; None if that is plain cosine
+    no_control: str = ""  # why BM25 is none, in a sentence
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class CompareResult(Result):
     @property
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
+        if nothing := nothing_found(*self.test.ndcg.values()):
+            return nothing
         name = self.winner.name
         over_cosine = self.test.over_cosine
         gain = self.test.over_pretrained[name]
@@ -136,6 +139,8 @@ class CompareResult(Result):
                 f"It is {verdict} than BM25: {points(over_bm25)}. Consider fusing both"
                 " (HybridEvaluator)."
             )
+        if self.test.no_control:
+            found.append(self.test.no_control)
         exponent = self.winner.exponent
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
@@ -154,7 +159,8 @@ class CompareResult(Result):
         test = self.test
         models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
-        return Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
+        columns = ("model", "nDCG@10", "minus pretrained [95 %]")
+        return Table(columns, models, title, test.no_control)
 
     def to_dict(self) -> dict[str, object]:
         return {

@@ -86,8 +86,8 @@ def refuse_shared(
     queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str
 ) -> None:
     """Refuses two splits, query id -> text, that share queries by id or by text."""
-    texts = {folded(text) for text in others.values()} - {""}
-    both = sorted(q for q, text in queries.items() if q in others or folded(text) in texts)
+    texts = {canonical(text) for text in others.values()} - {""}
+    both = sorted(q for q, text in queries.items() if q in others or canonical(text) in texts)
     if both:
         raise DataError(
             f"{len(both):,} queries of the {split} split are also in the {other} split, such as"
@@ -96,35 +96,45 @@ def refuse_shared(
         )
 
 
-class _Fold(dict[int, str | None]):
-    """The replacement of each character in `folded`, by its code point."""
+# What nothing shows: Unicode's Default_Ignorable_Code_Point, controls, formats, and U+FFFC, which
+# stands for an object
+_INVISIBLE = re.compile(
+    "[\0-\b\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufffc\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
-    def __missing__(self, code: int) -> str | None:
+
+class _Separators(dict[int, str]):
+    """A space for punctuation and for a cell of Braille without dots, by code point."""
+
+    def __missing__(self, code: int) -> str:
         letter = chr(code)
-        kind = unicodedata.category(letter)
-        self[code] = letter
-        if kind == "Cf":  # invisible
-            self[code] = None
-        elif kind[0] == "P" and letter not in _MEANS_SOMETHING:
-            self[code] = " "
+        is_punctuation = unicodedata.category(letter)[0] == "P" and letter not in _MEANS_SOMETHING
+        self[code] = " " if is_punctuation or letter == "\u2800" else letter
         return self[code]
 
 
-_FOLD = _Fold()
+_SEPARATORS = _Separators()
 
 
-def folded(text: str) -> str:
-    """A text in one spelling: two queries with one key are one query.
+def canonical(text: str) -> str:
+    """A text in one spelling: two queries with one canonical text are one query.
 
-    Case, width and composition of letters (NFKC), spaces, invisible characters and punctuation do
-    not count. Symbols do, such as + and #. A text without anything else is kept.
+    Case, width and composition of letters (NFKC), spaces, punctuation and what nothing shows do not
+    count. Symbols do, such as + and #. A text without anything else is kept.
 
     Example:
-        >>> folded("Hello,  World?"), folded("C++"), folded("?!")
+        >>> canonical("Hello,  World?"), canonical("C++"), canonical("?!")
         ('hello world', 'c++', '?!')
     """
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(plain.translate(_FOLD).split()) or plain.strip()
+    plain = text.lower()
+    if not (plain.isascii() and plain.isprintable()):
+        plain = _INVISIBLE.sub("", text)
+        for _ in range(2):  # lower case can need another composition
+            plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", plain.casefold()))
+    return " ".join(plain.translate(_SEPARATORS).split()) or plain.strip()
 
 
 def check_layout(folder: Path, split: str) -> None:

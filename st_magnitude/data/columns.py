@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from st_magnitude._checks import shown
 from st_magnitude.data import beir
-from st_magnitude.data.beir import DataError, folded
+from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import remarks
 from st_magnitude.data.tables import PARTS, Row
 
@@ -82,7 +82,7 @@ def choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> di
 
 class Pair(NamedTuple):
     part: str | None
-    key: str  # the folded query
+    key: str  # the canonical query
     query: str
     document: str
     grade: int | None  # None: not judged
@@ -92,6 +92,7 @@ def read_pairs(
     rows: list[Row], columns: Mapping[str, list[str]], threshold: float | None, notes: list[str]
 ) -> list[Pair]:
     empty: list[str] = []
+    without = 0
     scored: list[tuple[str | None, str, str, float]] = []
     for row in rows:
         queries = _texts(row, columns["query"])
@@ -102,7 +103,10 @@ def read_pairs(
         part = row.part
         score = 1.0
         for column in columns.get("split", ()):
-            part = PARTS.get(str(row.cells.get(column)).lower())
+            if column not in row.cells:  # of several files, some may have none
+                without += 1
+                continue
+            part = PARTS.get(str(row.cells[column]).lower())
             if part is None:
                 raise DataError(f"{row.where}: the {column} is not train, dev or test.")
         for column in columns.get("score", ()):
@@ -116,6 +120,8 @@ def read_pairs(
             scored += [(part, query, text, 0.0) for text in negatives]
     if empty:
         notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
+    if without:
+        notes.append(f"{without:,} rows name no split: it is drawn, if the other rows have no dev.")
     scores = {score for *_, score in scored}
     highest = max(scores, default=0.0)
     are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
@@ -139,7 +145,7 @@ def read_pairs(
         return 0 if score <= 0 else None
 
     notes += remarks({text for _, _, text, _ in scored})
-    keys = {query: folded(query) for query in {query for _, query, *_ in scored}}
+    keys = {query: canonical(query) for query in {query for _, query, *_ in scored}}
     return [Pair(part, keys[query], query, text, grade(x)) for part, query, text, x in scored]
 
 

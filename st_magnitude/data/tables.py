@@ -15,7 +15,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
@@ -59,18 +59,18 @@ def num_held_out(number: int) -> int:
     return max(number // 10, int(number > 2))
 
 
-def read_rows(source: Source, notes: list[str]) -> Iterator[Row]:
-    """The rows of a path, a name on the hub, a data set, a data frame or mappings.
+def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:
+    """The rows of paths, or of a name on the hub, a data set, a data frame or mappings.
 
     Adds to the notes what the user should know.
     """
-    tables = _tables(source, notes)
-    parts = {name: _part_of(name) for name in tables}
+    tables = [table for source in sources for table in _tables(source, notes).items()]
+    parts = {name: _part_of(name) for name, _ in tables}
     named = {part for part in parts.values() if part is not None}
     has_splits = len({*parts.values()}) > 1 and named != {"train"}
     if not has_splits and (alone := named - {"train"}):
         notes.append(f"The {alone.pop()} split stands alone, so others are drawn from its rows.")
-    for name, rows in tables.items():
+    for name, rows in tables:
         part = parts[name]
         if has_splits and part is None and "train" in named:
             notes.append(f"Left out {name}, which by its name is no split.")

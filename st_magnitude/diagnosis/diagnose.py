@@ -70,6 +70,7 @@ def diagnose(
         >>> found.cohens_d, found["exponent"].verdict
         (inf, 'not enough data')
     """
+    data = data.unread_by(model)
     _check(data, min_gain, tolerance)
     today = scoring_of(model, similarity, before_normalize=True)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)

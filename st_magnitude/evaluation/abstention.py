@@ -82,7 +82,7 @@ class Abstention(Result):
 
     def measure(self, model: SentenceTransformer, data: RetrievalData, **encode: Any) -> Abstention:
         """The same rule with its counts on other data."""
-        encoded = encode_all(model, data, **encode)
+        encoded = encode_all(model, data.unread_by(model), **encode)
         return self.tested(*first_documents(encoded, self.similarity))
 
     @classmethod
@@ -143,7 +143,7 @@ def calibrate_abstention(
     """
     check_range(risk, delta)
     similarity = scoring_of(model, similarity)
-    return rule_of(encode_all(model, data, **encode), similarity, risk, delta)
+    return rule_of(encode_all(model, data.unread_by(model), **encode), similarity, risk, delta)
 
 
 def check_range(risk: float, delta: float = 0.05) -> None:

@@ -66,13 +66,14 @@ class SearchEvaluator(SentenceEvaluator):
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
 
     Attributes:
-        queries_ids: Ids of the queries that count.
+        queries_ids: Ids of the queries that count: after a call, without those on which the model
+            was trained by this package, about which the log has a line.
         per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
         ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is
-            out of its range; at the call, if the model's similarity is a distance or an embedding
-            is not finite.
+            out of its range; at the call, if the model's similarity is a distance, an embedding is
+            not finite, or the model was trained on all queries.
     """
 
     kind: ClassVar[str]
@@ -99,7 +100,7 @@ class SearchEvaluator(SentenceEvaluator):
         # judgments of other queries do not count, as in sentence-transformers
         if isinstance(relevant_docs, Mapping):
             relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
-        self.task = RetrievalData(queries, corpus, relevant_docs)
+        self.task = self.data = RetrievalData(queries, corpus, relevant_docs)
         if self.task.own:
             logger.info(
                 f"{len(self.task.own):,} queries are documents: left out of their own results."
@@ -127,6 +128,8 @@ class SearchEvaluator(SentenceEvaluator):
         if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
             warn_of_unused_prompt(model)
         self._has_encoded = True
+        self.task = self.data.unread_by(model)
+        self.queries_ids = self.task.query_ids
         return self.task.encode(model, **self.encoding, **self.prompts)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import Gain, judge, warn_if_few
+from st_magnitude.evaluation.judge import Gain, judge, nothing_found, warn_if_few
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.geometry import Array, norms
 from st_magnitude.result import Result, Table, points
@@ -50,6 +50,7 @@ class _Curve(Result):
         return {f"{x:g}": float(y) for x, y in zip(values, self.ndcg, strict=True)}
 
     def _table(self, name: str, values: Array, marks: dict[float, str], title: str) -> Table:
+        marks = {} if nothing_found(*self.ndcg) else marks
         rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, self.ndcg, strict=True)]
         return Table([name, "nDCG@10", ""], rows, title)
 
@@ -104,7 +105,9 @@ class ExponentCurve(_Curve):
         ends = (("cosine", self.versus_cosine), ("dot", self.versus_dot))
         gains = [[f"{self.highest:g} minus {name}", gain] for name, gain in ends]
         yield Table(["difference", "of nDCG@10 [95 %]"], gains)
-        if self.best != self.highest:
+        if nothing := nothing_found(*self.ndcg):
+            yield nothing
+        elif self.best != self.highest:
             is_kept = self.best == self.present
             why = "is today's" if is_kept else "loads anywhere, without st_magnitude"
             yield f"Exponent {self.highest:g} is tied with {self.best:g}, which {why}."
@@ -165,6 +168,7 @@ def calibrate_exponent(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
+    data = data.unread_by(model)
     warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **encode)
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
@@ -261,6 +265,7 @@ class PriorCurve(_Curve):
         if self.highest and not self.weight:
             sentence += " This is not clearly a gain, so the recommended weight is 0."
         title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
+        sentence = nothing_found(*self.ndcg) or sentence
         return [self._table("weight", self.weights, marks, title), sentence]
 
 
@@ -310,6 +315,7 @@ def calibrate_prior(
     Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
     similarity = scoring_of(model, similarity)
+    data = data.unread_by(model)
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
     encoded = data.encode(model, **encode)

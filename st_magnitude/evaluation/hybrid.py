@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from st_magnitude.similarity import Similarity
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
 
 Run = dict[str, dict[str, float]]
+WORD = r"\b\w\w+\b"  # as in mteb
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 
 logger = logging.getLogger(__name__)
@@ -92,17 +93,19 @@ def bm25_run(
 
     Args:
         top_k: Number of documents for each query.
-        stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is
-            best for code.
+        stopwords: Words that do not count, in any case: a language that bm25s knows, a list, or
+            None, which is best for code.
         tokenizer: Splits a text, in lower case and in Unicode's form NFC, into words. By default a
             word has two letters or digits and more between spaces or punctuation, as in mteb, which
             finds nothing in Chinese, Japanese or Thai, and cuts words of Hindi at vowel signs:
             there pass a segmenter, or ``list`` for single characters.
 
-    Logs a warning if fewer than 80 % of the queries have a document with one of their words.
+    Logs a warning if fewer than 80 % of the queries have a document with one of their words. No
+    query has one where the documents have no words.
 
     Raises:
         ImportError: If bm25s is not installed.
+        ValueError: If bm25s does not know the language of the stop words.
 
     Example:
         >>> corpus = {"d1": "Bees make honey.", "d2": "Honey, honey!"}
@@ -116,20 +119,22 @@ def bm25_run(
     with needs("BM25", "eval"):
         import bm25s
 
-    def words(texts: list[str]) -> list[list[str]]:
-        texts = [unicodedata.normalize("NFC", text) for text in texts]
-        if tokenizer is not None:
-            return [tokenizer(text.lower()) for text in texts]
-        kept = stopwords or []
-        found = bm25s.tokenize(texts, stopwords=kept, return_ids=False, show_progress=False)
-        return cast("list[list[str]]", found)
+    def spelled(text: str) -> str:
+        return unicodedata.normalize("NFC", text).lower()
 
-    documents = words([data.corpus[document] for document in data.document_ids])
+    split = tokenizer or re.compile(WORD).findall
+    left_out = {*map(spelled, bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords)}
+
+    def words(text: str) -> list[str]:
+        return [word for word in split(spelled(text)) if word not in left_out]
+
+    documents = [words(data.corpus[document]) for document in data.document_ids]
     index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
-    index.index(documents, create_empty_token=False, show_progress=False)
-    run: Run = {}
-    for query, tokens in zip(data.queries, words(list(data.queries.values())), strict=True):
-        scores = index.get_scores_from_ids(index.get_tokens_ids(tokens))  # (m,)
+    if any(documents):
+        index.index(documents, create_empty_token=False, show_progress=False)
+    run: Run = {query: {} for query in data.queries}
+    for query, text in data.queries.items() if any(documents) else ():
+        scores = index.get_scores_from_ids(index.get_tokens_ids(words(text)))  # (m,)
         if query in data.own:
             scores[data.position[query]] = 0.0
         found = np.flatnonzero(scores > 0)  # in the order of the ids, by which rank() sorts ties

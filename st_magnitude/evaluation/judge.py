@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from st_magnitude._checks import InputError
 
-__all__ = ["Difference", "Gain", "judge", "norm_warning", "warn_if_few"]
+__all__ = ["Difference", "Gain", "judge", "norm_warning", "nothing_found", "warn_if_few"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,21 @@ def warn_if_few(queries: Sized, choice: str) -> None:
             f"{len(queries)} queries are few to choose {choice} by: differences of several "
             f"hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
+
+
+def nothing_found(*ndcg: float) -> str:
+    """A sentence in place of a recommendation, if no mean nDCG@10 is above 0; else empty.
+
+    Example:
+        >>> nothing_found(0.0, 0.1), nothing_found(0.0, math.nan).partition(":")[0]
+        ('', 'No query has a relevant document among the first ten, so nothing can be recommended')
+    """
+    if any(mean > 0 for mean in ndcg):
+        return ""
+    return (
+        "No query has a relevant document among the first ten, so nothing can be recommended: check"
+        " the judgments and the texts, or take another model."
+    )
 
 
 def norm_warning(d: float, error: float, before: float = math.nan) -> str:

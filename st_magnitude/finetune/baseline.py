@@ -14,7 +14,7 @@ from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, 
 from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.judge import judge, warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.measure import bm25_if_installed, card_figures, encode, found_by
+from st_magnitude.finetune.measure import bm25_control, card_figures, encode, found_by
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
 from st_magnitude.similarity import Similarity
@@ -52,7 +52,7 @@ class Baseline:
             warn_if_few(data.query_ids, "a model")
             encoded, similarity = encode(model, data)
             self.found = found_by(dense_run(encoded, similarity), data)
-            self.lexical = bm25_if_installed(data)
+            self.lexical, self.no_control = bm25_control(data)
         self.geometry = self._geometry(encoded)
         self.seconds = time.perf_counter() - began
 
@@ -116,4 +116,5 @@ class Baseline:
             gained=int((changes > 0).sum()),
             lost=int((changes < 0).sum()),
             changes=changes_of(self.found, found, self.data),
+            no_control=self.no_control,
         )

@@ -21,12 +21,13 @@ from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
-__all__ = ["Found", "RetrievalEvaluator", "bm25_if_installed", "card_figures", "encode", "found_by"]
+__all__ = ["Found", "RetrievalEvaluator", "bm25_control", "card_figures", "encode", "found_by"]
 
 logger = logging.getLogger(__name__)
 
 NUM_DOCUMENTS = 500  # of the sample whose norms are measured
 NUM_QUERIES = 100
+DEPTH = 100  # documents of BM25's run for each query
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,26 @@ def found_by(run: Run, data: RetrievalData) -> Found:
     return Found(dict(zip(queries, values.tolist(), strict=True)), first)
 
 
-def bm25_if_installed(data: RetrievalData) -> Run | None:
-    """BM25's run of the data; None, and a line in the log, without bm25s."""
+def bm25_control(data: RetrievalData) -> tuple[Run | None, str]:
+    """BM25's run of the data, or None and a sentence that says why it is no control.
+
+    It is a control where at least half of the queries share a word with a document that answers
+    them. For queries with `DEPTH` documents or more this is unknown, and counts as such.
+    Without bm25s the log says what is missing, and the sentence is empty.
+    """
     try:
-        return bm25_run(data)
+        run = bm25_run(data, DEPTH)
     except ImportError as error:
         logger.warning(f"Not measured: {error}")
-        return None
+        return None, ""
+    relevant = {query: data.relevant[query].keys() for query in data.query_ids}
+    shared = sum(bool(ids & run[q].keys()) or len(run[q]) == DEPTH for q, ids in relevant.items())
+    if 2 * shared >= len(relevant):
+        return run, ""
+    return None, (
+        f"BM25 finds a word in common with an answer for {shared:,} of {len(relevant):,} queries"
+        " only, so it is no control."
+    )
 
 
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:

@@ -26,6 +26,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from st_magnitude._checks import InputError, foreign
 from st_magnitude._upstream import has_fast_bf16
+from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.losses.base import half_weights
@@ -38,7 +39,8 @@ from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
 
-__all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "train_copy"]
+__all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
+__all__ += ["train_copy", "warn_of_left_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,20 @@ def make_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
     """Rows of `RetrievalData.triplets`; by default with one negative if some are judged."""
     number = int(any(data.negatives.values())) if negatives is None else negatives
     return data.triplets(number, seed)
+
+
+def warn_of_left_out(data: RetrievalData, rows: Dataset) -> None:
+    if left := sum(map(len, data.relevant.values())) - len(rows):
+        logger.warning(
+            f"Left out {left:,} training pairs of which a text is a query of dev, of test, or of"
+            " other held-out queries."
+        )
+
+
+def remember_rows(trainer: SentenceTransformerTrainer) -> None:
+    """Makes the trained model remember the texts of its rows."""
+    rows = cast(Dataset, trainer.train_dataset)
+    remember(trainer.model, {text for column in rows.column_names for text in rows[column]})
 
 
 def is_uneven(positives: Iterable[str]) -> bool:
@@ -148,6 +164,7 @@ def train_copy(
         trainer.add_callback(callback)
     with reading(trainer.model, config.max_length):
         trainer.train()
+    remember_rows(trainer)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import Gain
+from st_magnitude.evaluation.judge import Gain, nothing_found
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.measure import Found
 from st_magnitude.result import Result, Table, points
@@ -87,6 +88,7 @@ class Verdict(Result):
     lost: int = 0
     changes: tuple[Change, ...] = ()  # the largest gain, the median change and the largest loss
     folds: int = 0  # in which the queries were held out; 0 for one split
+    no_control: str = ""  # why BM25 is none, in a sentence
 
     @property
     def is_better(self) -> bool:
@@ -110,18 +112,41 @@ class Verdict(Result):
         where = f"{self.queries:,} {split} queries"
         if self.folds:
             where = f"{self.queries:,} queries, held out in {self.folds} folds"
-        if self.is_better:
-            name = "Better"
-        elif self.saved.gain[2] < 0.0:
-            name = "Worse"
-        else:
-            name = "No clear difference"
-        said = f"{name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
-        bm25 = " ".join(self._about(control) for control in self.controls[:1])
+        said = f"{self._name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
+        bm25 = " ".join(map(self._about, self.controls[:1])) or self.no_control
         return f"{said}, on {where}. {bm25}".strip()
+
+    def which_counts(self, confirmed: Verdict, split: str) -> str:
+        """Where the verdict on another split is another one: which of the two counts, and why."""
+        if confirmed._name == self._name:
+            return ""
+        if self.caveat or confirmed.queries >= self.queries:
+            return f"The line on the {split} split counts, as none of its queries chose anything."
+        said = (
+            f"The first line counts, as it rests on more queries ({self.queries:,} against"
+            f" {confirmed.queries:,})."
+        )
+        gain = abs(self.saved.gain[0])
+        mean, low, _ = confirmed.saved.gain
+        if gain and mean > low:
+            needed = confirmed.queries * (POWER * (mean - low) / gain) ** 2
+            said += (
+                f" To show {100 * gain:.1f} points in four of five draws, the {split} split would"
+                f" need about {math.ceil(needed):,}."
+            )
+        return said
+
+    @property
+    def _name(self) -> str:
+        if self.is_better:
+            return "Better"
+        return "Worse" if self.saved.gain[2] < 0.0 else "No clear difference"
 
     def advice(self) -> str:
         """Recommended next steps."""
+        others = [control.ndcg for control in self.controls]
+        if nothing := nothing_found(self.pretrained, self.saved.ndcg, *others):
+            return nothing
         found: list[str] = []
         if self.saved.gain[2] < 0.0 and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
@@ -163,7 +188,7 @@ class Verdict(Result):
             rows.append([name, scored.ndcg, ""])
         rows += [[other.name, other.ndcg, points(other.gain)] for other in self.controls]
         columns = ["search", "nDCG@10", "the saved model over it"]
-        yield Table(columns, rows, "", self.caveat)
+        yield Table(columns, rows, "", f"{self.caveat} {self.no_control}".strip())
         if self.changes:
             yield f"{self.gained:,} queries gained and {self.lost:,} lost. For example:"
             yield "\n".join(map(str, self.changes))

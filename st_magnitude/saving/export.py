@@ -16,6 +16,7 @@ from sentence_transformers.util import load_file_path
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
+from st_magnitude.data.memory import MEMORY, recall, save_memory
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.table import TABLE, load_table
@@ -27,6 +28,7 @@ __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 logger = logging.getLogger(__name__)
 
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
+_PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
 
@@ -76,6 +78,7 @@ def write_model(model: SentenceTransformer, folder: Path) -> None:
     if isinstance(model[-1], ExponentNorm):
         _refer_to_package(folder)
     complete_card(folder / "README.md", model)
+    save_memory(model, folder)
 
 
 def _refer_to_package(folder: Path) -> None:
@@ -107,13 +110,16 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
-    _refuse_cross_encoder(path, kwargs)
+    place = {name: kwargs[name] for name in _PLACE if name in kwargs}
+    _refuse_cross_encoder(path, place)
     ours: dict[str, type] = {
         f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
         _REFERENCE: ExponentNorm,
     }
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, ours, **kwargs)
+        memory = load_file_path(path, MEMORY, **place)
+    recall(model, memory)
     warn_of_unused_prompt(model)
     return model
 
@@ -158,14 +164,12 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         ) from error
 
 
-def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
+def _refuse_cross_encoder(path: str, place: Mapping[str, Any]) -> None:
     """Refuses a CrossEncoder of older versions, which sentence-transformers loads without a word.
 
     It is a folder of transformers with a classification head. Where a model names its class,
     sentence-transformers warns that it converts it.
     """
-    names = ("token", "cache_folder", "revision", "local_files_only")
-    place = {name: options[name] for name in names if name in options}
     try:
         if load_file_path(path, "modules.json", **place):
             return

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.data.beir import DataError, folded
+from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.pairs import Splits, load_splits
 
 PAIRS = [(f"Is {a} {b}?", f"{b} {a} it is") for a in ("tea", "rain", "wax") for b in "abcdefgh"]
@@ -293,12 +293,12 @@ def test_nothing_leaks(pairs: list[tuple[str, str, int]], seed: int) -> None:
             load_splits(rows)
         return
     splits = load_splits(rows, seed=seed)
-    asked = [{folded(text) for text in splits[name].queries.values()} for name in splits]
+    asked = [{canonical(text) for text in splits[name].queries.values()} for name in splits]
     assert len(set().union(*asked)) == sum(map(len, asked))
     train = splits.get("train")
     if train is not None:
         judged = [*train.relevant.values(), *train.negatives.values()]
-        documents = {folded(train.corpus[d]) for ids in judged for d in ids}
+        documents = {canonical(train.corpus[d]) for ids in judged for d in ids}
         assert not documents & set().union(*asked[1:])
     for name in splits:
         assert {*splits[name].corpus.values()} == {d for _, d, _ in pairs}

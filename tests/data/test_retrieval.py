@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from st_magnitude.data.beir import HEADER, DataError, folded, refuse_shared, splits_of
+from st_magnitude.data.beir import HEADER, DataError, canonical, refuse_shared, splits_of
 from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -140,14 +140,14 @@ def test_a_split_that_cannot_be_read_does_not_stop_another(tmp_path: Path) -> No
     "text", ["Ａｎ e\u0301tude,  NO 1?", "an \u200bétude no. 1", "«An étude», no 1…"]
 )
 def test_texts_that_are_one_query(text: str) -> None:
-    assert folded(text) == "an étude no 1"
+    assert canonical(text) == "an étude no 1"
     with pytest.raises(DataError, match="1 queries of the dev split are also in the train split"):
         refuse_shared({"q1": text}, {"q2": "an étude no 1"}, "dev", "train")
 
 
 def test_texts_that_are_several_queries() -> None:
     texts = ["C", "C++", "C#", "+", "?", "!", "कि", "का", "1 %", "1"]
-    assert len({folded(text) for text in texts} - {""}) == len(texts)
+    assert len({canonical(text) for text in texts} - {""}) == len(texts)
 
 
 GOOD = '{"_id": "d0", "text": "t"}\n'

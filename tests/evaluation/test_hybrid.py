@@ -123,6 +123,40 @@ def test_bm25_in_other_scripts(caplog):
     assert search({"q": "绿茶"}, corpus, tokenizer=list)["q"].keys() == {"d1"}
 
 
+WORDLESS = {
+    "letters": list("ABCDE"),
+    "punctuation": ["?!", "...", "--", ""],
+    "one-letter words": ["a b c", "x y", "1 2"],
+    "stop words": ["the", "to be or not to be"],
+    "an unknown script": ["\ue000\ue001", "\ue002", "\ue003"],
+    "no document": [],
+}
+
+
+@pytest.mark.parametrize("documents", WORDLESS.values(), ids=WORDLESS)
+@pytest.mark.parametrize("tokenizer", [None, lambda text: []])
+def test_documents_without_words_are_found_by_no_query(documents, tokenizer, recwarn, caplog):
+    queries = {"what": "which of them?", "same": "A the ?! \ue000", "empty": ""}
+    corpus = {f"d{i}": text for i, text in enumerate(documents)}
+    assert search(queries, corpus, tokenizer=tokenizer) == {query: {} for query in queries}
+    assert "no document for 3 of 3 queries" in caplog.text
+    assert not [str(warned.message) for warned in recwarn if "divide" in str(warned.message)]
+
+
+def test_stop_words_are_those_of_any_tokenizer_in_any_case_and_form():
+    corpus = {"d1": "The caf\u00e9", "d2": "bees"}
+    queries = {"q": "THE bees", "cafe": "cafe\u0301"}
+    for tokenizer in (None, str.split):
+        found = search(queries, corpus, tokenizer=tokenizer)
+        assert [list(found[query]) for query in queries] == [["d2"], ["d1"]]
+        found = search(queries, corpus, tokenizer=tokenizer, stopwords=None)
+        assert found["q"].keys() == {"d1", "d2"}
+        found = search(queries, corpus, tokenizer=tokenizer, stopwords=["The", "CAFE\u0301"])
+        assert [list(found[query]) for query in queries] == [["d2"], []]
+    with pytest.raises(ValueError, match="latin not recognized"):
+        search(queries, corpus, stopwords="latin")
+
+
 def test_without_bm25s(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ImportError, match=r"BM25 needs bm25s.*eval"):
