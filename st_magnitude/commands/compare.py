@@ -26,6 +26,7 @@ def compare(
     command again to continue a run that was stopped.
     """
     splits = source.splits()
+    splits[settings.split]  # before a model is loaded
     from st_magnitude.comparison.compare import compare as run
 
     result = run(model, splits, output, settings, say=say)

@@ -6,13 +6,14 @@ import pytest
 from _cli import invoke, refusal
 from _processes import python
 from _tiny import load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from test_cli import COMMANDS
 
 from st_magnitude.data.pairs import load_splits
 from st_magnitude.saving.export import export
 
 ODD = b"\xef\xbb\xbfhow wet?\r\n\r\n \nwhat is \xe9?\r\n\xe6\x9c\x89?"
-QUESTIONS = ["how wet?", "what is \ufffd?", "有?"]
+ASKED = ["how wet?", "what is \ufffd?", "有?"]
 
 EVERY = """
 import io, json, sys
@@ -35,7 +36,8 @@ def place(tmp_path_factory):
     """A folder with a model and pairs that cp1252 cannot show."""
     folder = tmp_path_factory.mktemp("streams")
     export(load_transformer(save_transformer(folder / "plain")), folder / "model")
-    rows = [{"query": f"how wet → {n}?", "document": f"{n} is 有 ∑"} for n in range(30)]
+    pairs = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+    rows = [{"query": f"{query} → 有", "document": f"{text} ∑"} for query, text in pairs]
     load_splits(rows).save(folder / "data")
     return folder
 
@@ -53,20 +55,18 @@ ARGUMENTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_json", [False, True])
-def test_no_encoding_is_a_fault(place, tmp_path, is_json):
+def test_no_encoding_is_a_fault(place, tmp_path):
     """stdout in cp1252, and stdin with a mark, CRLF, blank lines and bytes that are no UTF-8."""
     assert ARGUMENTS.keys() == COMMANDS.keys()
     (tmp_path / "data").symlink_to(place / "data")
     (tmp_path / "model").symlink_to(place / "model")
-    more = ["--json"] if is_json else []
-    calls = [[name, *words.split(), *more, ODD.hex()] for name, words in ARGUMENTS.items()]
+    calls = [[name, *words.split(), ODD.hex()] for name, words in ARGUMENTS.items()]
     environment = {"PYTHONIOENCODING": "cp1252"}
     done = python("-c", EVERY, json.dumps(calls), cwd=tmp_path, environment=environment)
     codes = json.loads(done.stderr.splitlines()[-1])
     assert codes.keys() == COMMANDS.keys()
-    assert codes.pop("check-serving") == 2  # nobody listens
-    assert codes.pop("train") in (0, 3)
+    few = ("train", "compare", "check-serving")  # queries, and nobody listens
+    assert {codes.pop(name) for name in few} <= {0, 2, 3}
     assert {*codes.values()} == {0}
     assert r"\u2192" in done.stdout
 
@@ -75,7 +75,7 @@ def test_every_line_of_a_pipe_is_a_question(place, monkeypatch):
     monkeypatch.chdir(place)
     done = invoke("search", "model", data="data", json=True, input=ODD)
     found = [search["question"] for search in json.loads(done.stdout)["searches"]]
-    assert found == QUESTIONS
+    assert found == ASKED
 
 
 @pytest.mark.parametrize("name", COMMANDS)
