@@ -14,44 +14,75 @@ INSTALL = "from a checkout: pip install"
 LARGEST = 2**31  # numbers of options; seeds of numpy end at twice as many
 
 
+class InputError(ValueError):
+    """What the user gave cannot be used. The command line prints the message in one line, as it
+    does for the two classes below and for errors of the system."""
+
+
+class InputTypeError(TypeError):
+    """An `InputError` for a value of another type."""
+
+
+class MissingPackage(ImportError):
+    """An optional package that is not installed."""
+
+
+@contextmanager
+def foreign() -> Iterator[None]:
+    """Takes over what another package refuses with a sentence of its own."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        if type(error) in (ValueError, ImportError):  # those below have no such sentence
+            kind = InputError if isinstance(error, ValueError) else MissingPackage
+            raise kind(str(error)) from error
+        raise
+
+
 @contextmanager
 def needs(purpose: str, extra: str) -> Iterator[None]:
     """Turns a missing package into an ImportError that says which extra to install."""
     try:
         yield
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             f'{purpose} needs {error.name}. Install it {INSTALL} ".[{extra}]".'
         ) from error
+
+
+def shown(value: object, most: int = 99) -> str:
+    """A value as a message shows it, cut."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """Checks that a value is one of a few choices."""
     if value not in choices:
         *first, last = map(repr, choices)
-        raise ValueError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")
+        raise InputError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")
 
 
 def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None:
     """Checks that a value is a positive, finite number, or one of the words."""
     if value not in words and not (isinstance(value, (int, float)) and 0 < value < math.inf):
         options = " or ".join(["a positive number", *map(repr, words)])
-        raise ValueError(f"{name} must be {options}; got {value!r}.")
+        raise InputError(f"{name} must be {options}; got {value!r}.")
 
 
 def in_range(name: str, value: object) -> None:
     """Checks that no number of a value is NaN, infinite, or larger than libraries count."""
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(number, float) and not math.isfinite(number):
-            raise ValueError(f"{name} must be a finite number; got {number}.")
+            raise InputError(f"{name} must be a finite number; got {number}.")
         if isinstance(number, (int, float)) and number >= LARGEST:
-            raise ValueError(f"{name} must be less than {LARGEST:,}; got {number:,}.")
+            raise InputError(f"{name} must be less than {LARGEST:,}; got {number:,}.")
 
 
 def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:
     """Checks that a number is not below a minimum; NaN never passes."""
     if not value >= minimum:
-        raise ValueError(f"{name} must be at least {minimum}{advice}; got {value}.")
+        raise InputError(f"{name} must be at least {minimum}{advice}; got {value}.")
 
 
 def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
@@ -63,7 +94,7 @@ def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
         or len(set(given)) < len(given)
         or not all(isinstance(dim, Integral) and dim >= 1 for dim in given)
     ):
-        raise ValueError(
+        raise InputError(
             f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}."
         )
     return tuple(map(int, given))

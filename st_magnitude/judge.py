@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from st_magnitude._checks import InputError
+
 __all__ = ["Difference", "judge", "norm_warning", "nothing_found", "warn_if_few"]
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ def judge(
     """
     x = np.asarray(differences, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not (np.abs(x) <= 1 + 1e-9).all():
-        raise ValueError(
+        raise InputError(
             "differences must be one number in [-1, 1] for each query, such as differences of "
             f"nDCG@10; got an array of shape {x.shape}."
         )

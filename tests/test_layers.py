@@ -91,6 +91,15 @@ def test_no_function_has_more_than_60_lines_after_its_docstring():
         assert lines <= most, f"{file}: {node.name}"
 
 
+def test_what_commands_reach_refuses_by_a_class_of_its_own():
+    """The others keep their traceback on the command line (`_checks.InputError`)."""
+    for file, node in nodes(ast.Raise):
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        if not file.startswith(("kernel/", "geometry", "clip/", "revela/")):
+            name = getattr(raised, "id", "")
+            assert name not in ("ValueError", "TypeError", "ImportError"), file
+
+
 def test_private_names_of_other_packages_stand_in_one_place():
     for file, node in nodes(ast.ImportFrom):
         if file != "_upstream.py" and node.module and not node.module.startswith("st_magnitude"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from st_magnitude._checks import InputError
 from st_magnitude._files import refuse_used_folder
 from st_magnitude.commands.core import Figures, Judged, ModelId, command, folder
 
@@ -32,17 +33,17 @@ def calibrate(
     """
     if output is not None:
         refuse_used_folder(output)
-    from st_magnitude.evaluation.calibration import calibrate_exponent
-
     splits = judged.splits()
     splits.check_held_out(judged.split, confirm)
     others = None if confirm is None else splits[confirm]
     encoder, split, data = judged.load(model, splits)
     if split == confirm:
-        raise ValueError(
+        raise InputError(
             f"The {confirm} split chooses the exponent, as the model was trained on the"
             f" {judged.split} split: leave out --confirm {confirm}, or name another split."
         )
+    from st_magnitude.evaluation.calibration import calibrate_exponent
+
     curve = calibrate_exponent(encoder, data, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": split, **curve.to_dict()}

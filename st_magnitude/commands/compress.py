@@ -24,10 +24,10 @@ def compress(
     The table has nDCG@10 and storage with fewer dimensions, and as int8, RaBitQ and bits. Nothing
     is trained. Queries and corpus are encoded once.
     """
+    encoder, split, data = judged.load(model, judged.splits())
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
-    encoder, split, data = judged.load(model, judged.splits())
     evaluator = CompressionEvaluator(
         data.queries,
         data.corpus,

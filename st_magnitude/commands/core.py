@@ -7,7 +7,6 @@ option answer at once.
 from __future__ import annotations
 
 import contextlib
-import dis
 import errno
 import gc
 import inspect
@@ -27,7 +26,7 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
-from st_magnitude._checks import in_range
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
 from st_magnitude._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class DataOptions:
     data: Annotated[
         list[str],
         Option(
-            help="Pairs: a CSV, TSV, JSONL or Parquet file, a folder of them, or a data set of the"
+            help="Pairs: a CSV, TSV, JSON or Parquet file, a folder of them, or a data set of the"
             " hub; a folder in BEIR's layout; or texts without labels. Several files of pairs are"
             " joined: --data mined.jsonl --data pairs.csv."
         ),
@@ -126,9 +125,9 @@ class Judged(DataOptions):
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
         """The model, and the split to measure on with its name: see `Splits.unread`."""
+        splits[self.split]  # before the model is loaded
         from st_magnitude.saving.export import limit_length, load
 
-        splits[self.split]  # before the model is loaded
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
@@ -168,6 +167,8 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         try:
             for name, value in given.items():
                 in_range(f"--{name.replace('_', '-')}", value)
+                if value == "" or (isinstance(value, list) and "" in value):
+                    raise InputError(f"{name.upper()} is empty{_UNSET}")
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -206,7 +207,7 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.args[:1] == (errno.ENOSPC,) and error.filename is None:
         why = f"{os.strerror(errno.ENOSPC)}, where stdout or a file of another package is written"
         error = OSError(f"{why}.")  # files of ours are named
-    is_for_user = _is_for_user(error)
+    is_for_user = isinstance(error, (OSError, InputError, InputTypeError, MissingPackage))
     with contextlib.suppress(OSError):  # nobody reads stderr
         if _show_traceback or not is_for_user:
             traceback.print_exception(error)
@@ -219,28 +220,6 @@ def report(error: Exception) -> int:
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return getattr(error, "exit_code", 2) if is_for_user else 70
-
-
-# Packages that refuse what a user gave, such as a model, by a ValueError
-_REFUSES = {"sentence_transformers", "transformers", "huggingface_hub", "datasets", "accelerate"}
-_REFUSES |= {"mteb", "peft"}
-
-
-def _is_for_user(error: Exception) -> bool:
-    """Whether an error says what the user can mend: it is one of the system, or a statement
-    ``raise`` raised it. Where an expression fails, the fault is ours."""
-    if isinstance(error, OSError):
-        return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    assert last is not None  # it was raised
-    package = last.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-    if package != "st_magnitude" and (package not in _REFUSES or isinstance(error, TypeError)):
-        return False
-    step = last.tb_frame.f_code.co_code[last.tb_lasti]  # which needs no source
-    is_statement = step == dis.opmap["RAISE_VARARGS"]
-    return isinstance(error, (ValueError, TypeError, ImportError)) and is_statement
 
 
 def one_line(text: str) -> str:
@@ -292,6 +271,15 @@ def say(text: str) -> None:
     typer.echo(wrap(text))
 
 
+_UNSET = ", as an unset variable of the shell is; give a value."
+
+
 def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
-    return Option(file_okay=False, help=help)
+
+    def parse(given: str) -> Path:  # typer takes nothing for the current folder
+        if not given or Path(given).is_file():
+            raise typer.BadParameter(f"{given!r} is a file." if given else f"it is empty{_UNSET}")
+        return Path(given)
+
+    return Option(parser=parse, metavar="DIRECTORY", help=help)

@@ -36,11 +36,11 @@ def diagnose(
     if output is not None:
         for name in ("diagnosis.json", "diagnosis.md"):
             refuse_foreign(output / name)
-    from st_magnitude.diagnosis.diagnose import diagnose as run
-
     splits = judged.splits()
     splits.check_held_out(judged.split)
     encoder, split, data = judged.load(model, splits)
+    from st_magnitude.diagnosis.diagnose import diagnose as run
+
     train = None if split == "train" else splits.get("train")
     found = run(
         encoder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from st_magnitude._checks import InputError
 from st_magnitude.commands.core import DataOptions, Figures, ModelId, command, say, show_progress
 
 if TYPE_CHECKING:
@@ -48,14 +50,15 @@ def search(
     """
     from st_magnitude.data.beir import canonical
     from st_magnitude.data.memory import AllReadError
-    from st_magnitude.evaluation.abstention import check_range
 
-    if risk is not None:
-        check_range(risk)
     splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
     if risk is not None and "dev" not in parts:
-        raise ValueError("--risk needs questions that nobody trained on: add a dev split.")
+        raise InputError("--risk needs questions that nobody trained on: add a dev split.")
+    if risk is not None:
+        from st_magnitude.evaluation.abstention import check_range
+
+        check_range(risk)
     answers: dict[str, set[str]] = {}
     for part in parts.values():
         for query, grades in part.relevant.items():
@@ -91,13 +94,18 @@ def search(
 
 
 def _questions() -> Iterator[str]:
-    """The questions of the input, with a hint where a person types them."""
-    if sys.stdin.isatty():
+    """The questions of the input, with a hint where a person types them. In a pipe, bytes that are
+    not UTF-8 are shown as U+FFFD, and blank lines are passed over."""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
         typer.echo("Type a question, or an empty line to stop.", err=True)
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
     for line in sys.stdin:
-        if not line.strip():
+        if line.strip():
+            yield line.strip()
+        elif is_typed:
             return
-        yield line.strip()
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,6 @@ def train(
     folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
-    from st_magnitude.finetune.train import train as run
-
     splits = source.splits()
     if save_data is not None:
         splits.save(save_data)
@@ -51,7 +49,10 @@ def train(
     if measured == confirm:
         say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
         confirm = None
+    test = None if confirm is None else splits[confirm]
     typer.echo(f"{split}: {loaded}")
+    from st_magnitude.finetune.train import train as run
+
     trained = run(
         model,
         loaded,
@@ -59,7 +60,7 @@ def train(
         settings,
         dev=dev,
         dev_is_drawn=measured == dev_split and dev_split in splits.drawn,
-        test=None if confirm is None else splits[confirm],
+        test=test,
         also_relevant=splits.relevant_documents(),
         say=say,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
@@ -71,7 +72,7 @@ def compare(
     config = config or CompareConfig()
     output = Path(output).absolute()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("compare trains in one process; start it without torchrun or accelerate.")
+        raise InputError("compare trains in one process; start it without torchrun or accelerate.")
     if (output / "compare.json").exists():
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
@@ -119,7 +120,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
         entries = [Entry(**row | {"candidate": Candidate(**row["candidate"])}) for row in rows]
         progress = _Progress(entries=entries, **known)
     except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is damaged; choose another output folder.") from error
+        raise InputError(f"{file} is damaged; choose another output folder.") from error
     if differences := list_differences(progress.settings, settings):
         raise FileExistsError(
             f"The comparison in {output} was started with other settings: {differences}. "
@@ -262,7 +263,7 @@ class _Run:
         if not self.progress.test:
             cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
             if cosine is None:
-                raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
+                raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
             models = {"pretrained": self.trials.base}
             for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))

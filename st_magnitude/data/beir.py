@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ import unicodedata
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+
+from st_magnitude._checks import InputError, shown
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
@@ -33,15 +36,22 @@ _MEANS_SOMETHING = frozenset("#%&*/@\\")  # punctuation in Unicode, but not in "
 logger = logging.getLogger(__name__)
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Data that cannot be used; the message says where the problem is and what to do."""
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The non-blank lines of a file in UTF-8, which may end in .gz, each with its place."""
+def _lines(path: Path, raw: bytes | None = None) -> Iterator[tuple[str, str]]:
+    """The non-blank lines of a file in UTF-8, which may end in .gz, each with its place; or of its
+    content."""
     path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with (
+            io.BytesIO(raw)
+            if raw is not None
+            else gzip.open(path)
+            if path.suffix == ".gz"
+            else path.open("rb")
+        ) as file:
             lines = (line for ended in file for line in ended.rstrip(b"\r\n").split(b"\r"))
             for number, raw in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
@@ -55,9 +65,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"{path} is damaged ({error}); fetch it again.") from None
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """The values of a .jsonl file, each with its place."""
-    for where, line in _lines(path):
+def json_lines(path: Path, raw: bytes | None = None) -> Iterator[tuple[str, object]]:
+    """The values of a .jsonl file, or of its content, each with its place."""
+    for where, line in _lines(path, raw):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -137,15 +147,13 @@ def check_layout(folder: Path, split: str) -> None:
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
 
 
-def read_texts(path: Path, may_be_empty: bool, of_queries: bool = False) -> dict[str, str]:
+def read_texts(path: Path, of_queries: bool = False) -> dict[str, str]:
     """Reads a .jsonl file: id -> text, without empty texts."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
         key, text = _id_and_text(row, where, of_queries)
         if key in texts:
-            raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
-        if not text and not may_be_empty:
-            raise DataError(f"{where}: {key!r} has an empty text; write one, or pass --skip-empty.")
+            raise DataError(f"{where}: repeats the id {shown(key)}; make ids unique.")
         texts[key] = text
     found = {key: text for key, text in texts.items() if text}
     if empty := len(texts) - len(found):
@@ -166,7 +174,7 @@ def _id_and_text(row: object, where: str, is_query: bool) -> tuple[str, str]:
     try:
         f"{key}{text}".encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: {key!r} is not Unicode; remove half a character.") from None
+        raise DataError(f"{where}: {shown(key)} is not Unicode; remove half a character.") from None
     return str(key), text if text.strip() else ""
 
 
@@ -187,14 +195,15 @@ def read_qrels(
             key = query if missing_query else document
             known = queries if missing_query else corpus
             raise DataError(
-                f"{where}: {key!r} is not in {'queries' if missing_query else 'corpus'}.jsonl"
-                f"{other_spelling(key, known)}; add it there, remove this line, or leave such lines"
-                " out with --skip-empty."
+                f"{where}: {shown(key)} is not in {'queries' if missing_query else 'corpus'}.jsonl,"
+                f" or is empty there{other_spelling(key, known)}; add its text, remove this line,"
+                " or leave such lines out with --skip-empty."
             )
         grades = judged.setdefault(query, {})
         if document and grades.setdefault(document, grade) != grade:
             raise DataError(
-                f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one."
+                f"{where}: contradicts an earlier line about {shown(document)} and {shown(query)};"
+                " keep one."
             )
     if missing:
         logger.warning(f"{missing:,} judgments of texts that are empty or absent were left out.")
@@ -202,11 +211,15 @@ def read_qrels(
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:
-    """A remark if an id is known as another type, or in another Unicode form; else ""."""
-    spelled = unicodedata.normalize("NFC", str(key))
-    same = (other for other in known if unicodedata.normalize("NFC", other) == spelled)
-    found = next(same, None)
-    return "" if found is None else f", where it is {found!a}, not {key!a}"
+    """A remark if an id is known as another type, as another form of a number (7.0) or in another
+    Unicode form; else ""."""
+
+    def plain(given: object) -> str:
+        spelled = unicodedata.normalize("NFC", str(given))
+        return spelled.removesuffix(".0") if math.isfinite(number(spelled)) else spelled
+
+    found = next((other for other in known if plain(other) == plain(key)), None)
+    return "" if found is None else f", where it is {ascii(found)[:99]}, not {ascii(key)[:99]}"
 
 
 def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str, str, str, str]]:
@@ -223,7 +236,7 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
             is_trec = width == 4 and re.fullmatch(r"Q?\d+", columns[1])
             if not (re.fullmatch(_HEADERS, plain) if is_header else is_trec or width == 3):
                 raise DataError(
-                    f"{where}: has the columns {columns}, but needs three, with tabs:"
+                    f"{where}: has the columns {shown(columns)}, but needs three, with tabs:"
                     f" {', '.join(HEADER)}."
                 )
             if is_header:
@@ -254,7 +267,7 @@ def whole_grade(grade: str | float, where: str) -> int:
     found = number(grade)
     if not found.is_integer() or abs(found) >= 2**31:
         raise DataError(
-            f"{where}: the score {grade!r} is not a whole number below 2^31; use 1 or more for"
+            f"{where}: the score {shown(grade)} is not a whole number below 2^31; use 1 or more for"
             " relevant, 0 for not. Grades that are all multiplied by one number leave nDCG as it"
             " is."
         )

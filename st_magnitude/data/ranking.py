@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from st_magnitude._checks import InputError
 from st_magnitude.judge import Difference, judge
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         for row, (query, (places, values)) in enumerate(zip(query_ids, found, strict=True)):
             if np.isnan(values).any():
                 lost = data.document_ids[places[np.isnan(values).argmax()]]
-                raise ValueError(f"A run has the score nan for {lost!r}; remove what has no score.")
+                raise InputError(f"A run has the score nan for {lost!r}; remove what has no score.")
             own = data.position[query] if query in data.own else -1
             counts = (values > -np.inf) & (places != own)
             places = places[counts]
@@ -157,7 +158,7 @@ class Ranking(Mapping[str, Mapping[str, float]]):
     def minus(self, before: Ranking, min_gain: float = 0.0, seed: int = 0) -> Difference:
         """The `judge` of nDCG@10 of this ranking minus that of another, of the same queries."""
         if list(self.query_ids) != list(before.query_ids):
-            raise ValueError("Two rankings can be compared on the same queries only.")
+            raise InputError("Two rankings can be compared on the same queries only.")
         answered = self.has_answer
         return judge((self.ndcg - before.ndcg)[answered], min_gain, seed=seed)
 

@@ -13,19 +13,22 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
+from st_magnitude._checks import shown
 from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.memory import AllReadError, Keys, keys_of, read_by
-from st_magnitude.data.task import EncodedTask, encode_texts
+
+if TYPE_CHECKING:  # commands read their data before they load torch
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+    from st_magnitude.data.task import EncodedTask
 
 __all__ = ["DataError", "RetrievalData"]
 
@@ -97,7 +100,9 @@ class RetrievalData:
             kinds = {*map(type, texts), *map(type, texts.values())}
             for key, text in texts.items() if kinds - {str} else ():
                 if not (isinstance(key, str) and isinstance(text, str)):
-                    raise DataError(f"{of} has {key!r}: {text!r}; ids and texts are strings.")
+                    raise DataError(
+                        f"{of} has {shown(key)}: {shown(text)}; ids and texts are strings."
+                    )
         judged = self._graded("negatives", negatives or {})
         self.negatives = {query: set(grades) for query, grades in judged.items()}
         self.relevant = self._graded("relevant", relevant)
@@ -220,6 +225,8 @@ class RetrievalData:
 
     def own_columns(self, queries: Iterable[str]) -> Tensor:
         """For each query, the position in ``document_ids`` of itself, or -1: (n,)."""
+        import torch
+
         columns = [self.position[query] if query in self.own else -1 for query in queries]
         return torch.tensor(columns, dtype=torch.long)
 
@@ -308,6 +315,8 @@ class RetrievalData:
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries of ``query_ids`` and the corpus, with options of `encode_texts`."""
+        from st_magnitude.data.task import encode_texts
+
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
         own = self.own_columns(self.query_ids)
         return replace(encoded, columns=self.columns, own=own, data=self)
@@ -340,6 +349,8 @@ class RetrievalData:
             DataError: If no pair of a query and a relevant document is left, or the corpus has too
                 few others.
         """
+        from datasets import Dataset
+
         rng = np.random.default_rng(seed)
         documents = self._not_held_out(self.corpus)
         free = set(documents)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking, ndcg
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
@@ -26,7 +27,7 @@ TILE = 2**24  # scores that are held at a time
 TILE_WIDTH = 2**16  # documents whose scores are held at a time
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(InputError):
     """Embeddings that answer nothing: with NaN or infinite entries, or the same for all texts."""
 
 

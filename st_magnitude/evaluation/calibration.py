@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
@@ -158,11 +159,11 @@ def calibrate_exponent(
         (array([1.    , 1.    , 0.6309]), 0.5, 1.0)
     """
     if normalizes_output(model):
-        raise ValueError(UNIT_NORMS)
+        raise InputError(UNIT_NORMS)
     present = scoring_of(model, distance=COSINE).exponents[1]
     gammas = exponents_with(present, EXPONENTS if exponents is None else exponents)
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
-        raise ValueError(
+        raise InputError(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
@@ -170,7 +171,7 @@ def calibrate_exponent(
     warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **encode)
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
-        raise ValueError(UNIT_NORMS)
+        raise InputError(UNIT_NORMS)
     per_query = ndcg_by_exponent(encoded, gammas)
     return exponent_curve(gammas, per_query, data.query_ids, present, seed=seed)
 
@@ -348,14 +349,14 @@ def aligned_prior(data: RetrievalData, log_p: Mapping[str, float]) -> Array:
     """log p(d) in the order of ``data.document_ids``, (m,)."""
     missing = [document for document in data.document_ids if document not in log_p]
     if missing:
-        raise ValueError(
+        raise InputError(
             f"log_p has no value for {len(missing)} of {len(data.corpus)} documents, such as "
             f"{missing[0]!r}: use RetrievalData.log_prior of judgments over this corpus."
         )
     values = np.array([log_p[document] for document in data.document_ids], dtype=np.float64)
     if not np.isfinite(values).all():
         broken = data.document_ids[int(np.isfinite(values).argmin())]
-        raise ValueError(
+        raise InputError(
             f"log_p of {broken!r} is {log_p[broken]}: smooth the counts, because log 0 is not "
             "finite."
         )

@@ -14,7 +14,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 from typing_extensions import Unpack
 
-from st_magnitude._checks import at_least, one_of, prefix_dims
+from st_magnitude._checks import InputError, at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -145,7 +145,7 @@ class CompressionEvaluator(SearchEvaluator):
         similarity = scoring_of(model, self.similarity)
         known = model.get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
-            raise ValueError(
+            raise InputError(
                 f"A prefix in dims has {self.dims[0]} dimensions, and the embeddings have {known}."
             )
         encoded = self.encode(model)

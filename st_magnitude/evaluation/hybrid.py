@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
-from st_magnitude._checks import at_least, needs
+from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments, RetrievalData
@@ -70,7 +70,7 @@ def reciprocal_rank_fusion(
 
 def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     if lost := next((document for document, score in scores.items() if math.isnan(score)), None):
-        raise ValueError(f"A run has the score nan for {lost!r}; remove what has no score.")
+        raise InputError(f"A run has the score nan for {lost!r}; remove what has no score.")
     return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -202,12 +202,12 @@ class HybridEvaluator(SearchEvaluator):
         self.top_k = top_k
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
-            raise ValueError(
+            raise InputError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
             )
         named = {document for query in self.queries_ids for document in run.get(query, ())}
         if unknown := sorted(named - self.task.corpus.keys(), key=str):
-            raise ValueError(
+            raise InputError(
                 f"bm25 has {len(unknown):,} documents that are not in the corpus, such as"
                 f" {unknown[0]!r}{other_spelling(unknown[0], self.task.corpus)}: give them the ids"
                 " of the corpus, as strings."

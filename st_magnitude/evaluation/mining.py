@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 from torch import Tensor
 
-from st_magnitude._checks import one_of
+from st_magnitude._checks import InputError, one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import TILE, check_finite, hide_own
 from st_magnitude.evaluation.scoring import scoring_of
@@ -66,7 +66,7 @@ def mine_negatives(
     wanted = data.corpus.keys() if candidates is None else set(candidates)
     texts = list(dict.fromkeys(text for key, text in data.corpus.items() if key in wanted))
     if not texts:
-        raise ValueError(
+        raise InputError(
             "No document can be a negative: each is relevant to a query, or candidates names other "
             "documents than the corpus."
         )

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
@@ -47,14 +48,14 @@ def scoring_of(
     elif model.similarity_fn_name in ("cosine", "dot"):
         stated = Similarity.named(model.similarity_fn_name)
     if stated is None:
-        raise ValueError(
+        raise InputError(
             f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is not an inner"
             ' product; pass a similarity, such as similarity="cosine".'
         )
     if not before_normalize or not normalizes_output(model):
         return Similarity(*stated.exponents)
     if stated != COSINE and is_cut(model):
-        raise ValueError(
+        raise InputError(
             f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize "
             "and scores by dot, which no similarity of its raw embeddings does. Pass "
             "similarity='cosine'."

@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 from tqdm import tqdm
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
@@ -33,13 +34,13 @@ def num_folds(
     """
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if config.folds and not is_alone:
-        raise ValueError(f"folds={config.folds} train one after another: start one process.")
+        raise InputError(f"folds={config.folds} train one after another: start one process.")
     if dev is not None or not is_alone or config.folds == 0:
         return 0
     different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
     if config.folds is not None:
         if not 2 <= config.folds <= different:
-            raise ValueError(
+            raise InputError(
                 f"folds={config.folds}: at least 2, and at most the number of different queries"
                 f" with an answer that the model was not trained on, which are {different:,}."
             )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude._config import (
     Bf16,
     Floats,
@@ -87,13 +87,13 @@ class TrainConfig:
         check_ranges(self)
         positive("temperature", self.temperature, [None])
         if self.loss not in LOSSES:
-            raise ValueError(
+            raise InputError(
                 f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSSES)} "
                 f"Choose one of {', '.join(LOSSES)}."
             )
         has_temperatures = self.temperatures is not None or LOSSES[self.loss].has_temperatures
         if self.temperature is not None and (has_temperatures or self.dims is not None):
-            raise ValueError(
+            raise InputError(
                 f"temperature={self.temperature} is for a loss of one term. With dims, or with"
                 f" several temperatures as tempagg has them, pass temperatures={self.temperature}"
                 " instead."

@@ -24,6 +24,7 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
+from st_magnitude._checks import InputError, foreign
 from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
@@ -222,6 +223,7 @@ class _Arguments(SentenceTransformerTrainingArguments):
         return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
 
 
+@foreign()  # such as --bf16 on a device without it
 def _arguments(
     config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, saves: bool
 ) -> SentenceTransformerTrainingArguments:
@@ -262,7 +264,7 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     most = rows // arguments.world_size
     size = arguments.per_device_train_batch_size
     if most < 2:
-        raise ValueError(
+        raise InputError(
             f"{rows} training pairs are too few for {arguments.world_size} processes, of two each."
         )
     if size > most and arguments.process_index == 0:

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.losses.matryoshka import (
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
@@ -132,7 +132,7 @@ class EmbeddingLoss(nn.Module):
         if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
-            raise ValueError(
+            raise InputError(
                 f"{self.name} with {self._similarity} learns from the norm of embeddings, but this"
                 " model ends in Normalize, so every embedding has norm 1. Call stm.prepare(model,"
                 f" {argument}) before you build the loss."
@@ -196,7 +196,7 @@ class EmbeddingLoss(nn.Module):
             how = "leave mini_batch_size out"
         else:
             return
-        raise ValueError(
+        raise InputError(
             f"{self.name} {why}. Use DistributedDataParallel (torchrun, without"
             f" {engine.split()[0]}), or {how}."
         )
@@ -216,7 +216,7 @@ class EmbeddingLoss(nn.Module):
         """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
         first = next(unwrapped(self.model).children(), None)
         if isinstance(getattr(first, "forward", None), TransformerDecorator):
-            raise ValueError(
+            raise InputError(
                 f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
             )
 
@@ -228,13 +228,13 @@ class EmbeddingLoss(nn.Module):
         """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
-            raise ValueError(
+            raise InputError(
                 f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}"
             )
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:
         if len(set(sizes)) > 1:
-            raise ValueError(
+            raise InputError(
                 f"The columns of a batch must have equally many texts, but have {tuple(sizes)}."
             )
 
@@ -246,7 +246,7 @@ class EmbeddingLoss(nn.Module):
         if width is None or longest == width:
             return
         if longest > width:
-            raise ValueError(
+            raise InputError(
                 f"Terms compare {longest} dimensions, but the embeddings of this model have"
                 f" {width}. Choose dims in 1..{width}."
             )
@@ -329,7 +329,7 @@ class FiniteWatch:
         names, flags = ready
         found = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
         if "the labels" in found:
-            raise ValueError(
+            raise InputError(
                 f"{self.name} got a label or a teacher's value that is nan or infinite, which makes"
                 " all weights nan. Remove such rows from the data, and start anew or from a"
                 " checkpoint."

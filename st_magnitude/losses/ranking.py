@@ -17,7 +17,7 @@ from sentence_transformers.base.losses.gradcache import (
 )
 from torch import Tensor
 
-from st_magnitude._checks import at_least, one_of
+from st_magnitude._checks import InputError, at_least, one_of
 from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
@@ -175,7 +175,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> None:
         fixed = self.fixed_similarity
         if fixed is not None and similarity is not None and Similarity.named(similarity) != fixed:
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__} has the similarity {fixed.name!r}; got {similarity!r}. Use "
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
@@ -195,7 +195,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if labels == "teacher":
             self.teacher = Teacher(teacher_temperature, teacher_weight)
         elif teacher_temperature is not None or teacher_weight != 1.0:
-            raise ValueError("teacher_temperature and teacher_weight are for labels='teacher'.")
+            raise InputError("teacher_temperature and teacher_weight are for labels='teacher'.")
         self.prior = prior
         self.hardness_strength = hardness_strength
         self._check_arguments()
@@ -243,7 +243,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self.refuse_unequal(sizes)
             check_labels(self.name, self.labels, labels, sizes)
             if self.prior is not None:
-                raise ValueError(
+                raise InputError(
                     f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
                     " compute_loss_from_embeddings gets embeddings alone. Call the loss with the"
                     " features of the batch. A loss of sentence-transformers around it does not:"
@@ -390,7 +390,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def check_model(self) -> None:
         super().check_model()
         if self.uses_gradient_cache and has_static_embedding_input(self.model):
-            raise ValueError(
+            raise InputError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
                 " Leave mini_batch_size out."
@@ -404,7 +404,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> tuple[int, int]:
         """Refuses a batch that cannot be trained on; returns its numbers of columns and rows."""
         if len(columns) < 2:
-            raise ValueError(
+            raise InputError(
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )

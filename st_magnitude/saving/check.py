@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
 from torch import Tensor
 
+from st_magnitude._checks import InputError
 from st_magnitude._upstream import encodes_alone, load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import at_least_float32
@@ -54,7 +55,7 @@ def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
     read = [text[:MOST_CHARACTERS] for text in (list(texts) or TEXTS)[:MOST_TEXTS]]
     expected = _embeddings(model, read)
     if not expected.isfinite().all():
-        raise ValueError("The model has diverged: its embeddings are not finite.")
+        raise InputError("The model has diverged: its embeddings are not finite.")
     options = {"trust_remote_code": model.trust_remote_code, "truncate_dim": model.truncate_dim}
     remedy = f"Nothing was moved into {folder.parent}, which is as it was."
     try:
@@ -65,7 +66,7 @@ def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
         if "trust_remote_code" in str(error):
             logger.warning("The saved model was not compared: %s", error)
             return
-        raise ValueError(
+        raise InputError(
             f"The saved model cannot be loaded again ({type(error).__name__}: {error}). {remedy}"
         ) from error
     difference = torch.inf
@@ -73,7 +74,7 @@ def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
         sizes = expected.norm(dim=1).clamp(min=torch.finfo(expected.dtype).tiny)
         difference = ((found - expected).norm(dim=1) / sizes).max().item()
     if not difference <= _rounding(model):
-        raise ValueError(
+        raise InputError(
             f"The saved model is not the model in memory: its embeddings of {len(read)} texts"
             f" differ by up to {difference:.2g} of their norm. {remedy} Look for a module or an"
             " adapter that save_pretrained does not write as it computes."

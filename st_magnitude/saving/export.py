@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 from transformers import PreTrainedTokenizerBase
 
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.data.memory import MEMORY, recall, save_memory
@@ -35,7 +36,6 @@ __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 
 logger = logging.getLogger(__name__)
 
-_EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
@@ -122,7 +122,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     """
     path = str(path)
     if not path.strip():
-        raise ValueError("The name of the model is empty; give a folder or a hub id.")
+        raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
     place = {name: kwargs[name] for name in _PLACE if name in kwargs}
@@ -147,7 +147,7 @@ def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
                     " (tokenizer.json). Copy them from the model that it was made of."
                 )
             if tokenizer.model_max_length < 1:
-                raise ValueError(
+                raise InputError(
                     f"The model at {path!r} reads {tokenizer.model_max_length} tokens of a text:"
                     " mend model_max_length in its tokenizer_config.json."
                 )
@@ -157,7 +157,8 @@ def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
 def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
     """Turns the errors of loading into one that names the model."""
     try:
-        yield
+        with foreign():
+            yield
     except Exception as error:
         where = f"The {what} at {path!r}"
         said = str(error)
@@ -169,7 +170,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             ) from error
         # Upstream advises to run the code, and shows names that the model has chosen.
         if "trust_remote_code" in said:
-            raise ValueError(
+            raise InputError(
                 f"{where} needs classes that are not part of sentence-transformers or transformers,"
                 f" {_NO_CODE}"
             ) from error
@@ -177,7 +178,8 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             raise OSError(
                 f"{where} has weights that are torn or hold code, {_NO_CODE} Take safetensors."
             ) from error
-        if not isinstance(error, OSError) and (has_options or type(error) in _EXPLAINED):
+        is_explained = isinstance(error, (InputError, MissingPackage))
+        if is_explained or (has_options and not isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and not is_folder:
             said = said.partition(". ")[0]
@@ -206,7 +208,7 @@ def _refuse_cross_encoder(path: str, place: Mapping[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError):  # the constructor says more about it
         return
     if "ForSequenceClassification" in architectures:
-        raise TypeError(
+        raise InputTypeError(
             f"The model at {path!r} is a CrossEncoder, which scores pairs and embeds no texts. Load"
             f" it with sentence_transformers.CrossEncoder({path!r})."
         )
@@ -222,12 +224,12 @@ def limit_length(model: SentenceTransformer, length: int) -> None:
     readers = readers_of(model)
     for reader in readers:
         if getattr(reader, "max_seq_length", None) in (None, math.inf):
-            raise ValueError(
+            raise InputError(
                 f"This model reads texts of any number of tokens, in its {type(reader).__name__};"
                 " leave out max_length (--max-length)."
             )
         if length > (positions := num_positions(reader)):
-            raise ValueError(
+            raise InputError(
                 f"max_length={length:,} (--max-length) is more than the {positions:,} positions of"
                 f" this model; give at most {positions:,}."
             )

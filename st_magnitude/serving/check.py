@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import at_least
+from st_magnitude._checks import InputError, at_least
 from st_magnitude.geometry import float64
 from st_magnitude.result import Result
 from st_magnitude.saving.card import model_name
@@ -161,7 +161,7 @@ def _check(
         given = [row for row in rows if row is not None]
         widths = {len(row) for row in [*given, *(side.served[0] for side in sides)]}
         if len(widths) > 1:
-            raise ValueError(
+            raise InputError(
                 f"{target} returned vectors of {min(widths)} and of {max(widths)} dimensions; all "
                 "must have equally many. Do several models answer at this URL?"
             )

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude.geometry import Array
 
 BATCH = 8  # texts in a request; all known servers take as many
@@ -26,7 +26,7 @@ for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy
     logging.getLogger(_name).addFilter(lambda record: record.threadName != __name__)
 
 
-class Refused(ValueError):
+class Refused(InputError):
     """A server does not embed these texts, and may embed others."""
 
 
@@ -47,7 +47,7 @@ class Server:
             parsed = httpx.URL()
         is_clear = url.count("@") <= bool(parsed.userinfo)  # else the host can be part of a key
         if parsed.scheme not in ("http", "https") or not parsed.host or not is_clear:
-            raise ValueError(
+            raise InputError(
                 "The URL is not shown, since it can hold a key; it must be one of http or https, "
                 "such as http://localhost:8000/v1, with %40 for an @ in a password."
             )
@@ -63,7 +63,7 @@ class Server:
         key = (api_key or "").strip()
         # the client's own error shows the header
         if not (key.isascii() and key.isprintable()) or key.startswith(("'", '"')):
-            raise ValueError(
+            raise InputError(
                 "The key holds a line break, a quote or another character that no HTTP header may "
                 "hold; export it again, without quotes and as one line."
             )
@@ -98,7 +98,7 @@ class Server:
             vectors = [row["embedding"] for row in answer["data"]]
             index = [row.get("index") for row in answer["data"]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            raise ValueError(
+            raise InputError(
                 f"{self} does not answer with embeddings. Check the URL: it must be a route "
                 "/v1/embeddings as OpenAI's, or /embed as text-embeddings-inference's."
             ) from None
@@ -108,7 +108,7 @@ class Server:
             self._is_unnumbered = True
             return vectors
         if not all(number in index for number in range(len(index))):
-            raise ValueError(
+            raise InputError(
                 f'{self} must number all rows of an answer by "index" from 0, or none: nobody '
                 "knows which vector belongs to which text."
             )
@@ -173,7 +173,7 @@ def embed_all(
                     refusal = refusal or str(error)
                     rows.append(None)
     if all(row is None for row in rows):
-        raise ValueError(
+        raise InputError(
             f"{target} does not embed {texts[0]!r} ({refusal}). Check the URL, the name of the "
             "model there (--name), the key (--api-key-env), and the log of the server."
         )
@@ -187,12 +187,12 @@ def _vectors(answer: ArrayLike, count: int, target: str) -> list[Array]:
         found = np.empty(0)
     if found.ndim != 2 or len(found) != count or not found.size:
         shape = f"an array of shape {found.shape}" if found.size else "no such vectors"
-        raise ValueError(
+        raise InputError(
             f"{target} must return one vector of equally many numbers for each of {count} texts, "
             f"in their order; it returned {shape}."
         )
     if not (np.abs(found) < 1e30).all():  # whose squares are finite
-        raise ValueError(
+        raise InputError(
             f"{target} returned nan or infinity, or numbers over 1e30; look at its log."
         )
     return list(found)

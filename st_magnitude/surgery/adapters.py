@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
 
-from st_magnitude._checks import needs
+from st_magnitude._checks import InputError, needs
 from st_magnitude._upstream import forget_adapter
 from st_magnitude.modules import ExponentNorm
 
@@ -34,13 +34,13 @@ def add_lora(model: SentenceTransformer, rank: int) -> None:
         ValueError: If the model has no transformer, as a static table, or has an adapter already.
     """
     if has_adapter(model):
-        raise ValueError(
+        raise InputError(
             f"lora={rank} adds an adapter, and this model has one already. {MERGE_FIRST}"
         )
     with needs("LoRA", "revela"):
         from peft import LoraConfig
     if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
-        raise ValueError(f"lora={rank} needs a transformer with linear layers; leave it out.")
+        raise InputError(f"lora={rank} needs a transformer with linear layers; leave it out.")
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.1, target_modules="all-linear")
     model.add_adapter(config)
 
@@ -56,8 +56,8 @@ def refuse_frozen(model: nn.Module) -> None:
     if trained - exponents or (trained and not has_adapter(model)):
         return
     if not has_adapter(model):
-        raise ValueError("The model has no weights that training could change; choose another one.")
-    raise ValueError(
+        raise InputError("The model has no weights that training could change; choose another one.")
+    raise InputError(
         "All weights of the encoder are frozen, those of its adapter too, as peft loads adapters"
         f" frozen. {MERGE_FIRST} To train the adapter on: `for name, weight in"
         " model.named_parameters(): weight.requires_grad_('lora_' in name)`."
@@ -90,7 +90,7 @@ def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
     """
     parameters = model.named_parameters()
     if names := [name for name, values in parameters if not values.is_floating_point()]:
-        raise ValueError(
+        raise InputError(
             f"merge_lora computes new weights, and {len(names)} of this model are integers, such "
             f"as {names[0]}. Load the model without quantization."
         )

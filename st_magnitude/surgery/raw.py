@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from st_magnitude._checks import InputError, InputTypeError
 from st_magnitude._upstream import encodes_alone
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import at_least_float32
@@ -40,7 +41,7 @@ def refuse_other_models(model: Model, who: str) -> Model:
     """The `unwrapped` model, which must have one embedding per text (TypeError)."""
     model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder | SparseEncoder | CrossEncoder):
-        raise TypeError(
+        raise InputTypeError(
             f"{who} needs a model with one dense embedding per text, such as a "
             f"SentenceTransformer; got a {type(model).__name__}."
         )
@@ -171,7 +172,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
         return [model]
     ends = list(_ends(model))
     if empty := [name for name, _, end in ends if end == 0]:
-        raise ValueError(
+        raise InputError(
             f"The {empty[0]} consists of Normalize only, so there is no embedding before it. If it "
             "is a route of a last Router, remove that with `del model[-1]`."
         )
@@ -251,7 +252,7 @@ def encode_raw(
         try:
             return at_least_float32(by_role(texts, convert_to_tensor=True, **encode))
         except IndexError as error:
-            raise ValueError(
+            raise InputError(
                 f"The model has no embedding for a token or a place in a {role} ({error}): its"
                 " tokenizer knows more tokens than its weights, or reads more than it has positions"
                 " for. Take both from one model, or lower max_seq_length."

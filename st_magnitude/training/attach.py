@@ -13,6 +13,7 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
@@ -126,7 +127,7 @@ def refuse_lists(dataset: object, place: str) -> None:
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
         if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
-            raise ValueError(
+            raise InputError(
                 f"A row of the column {name!r} of {place} is a list of texts, which would be read"
                 " as one text; only ranking losses take such a column, of a Dataset. Give each"
                 " text a column of its own: negative_1, negative_2, and so on."
@@ -147,7 +148,7 @@ def refuse_uneven_labels(dataset: object, place: str) -> None:
                 numbers = numbers.flatten()
                 depth += 1
             if numbers.null_count or len(lengths) > depth:
-                raise ValueError(
+                raise InputError(
                     f"The column {name!r} of {place} has missing labels, or lists of unequal"
                     " lengths. Give each row as many numbers as it has documents."
                 )
@@ -159,7 +160,7 @@ def refuse_dispatched_tables(trainer: Trainer, dataset: object, place: str) -> N
     loading: Any = trainer.args.accelerator_config
     dispatches = loading.dispatch_batches is not False
     if is_stream and dispatches and has_static_embedding_input(trainer.model):
-        raise ValueError(
+        raise InputError(
             f"{place} is a stream, which accelerate cuts into batches in a way that does not fit"
             " the tokens of a static table. Pass accelerator_config={'dispatch_batches': False} to"
             " the training arguments."
@@ -180,7 +181,7 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
         exchanged.add(repr((type(loss).__name__, options, flags)))
         gathers |= any(flags)
     if gathers and len(exchanged) > 1:
-        raise ValueError(
+        raise InputError(
             f"The losses of the data sets {', '.join(losses)} gather from all processes in"
             " different ways, and each process may have a batch of another data set, so they would"
             " wait for each other forever. Give all data sets a loss with the same options, or let"
@@ -207,7 +208,7 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         features, _ = trainer.collect_features(batch)
         shares.append(loss.false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
-        raise ValueError(
+        raise InputError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a"
             " loss of 0: all other documents have the text of the positive, as far as the model"
             f" reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query."

@@ -22,6 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._upstream import load_checkpoint_into
 from st_magnitude.training.attach import attach, refuse_without_negatives
@@ -38,7 +39,7 @@ class Stopped(KeyboardInterrupt):
         super().__init__(f"Stopped by {self.signal.name} {message}")
 
 
-class DivergedError(ValueError):
+class DivergedError(InputError):
     """A training that has changed nothing, or left weights that are not finite."""
 
     exit_code = 3
@@ -132,7 +133,7 @@ def train_or_stop(
     ``say`` hears how long a run of minutes takes.
     """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
-        raise ValueError(
+        raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
             " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
             " that gathers the weights (docs/devices.md)."

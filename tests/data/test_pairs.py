@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 
@@ -174,12 +175,15 @@ def test_what_is_said(tmp_path: Path) -> None:
         ("query,document\na,b\nc,d,e\n", r"line 3: has 3 columns, but the header has 2"),
         ('query,document\n"a\nb",c\nd,"e\nf,g\n', "line 4: a cell in double quotes does not end"),
         ('query,document\na,"say \\"b\\""\n', "line 2: a cell in double quotes"),
-        ("what is tea?,a drink\nand rain?,water\n", "line 2: the columns are what is tea.*header"),
+        (
+            "what is tea?,a drink\nand rain?,water\n",
+            "line 2: the columns are what is tea.*a header",
+        ),
         ("query\nlonely\n", "has one column"),
         ("query,document\n", "has no rows"),
         ("", "has one column"),
         ("query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
-        ("query,document,query\na,b,c\n", "a name twice"),
+        ("query,document,query\na,b,c\n", "the name .query. twice"),
         ("query,document\na,b\nc,b\n", "All documents are one, such as 'b'"),
         ("text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
         ("query,document,score\na,b,yes\n", "line 2: the score is 'yes'; write a number"),
@@ -214,7 +218,7 @@ def test_names_that_are_refused() -> None:
         DataError, match=r"columns has doc=a, but its roles are query, .*document\.$"
     ):
         load_splits(ROWS, columns="query=query,doc=a")
-    for threshold, message in ((0, "positive number"), (4, "but no column has scores")):
+    for threshold, message in ((math.inf, "finite number"), (4, "but no column has scores")):
         with pytest.raises(ValueError, match=message):
             load_splits(ROWS, threshold=threshold)
     with pytest.raises(DataError, match=r"no split 'mined'; its splits are \['train', 'dev', 'te"):
