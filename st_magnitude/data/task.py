@@ -227,12 +227,13 @@ def encode_texts(
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
     d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
     for role, given, found in (("query", texts, q), ("document", documents, d)):
-        if len(set(given)) > 1 and (found == found[:1]).all():
-            said = "zero" if not found.any() else "the same"
+        are_same = role == "document" and (found == found[:1]).all()
+        if len(set(given)) > 1 and (are_same or not found.any()):
             raise NotFiniteError(
-                f"The embeddings of {len(set(given)):,} different {role} texts are all {said}: the"
-                " weights or the tokenizer of the model are damaged, it knows no word of the texts,"
-                " or its training has collapsed. Take another model."
+                f"The embeddings of {len(set(given)):,} different {role} texts are all"
+                f" {'the same' if found.any() else 'zero'}: the weights or the tokenizer of the"
+                " model are damaged, it knows no word of the texts, or its training has collapsed."
+                " Take another model."
             )
     return EncodedTask(q, d, query_ids=list(queries), document_ids=document_ids)
 
