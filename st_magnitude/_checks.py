@@ -11,6 +11,8 @@ from numbers import Integral
 # There is no release to install from. What follows is "." or an extra, such as ".[plot]".
 INSTALL = "from a checkout: pip install"
 
+LARGEST = 2**31  # numbers of options; seeds of numpy end at twice as many
+
 
 class InputError(ValueError):
     """What the user gave cannot be used. The command line prints the message in one line, as it
@@ -68,10 +70,13 @@ def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None
         raise InputError(f"{name} must be {options}; got {value!r}.")
 
 
-def finite(name: str, value: object) -> None:
-    """Checks that a value is not an infinite number or NaN."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number; got {value}.")
+def in_range(name: str, value: object) -> None:
+    """Checks that no number of a value is NaN, infinite, or larger than libraries count."""
+    for number in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(number, float) and not math.isfinite(number):
+            raise InputError(f"{name} must be a finite number; got {number}.")
+        if isinstance(number, (int, float)) and number >= LARGEST:
+            raise InputError(f"{name} must be less than {LARGEST:,}; got {number:,}.")
 
 
 def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:

@@ -16,7 +16,7 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
-from st_magnitude._checks import InputError, finite
+from st_magnitude._checks import InputError, in_range
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,7 +42,7 @@ def check_ranges(config: DataclassInstance) -> None:
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
-        finite(field.name, value)
+        in_range(field.name, value)
         for option in get_args(hints[field.name]):
             if value is None or not isinstance(option, OptionInfo):
                 continue

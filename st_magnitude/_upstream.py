@@ -89,11 +89,12 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
 
 def forget_adapter(model: PreTrainedModel) -> None:
     """Makes a model whose adapters were merged an ordinary one; its public methods still expect the
-    adapters."""
+    adapters, and after ``load_adapter`` it saves weights under the names of an adapter's file."""
     if getattr(model, "_hf_peft_config_loaded", False):
         model._hf_peft_config_loaded = False
         del model.peft_config
-        model.requires_grad_(True)
+        model._weight_conversions = None  # type: ignore[assignment]
+    model.requires_grad_(True)
 
 
 # --- torch ----------------------------------------------------------------------------------------

@@ -45,15 +45,8 @@ def to_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def points(difference: tuple[float, float, float]) -> str:
-    """A difference of nDCG@10 with the ends of its interval, in points: hundredths."""
-    return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in difference))
-
-
 def cell(value: object) -> str:
-    """A value in a table: floats with four places, three by `points`, "-" for None and NaN."""
-    if isinstance(value, tuple) and len(value) == 3:
-        return points(value)
+    """A value in a table: floats with four places, "-" for None and NaN."""
     if value is None or (isinstance(value, (float, np.floating)) and math.isnan(value)):
         return "-"
     if isinstance(value, (bool, np.bool_)):

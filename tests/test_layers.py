@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 # From the bottom up. A module may import from lower layers and from its own; __init__ and __main__
 # of the package stand above all others.
 LAYERS = (
-    ("similarity", "result", "_config", "_distributed", "_upstream", "_checks", "_files"),
+    ("similarity", "result", "judge", "_config", "_distributed", "_upstream", "_checks", "_files"),
     ("geometry", "kernel"),
     ("modules",),
     ("losses", "surgery", "saving", "data"),

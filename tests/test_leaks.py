@@ -182,6 +182,6 @@ def test_a_model_remembers_what_it_has_read(table, tmp_path):
         assert np.array_equal(read_by(model), expected)
     stm.export(stm.load(tmp_path / "out"), tmp_path / "again")
     assert np.array_equal(read_by(str(tmp_path / "again")), expected)
-    (tmp_path / "again" / "texts_read.npy").write_bytes(b"torn")
-    with pytest.raises(DataError, match=r"texts_read\.npy, the hashes .* is damaged"):
+    (tmp_path / "again" / "texts_read.u64").write_bytes(b"torn")
+    with pytest.raises(DataError, match=r"texts_read\.u64, the hashes .* is damaged"):
         stm.load(tmp_path / "again")

@@ -59,18 +59,14 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.evaluation.judge import nothing_found
-    from st_magnitude.result import points
 
     ndcg = float(curve.at(exponent).mean())
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {ndcg:.4f}")
     figures: dict[str, object] = {"queries": len(curve.queries), "ndcg@10": ndcg}
     for name, other in (("cosine", 1.0), ("dot", 0.0)):
         gain = curve.gain(exponent, other)
-        typer.echo(f"  over {name}: {points(gain)}")
+        typer.echo(f"  over {name}: {gain}")
         figures[f"versus_{name}"] = gain
-    if nothing := nothing_found(*curve.ndcg):
-        typer.echo(nothing)
     return figures
 
 

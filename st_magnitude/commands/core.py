@@ -27,7 +27,7 @@ from typer import Option
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from st_magnitude._checks import InputError, InputTypeError, MissingPackage, finite
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
 from st_magnitude._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
         try:
             for name, value in given.items():
-                finite(f"--{name.replace('_', '-')}", value)
+                in_range(f"--{name.replace('_', '-')}", value)
                 if value == "" or (isinstance(value, list) and "" in value):
                     raise InputError(f"{name.upper()} is empty{_UNSET}")
             with contextlib.ExitStack() as stack:
@@ -232,7 +232,7 @@ def report(error: Exception) -> int:
             typer.secho(text, fg=typer.colors.RED, err=True)
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
-    return 2 if is_for_user else 70
+    return getattr(error, "exit_code", 2) if is_for_user else 70
 
 
 def one_line(text: str) -> str:

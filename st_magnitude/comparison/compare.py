@@ -23,10 +23,10 @@ from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import Gain, judge
-from st_magnitude.finetune.measure import bm25_control, found_by
+from st_magnitude.finetune.measure import bm25_control
 from st_magnitude.finetune.trainer import check_length
-from st_magnitude.finetune.verdict import model_ndcg
+from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.training.run_folder import list_differences
@@ -112,8 +112,8 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        pretrained = model_ndcg(trials.base, trials.splits["dev"]).mean()
-        return _Progress(settings, float(pretrained))
+        pretrained = model_ranking(trials.base, trials.splits["dev"]).mean
+        return _Progress(settings, pretrained)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
@@ -267,27 +267,27 @@ class _Run:
             models = {"pretrained": self.trials.base}
             for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
-            measured = {of: model_ndcg(model, test).tolist() for of, model in models.items()}
+            measured = {
+                of: model_ranking(model, test).ndcg.tolist() for of, model in models.items()
+            }
             self.progress.test = measured
             self._save()
-        scores = dict(self.progress.test)
         lexical, no_control = bm25_control(test)
-        if lexical is not None:
-            scores[BM25] = [*found_by(lexical, test).ndcg.values()]
+        bm25 = [] if lexical is None else lexical.ndcg.tolist()
+        scores = self.progress.test | ({BM25: bm25} if bm25 else {})
         before = scores["pretrained"]
-        bm25 = scores.get(BM25)
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
         control, *others = trained.values()
 
-        def gain(after: list[float], before: list[float]) -> Gain:
-            return judge(np.subtract(after, before), seed=self.trials.config.seed).gain
+        def gain(after: list[float], before: list[float]) -> Difference:
+            return judge(np.subtract(after, before), seed=self.trials.config.seed)
 
         return OnTest(
             queries=len(test.query_ids),
             documents=len(test.corpus),
             ndcg={of: sum(score) / len(score) for of, score in scores.items()},
             over_pretrained={of: gain(x, before) for of, x in trained.items()},
-            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
+            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25},
             over_cosine=gain(others[0], control) if others else None,
             no_control=no_control,
         )

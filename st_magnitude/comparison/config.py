@@ -87,7 +87,7 @@ class CompareConfig:
     test_split: Annotated[str, Option(help="Split read last; if missing, part of train.")] = "test"
     dev_queries: Annotated[int, Option(min=1, help="Largest number of dev queries.")] = 500
     documents: Annotated[int, Option(min=2, help="Documents to search; judged ones always.")] = 5000
-    seed: Annotated[int, Option(help="Random seed.")] = 0
+    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)

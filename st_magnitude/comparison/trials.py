@@ -23,7 +23,6 @@ from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.judge import warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.finetune.train import save_trained
@@ -34,6 +33,7 @@ from st_magnitude.finetune.trainer import (
     train_copy,
     warn_of_left_out,
 )
+from st_magnitude.judge import warn_if_few
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
@@ -142,7 +142,7 @@ class Trials:
         exponent = float(scoring_of(model).exponents[1])
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
-            usual = None if self.config.max_length is None else self.base.max_seq_length
+            usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 encoded = self.splits["dev"].encode(model)
         except NotFiniteError:

@@ -26,7 +26,8 @@ __all__ = [
     "save_memory",
 ]
 
-MEMORY = "texts_read.npy"  # in the folder of a model; sentence-transformers does not look at it
+# In the folder of a model, at which sentence-transformers does not look: the keys, little endian
+MEMORY = "texts_read.u64"
 
 Keys = NDArray[np.uint64]
 
@@ -80,18 +81,17 @@ def recall(model: SentenceTransformer, file: str | Path | None) -> None:
 def save_memory(model: SentenceTransformer, folder: Path) -> None:
     """Writes the keys of what a model has read, if there are any."""
     if len(keys := read_by(model)):
-        np.save(folder / MEMORY, keys)
+        (folder / MEMORY).write_bytes(keys.astype("<u8").tobytes())
 
 
 def _read(file: str | Path | None) -> Keys:
     if file is None or not Path(file).is_file():
         return np.empty(0, dtype=np.uint64)
-    try:
-        keys: Keys = np.load(file, allow_pickle=False)
-        if keys.dtype == np.uint64 and keys.ndim == 1:
+    content = Path(file).read_bytes()
+    if len(content) % 8 == 0:
+        keys = np.frombuffer(content, dtype="<u8").astype(np.uint64)
+        if (keys[1:] > keys[:-1]).all():
             return keys
-    except (ValueError, EOFError):
-        pass
     raise DataError(
         f"{file}, the hashes of the texts that the model was trained on, is damaged: fetch it"
         " again. Without it, figures on training queries are too high."

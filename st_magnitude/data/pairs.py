@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import cast
 
-from st_magnitude._checks import finite
+from st_magnitude._checks import in_range
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.columns import Pair, choose_columns, read_pairs, spell_names
@@ -100,7 +100,7 @@ def load_splits(
         raise DataError(f"{name} has no rows.")
     chosen = choose_columns(rows, columns)
     if threshold is not None:
-        finite("threshold", threshold)
+        in_range("threshold", threshold)
         if "score" not in chosen:
             raise DataError(f"threshold is {threshold}, but no column has scores.")
     pairs = read_pairs(rows, chosen, threshold, notes)

@@ -318,7 +318,8 @@ class RetrievalData:
         from st_magnitude.data.task import encode_texts
 
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
-        return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
+        own = self.own_columns(self.query_ids)
+        return replace(encoded, columns=self.columns, own=own, data=self)
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"

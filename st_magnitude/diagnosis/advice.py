@@ -9,8 +9,8 @@ from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NO_MAGNITUDE, NOT_EN
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
-from st_magnitude.evaluation.judge import Difference, judge, nothing_found
 from st_magnitude.geometry import Array
+from st_magnitude.judge import Difference, judge, nothing_found
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
@@ -63,7 +63,7 @@ def storage(
     if fitting:
         best = min(fitting, key=lambda i: (cells[i + 1].bytes_per_document, -cells[i + 1].ndcg))
     else:
-        best = max(range(len(others)), key=lambda i: judged[i].gain[1])
+        best = max(range(len(others)), key=lambda i: judged[i].low)
     cell = cells[best + 1]
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
     said = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
@@ -116,7 +116,6 @@ def _recommend(
         choice=uses[verdict != DO],
         reason=nothing or reasons.get(verdict, UNDECIDED if judged else NO_MAGNITUDE),
         scoring=bench.scoring.name,
-        gain=judged.gain if judged else None,
+        gain=judged,
         gain_of=gain_of if judged else "",
-        num_queries=judged.num_queries if judged else 0,
     )

@@ -1,11 +1,11 @@
-"""SearchEvaluator, the base class of evaluators, and the metrics of a ranking."""
+"""SearchEvaluator, the base class of evaluators."""
 
 from __future__ import annotations
 
 import csv
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
@@ -16,11 +16,11 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import norm_warning
+from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
-__all__ = ["SearchEvaluator", "SearchOptions", "ranking_metrics"]
+__all__ = ["SearchEvaluator", "SearchOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -179,17 +179,3 @@ def _append(path: Path, row: Mapping[str, float]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
-
-
-def ranking_metrics(
-    hits: NDArray[np.bool_], relevant: Iterable[Sized], k: int
-) -> dict[str, NDArray[np.float64]]:
-    """MRR@10, recall@k and MAP@k of the best k documents: (n, <= k), n collections -> (n,)."""
-    number = np.array([len(row) for row in relevant])
-    ranks = np.arange(1, hits.shape[1] + 1)
-    precision = hits.cumsum(axis=1) / ranks
-    return {
-        "mrr@10": (hits / ranks)[:, :10].max(axis=1),
-        f"recall@{k}": hits.sum(axis=1) / number,
-        f"map@{k}": (hits * precision).sum(axis=1) / number.clip(max=k),
-    }

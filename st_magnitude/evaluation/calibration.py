@@ -14,10 +14,10 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import Gain, judge, nothing_found, warn_if_few
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.geometry import Array, norms
-from st_magnitude.result import Result, Table, points
+from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
+from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -67,8 +67,7 @@ class ExponentCurve(_Curve):
         best: The recommended exponent: the first of ``present``, 1, 0 and `highest` that `judge`
             does not find clearly worse than `highest`. Models with 1 and 0 load without this
             package.
-        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
-            interval of `judge`: (difference, low, high).
+        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1.
         versus_dot: The same against exponent 0.
     """
 
@@ -77,8 +76,8 @@ class ExponentCurve(_Curve):
     queries: list[str]
     present: float
     best: float
-    versus_cosine: Gain
-    versus_dot: Gain
+    versus_cosine: Difference
+    versus_dot: Difference
 
     @property
     def highest(self) -> float:
@@ -89,9 +88,9 @@ class ExponentCurve(_Curve):
         """nDCG@10 of every query at one of the exponents, (n,)."""
         return self.per_query[np.abs(self.exponents - exponent).argmin()]
 
-    def gain(self, exponent: float, over: float) -> Gain:
-        """nDCG@10 at one of the exponents minus that at another, with the interval of `judge`."""
-        return judge(self.at(exponent) - self.at(over)).gain
+    def gain(self, exponent: float, over: float) -> Difference:
+        """nDCG@10 at one of the exponents minus that at another."""
+        return judge(self.at(exponent) - self.at(over))
 
     @property
     def best_similarity(self) -> Similarity:
@@ -120,8 +119,8 @@ class ExponentCurve(_Curve):
             "highest": self.highest,
             "queries": len(self.queries),
             "ndcg@10": self._by(self.exponents),
-            "versus_cosine": self.versus_cosine,
-            "versus_dot": self.versus_dot,
+            "versus_cosine": to_plain(self.versus_cosine),
+            "versus_dot": to_plain(self.versus_dot),
         }
 
 
@@ -191,8 +190,8 @@ def exponent_curve(
     highest = highest_rows(per_query)[-1]
     kept = int(np.abs(exponents - present).argmin())
     rows = (kept, -1, 0)
-    gains = [judge(per_query[highest] - per_query[row], seed=seed).gain for row in rows]
-    tied = [row for row, (_, low, _) in zip(rows, gains, strict=True) if low <= 0]
+    gains = [judge(per_query[highest] - per_query[row], seed=seed) for row in rows]
+    tied = [row for row, gain in zip(rows, gains, strict=True) if not gain.is_better]
     best = tied[0] if tied else highest
     return ExponentCurve(
         exponents,
@@ -226,8 +225,7 @@ class PriorCurve(_Curve):
         per_query: nDCG@10 of every query at every weight, (W, n).
         queries: Ids of the n queries.
         weight: The recommended weight: `highest`, or 0 if ``gain`` is a tie.
-        gain: Mean of ``held_out`` minus nDCG@10 without a prior, with the 95 % interval of `judge`:
-            (difference, low, high).
+        gain: Mean of ``held_out`` minus nDCG@10 without a prior.
         similarity: The similarity of the scores to which the prior is added.
         held_out: nDCG@10 of each fifth of the queries at the weight that is best on the others.
     """
@@ -236,7 +234,7 @@ class PriorCurve(_Curve):
     per_query: Array
     queries: list[str]
     weight: float
-    gain: Gain
+    gain: Difference
     similarity: Similarity
     held_out: Array
 
@@ -250,7 +248,7 @@ class PriorCurve(_Curve):
         return {
             "weight": self.weight,
             "highest": self.highest,
-            "gain": list(self.gain),
+            "gain": to_plain(self.gain),
             "queries": len(self.queries),
             "similarity": self.similarity.exponents,
             "ndcg@10": self._by(self.weights),
@@ -259,8 +257,7 @@ class PriorCurve(_Curve):
     def tables(self) -> list[Table | str]:
         marks = {self.highest: "highest"} | {self.weight: "best"}
         sentence = (
-            "With the prior, on queries that did not choose its weight: "
-            f"{points(self.gain)} of nDCG@10."
+            f"With the prior, on queries that did not choose its weight: {self.gain} of nDCG@10."
         )
         if self.highest and not self.weight:
             sentence += " This is not clearly a gain, so the recommended weight is 0."
@@ -304,7 +301,7 @@ def calibrate_prior(
         >>> judged = dict.fromkeys(ids, {"popular"})
         >>> data = RetrievalData(dict.fromkeys(ids, "bees"), corpus, judged)
         >>> curve = calibrate_prior(model, data, {"rare": -5.0, "popular": -0.1})
-        >>> curve.weight > 0, round(curve.gain[0], 3), curve.gain[1] > 0
+        >>> curve.weight > 0, round(curve.gain.mean, 3), curve.gain.is_better
         (True, 0.369, True)
 
     An index for inner products ranks alike with documents ``[d, weight · log p(d)]`` and queries
@@ -343,8 +340,8 @@ def prior_curve(
     for part in range(PRIOR_FOLDS):
         row = highest_rows(per_query[:, fold != part])[0]
         held_out[fold == part] = per_query[row, fold == part]
-    gain = judge(held_out - per_query[0], seed=seed).gain
-    best = float(weights[highest_rows(per_query)[0]]) if gain[1] > 0 else 0.0
+    gain = judge(held_out - per_query[0], seed=seed)
+    best = float(weights[highest_rows(per_query)[0]]) if gain.is_better else 0.0
     return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
 
 

@@ -18,8 +18,8 @@ from st_magnitude._checks import InputError, at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.judge import nothing_found, warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.judge import nothing_found, warn_if_few
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
 

@@ -1,7 +1,7 @@
 """Hybrid retrieval: BM25 and embeddings, fused by rank.
 
 A run is ``{query id: {document id: score}}``, best documents first: the format of ir-measures, ranx
-and mteb, which read and write files of it.
+and mteb, which read and write files of it. A `Ranking` is one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import other_spelling
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments, RetrievalData
-from st_magnitude.data.task import EncodedTask, ndcg, rank
-from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions, ranking_metrics
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.similarity import Similarity
 
-__all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
+__all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
 
 Run = dict[str, dict[str, float]]
-WORD = r"\b\w\w+\b"  # as in mteb
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 
 logger = logging.getLogger(__name__)
@@ -81,7 +79,7 @@ def bm25_run(
     top_k: int = 100,
     stopwords: str | list[str] | None = "en",
     tokenizer: Callable[[str], list[str]] | None = None,
-) -> Run:
+) -> Ranking:
     """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
 
         score(q, d) = sum_{t in q}  idf_t * f / (f + k1 (1 - b + b |d| / mean |d|)),
@@ -100,8 +98,7 @@ def bm25_run(
             finds nothing in Chinese, Japanese or Thai, and cuts words of Hindi at vowel signs:
             there pass a segmenter, or ``list`` for single characters.
 
-    Logs a warning if fewer than 80 % of the queries have a document with one of their words. No
-    query has one where the documents have no words.
+    Logs a warning if fewer than 80 % of the queries have a document with one of their words.
 
     Raises:
         ImportError: If bm25s is not installed.
@@ -122,7 +119,7 @@ def bm25_run(
     def spelled(text: str) -> str:
         return unicodedata.normalize("NFC", text).lower()
 
-    split = tokenizer or re.compile(WORD).findall
+    split = tokenizer or re.compile(r"\b\w\w+\b").findall
     left_out = {*map(spelled, bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords)}
 
     def words(text: str) -> list[str]:
@@ -132,43 +129,23 @@ def bm25_run(
     index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
     if any(documents):
         index.index(documents, create_empty_token=False, show_progress=False)
-    run: Run = {query: {} for query in data.queries}
-    for query, text in data.queries.items() if any(documents) else ():
+
+    def found(text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        if not any(documents):
+            return np.empty(0, dtype=np.int64), np.empty(0)
         scores = index.get_scores_from_ids(index.get_tokens_ids(words(text)))  # (m,)
-        if query in data.own:
-            scores[data.position[query]] = 0.0
-        found = np.flatnonzero(scores > 0)  # in the order of the ids, by which rank() sorts ties
-        best = found[rank(torch.from_numpy(scores[found])[None], top_k)[0].numpy()]
-        run[query] = {data.document_ids[i]: float(scores[i]) for i in best}
-    without = [query for query, found in run.items() if not found]
-    if len(without) > (1 - FEW_HITS) * len(run):
+        places = np.flatnonzero(scores > 0)
+        return places, scores[places]
+
+    ranking = Ranking.of(data, list(data.queries), map(found, data.queries.values()), top_k)
+    without = [query for query in ranking if not ranking[query]]
+    if len(without) > (1 - FEW_HITS) * len(ranking):
         logger.warning(
-            f"BM25 finds no document for {len(without):,} of {len(run):,} queries, such as"
+            f"BM25 finds no document for {len(without):,} of {len(ranking):,} queries, such as"
             f" {without[0]!r}: no document has one of their words. For languages without spaces,"
             " pass bm25_run a tokenizer."
         )
-    return run
-
-
-def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) -> Run:
-    """The best documents of each query by an exhaustive search over embeddings.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
-        >>> corpus = {"d1": "honey", "d2": "honey of bees, honey", "d3": "bees"}
-        >>> data = RetrievalData({"q": "honey"}, corpus, {"q": {"d2"}})
-        >>> dense_run(data.encode(model), Similarity.named("dot"), top_k=2)
-        {'q': {'d2': 2.0, 'd1': 1.0}}
-    """
-    top = encoded.top(similarity, top_k)
-    scores = encoded.scores(similarity, top)
-    ids = encoded.document_ids or []
-    run: Run = {}
-    for i, query in enumerate(encoded.query_ids or []):
-        pairs = zip(top[i].tolist(), scores[i].tolist(), strict=True)
-        run[query] = {ids[c]: score for c, score in pairs if score > -math.inf}
-    return run
+    return ranking
 
 
 class HybridEvaluator(SearchEvaluator):
@@ -186,7 +163,7 @@ class HybridEvaluator(SearchEvaluator):
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
-        runs: The run ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``.
+        runs: The `Ranking` ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``.
 
     Raises:
         ImportError: If bm25s is not installed and no run is given.
@@ -235,25 +212,17 @@ class HybridEvaluator(SearchEvaluator):
                 f" {unknown[0]!r}{other_spelling(unknown[0], self.task.corpus)}: give them the ids"
                 " of the corpus, as strings."
             )
-        self.runs: dict[str, Run] = {"bm25": {}}
-        for query in self.queries_ids:
-            own = {query} & self.task.own
-            found = [pair for pair in _ranked(run.get(query, {})) if pair[0] not in own]
-            self.runs["bm25"][query] = dict(found[:top_k])
+        self.runs = {"bm25": Ranking.of_run(self.task, run, top_k)}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        lexical = self.runs["bm25"]
-        dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
-        hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
-        self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
-        relevant = [self.task.relevant[query] for query in self.queries_ids]
+        dense = self.encode(model).search(scoring_of(model, self.similarity), self.top_k)
+        lexical = Ranking.of_run(self.task, self.runs["bm25"], self.top_k)
+        fused = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
+        hybrid = Ranking.of_run(self.task, fused, self.top_k)
+        self.runs = {"dense": dense, "bm25": self.runs["bm25"], "hybrid": hybrid}
         metrics: dict[str, float] = {}
-        for key, run in self.runs.items():
-            gains = np.zeros((len(relevant), self.top_k))
-            for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
-                row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
-            self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
-            values = ranking_metrics(gains > 0, relevant, self.top_k)
-            values["ndcg@10"] = self.per_query[key]
-            metrics |= {f"{key}_{metric}": float(x.mean()) for metric, x in values.items()}
+        for key, ranking in (self.runs | {"bm25": lexical}).items():
+            self.per_query[key] = ranking.ndcg
+            of_query = ranking.metrics(self.top_k)
+            metrics |= {f"{key}_{name}": float(x.mean()) for name, x in of_query.items()}
         return metrics

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
-from st_magnitude.evaluation.judge import judge, warn_if_few
+from st_magnitude.evaluation.hybrid import reciprocal_rank_fusion
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.measure import bm25_control, card_figures, encode, found_by
+from st_magnitude.finetune.measure import bm25_control, card_figures, encode
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
+from st_magnitude.judge import warn_if_few
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -51,17 +52,17 @@ class Baseline:
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
             encoded, similarity = encode(model, data)
-            self.found = found_by(dense_run(encoded, similarity), data)
+            self.found = encoded.search(similarity)
             self.lexical, self.no_control = bm25_control(data)
         self.geometry = self._geometry(encoded)
         self.seconds = time.perf_counter() - began
 
     def compare(
-        self, of_folds: Run | None = None, folds: int = 0
+        self, of_folds: Ranking | None = None, folds: int = 0
     ) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the trained model, and the figures of its norms.
 
-        ``of_folds`` is the run of `cross_validate`, on which the verdict is then based.
+        ``of_folds`` is the ranking of `cross_validate`, on which the verdict is then based.
         """
         verdict = None
         encoded = None
@@ -80,41 +81,40 @@ class Baseline:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
         present = float(similarity.exponents[1])
         seed = self.config.seed
-        trained = self._verdict(present, dense_run(encoded, Similarity(1.0, present)))
+        trained = self._verdict(present, encoded.search(Similarity(1.0, present)))
         if normalizes_output(self.model):
             return trained
         exponents = exponents_with(present)
         per_query = ndcg_by_exponent(encoded, exponents)
         curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
-        best = self._verdict(curve.best, dense_run(encoded, Similarity(1.0, curve.best)))
+        best = self._verdict(curve.best, encoded.search(Similarity(1.0, curve.best)))
         saved = trained if self.config.keep_scoring else best
         shown = curve.to_dict()["ndcg@10"]
         return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
 
-    def _verdict(self, exponent: float, run: Run) -> Verdict:
-        """The verdict on a run of the trained model, with the document exponent of its scoring."""
-        found = found_by(run, self.data)
-        changes = found.minus(self.found)
-        judged = judge(changes, seed=self.config.seed)
-        scored = Scored(exponent, found.mean, judged.gain, judged.num_changed)
+    def _verdict(self, exponent: float, found: Ranking) -> Verdict:
+        """The verdict on a ranking of the trained model, with the document exponent of its
+        scoring."""
+        gain = found.minus(self.found, seed=self.config.seed)
+        scored = Scored(exponent, found.mean, gain)
+        changes = found.ndcg - self.found.ndcg
         others = {}
         if self.lexical is not None:
-            others["BM25"] = found_by(self.lexical, self.data)
-            fused = reciprocal_rank_fusion([run, self.lexical])
-            others["trained + BM25"] = found_by(fused, self.data)
+            fused = reciprocal_rank_fusion([found, self.lexical])
+            others = {"BM25": self.lexical, "trained + BM25": Ranking.of_run(self.data, fused)}
         return Verdict(
-            queries=len(changes),
+            queries=gain.queries,
             pretrained=self.found.mean,
             as_trained=scored,
             best=None,
             saved=scored,
             curve=None,
             controls=tuple(
-                Control(name, other.mean, judge(found.minus(other), seed=self.config.seed).gain)
+                Control(name, other.mean, found.minus(other, seed=self.config.seed))
                 for name, other in others.items()
             ),
             gained=int((changes > 0).sum()),
             lost=int((changes < 0).sum()),
-            changes=changes_of(self.found, found, self.data),
+            changes=changes_of(self.found, found),
             no_control=self.no_control,
         )

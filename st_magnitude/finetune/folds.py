@@ -12,11 +12,12 @@ from tqdm import tqdm
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.beir import canonical
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.hybrid import Run, dense_run
 from st_magnitude.finetune.measure import encode
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, train_copy
+from st_magnitude.training.stopping import refuse_diverged
 
 __all__ = ["DEFAULT_FOLDS", "cross_validate", "folds_of", "num_folds"]
 
@@ -55,21 +56,23 @@ def cross_validate(
     config: TrainConfig,
     folds: int,
     output: Path,
-) -> Run:
-    """The run of copies of a model, each of which was not trained on the queries that it answers.
+) -> Ranking:
+    """The ranking of copies of a model, none of which was trained on the queries that it answers.
 
     ``judged`` has the queries that are divided. A copy trains on all data but the rows with a query
     of one fold, as query or as document, and searches for the queries of that fold.
     """
-    run: Run = {}
+    found = []
     held_out = folds_of(judged, folds, config.seed)
     for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
         asked = judged.only(fold)
         train = data.only(data.queries.keys() - fold).apart_from(asked)
         rows = make_rows(train, config.negatives, config.seed)
         trainer = train_copy(model, train, rows, config, output)
-        run |= dense_run(*encode(trainer.model, asked))
-    return run
+        refuse_diverged(trainer)
+        encoded, similarity = encode(trainer.model, asked)
+        found.append(encoded.search(similarity))
+    return Ranking.joined(judged, found)
 
 
 def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:

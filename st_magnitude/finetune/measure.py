@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
-from st_magnitude.evaluation.hybrid import Run, bm25_run
+from st_magnitude.data.task import EncodedTask, encode_texts
+from st_magnitude.evaluation.hybrid import bm25_run
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
-__all__ = ["Found", "RetrievalEvaluator", "bm25_control", "card_figures", "encode", "found_by"]
+__all__ = ["RetrievalEvaluator", "bm25_control", "card_figures", "encode"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,43 +29,14 @@ NUM_QUERIES = 100
 DEPTH = 100  # documents of BM25's run for each query
 
 
-@dataclass(frozen=True)
-class Found:
-    """nDCG@10 and the first document of each query of a search, by query id."""
-
-    ndcg: dict[str, float]  # nDCG@10
-    first: dict[str, str]  # id of the first document; empty if nothing was found
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(list(self.ndcg.values())))
-
-    def minus(self, other: Found) -> NDArray[np.float64]:
-        """Differences of nDCG@10 in the order of these queries, (n,)."""
-        return np.array([value - other.ndcg[query] for query, value in self.ndcg.items()])
-
-
-def found_by(run: Run, data: RetrievalData) -> Found:
-    """Evaluates a run on its queries that have a relevant document in the data."""
-    queries = [query for query in run if query in data.relevant]
-    gains = np.zeros((len(queries), 10))
-    for row, query in zip(gains, queries, strict=True):
-        found = [data.relevant[query].get(document, 0) for document in [*run[query]][:10]]
-        row[: len(found)] = found
-    values = ndcg(gains, [data.relevant[query].values() for query in queries])
-    first = {query: next(iter(run[query]), "") for query in queries}
-    return Found(dict(zip(queries, values.tolist(), strict=True)), first)
-
-
-def bm25_control(data: RetrievalData) -> tuple[Run | None, str]:
+def bm25_control(data: RetrievalData) -> tuple[Ranking | None, str]:
     """BM25's run of the data, or None and a sentence that says why it is no control.
 
-    It is a control where at least half of the queries share a word with a document that answers
-    them. For queries with `DEPTH` documents or more this is unknown, and counts as such.
-    Without bm25s the log says what is missing, and the sentence is empty.
+    It is one where at least half of the queries share a word with an answer, or have `DEPTH`
+    documents or more, of which no more are read. Without bm25s, the log says so.
     """
     try:
-        run = bm25_run(data, DEPTH)
+        run = bm25_run(data.only(data.query_ids), DEPTH)
     except ImportError as error:
         logger.warning(f"Not measured: {error}")
         return None, ""

@@ -46,7 +46,7 @@ class TrainConfig:
     epochs: Annotated[
         float | None, Option(min=0, help="Passes over the pairs; default: 1; static table: 3.")
     ] = None
-    max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
+    max_steps: Annotated[int, Option(min=-1, help="Steps; overrides --epochs if positive.")] = -1
     batch_size: Annotated[
         int | None,
         Option(
@@ -75,7 +75,7 @@ class TrainConfig:
         int | None,
         Option(min=0, help="Folds to judge by without a dev split; default: 5 for a static table."),
     ] = None
-    seed: Annotated[int, Option(help="Seed for the order, the negatives and dropout.")] = 0
+    seed: Annotated[int, Option(min=0, help="Seed for the order, the negatives and dropout.")] = 0
     keep_scoring: Annotated[
         bool, Option(help="Save the scoring of the loss, even if another is clearly better.")
     ] = False

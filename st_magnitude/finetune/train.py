@@ -17,9 +17,8 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from st_magnitude._files import locked_folder
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.memory import AllReadError
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.hybrid import Run
-from st_magnitude.evaluation.judge import norm_warning
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
@@ -34,11 +33,13 @@ from st_magnitude.finetune.trainer import (
     warn_of_left_out,
 )
 from st_magnitude.finetune.verdict import Verdict
+from st_magnitude.judge import norm_warning
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.training import run_folder
@@ -69,7 +70,7 @@ class TrainedModel:
 
     @property
     def norm_warning(self) -> str:
-        """The `evaluation.judge.norm_warning` of the sample; empty if there is none."""
+        """The `judge.norm_warning` of the sample; empty if there is none."""
         after = self.geometry.get("after", {})
         d = after.get("cohens_d", math.nan)
         error = after.get("cohens_d_error", math.nan)
@@ -116,7 +117,8 @@ def train(
 
     Raises:
         ValueError: If the data have too few pairs or share queries with dev, the model was trained
-            on all queries of dev or test, or a setting does not suit the model.
+            on all queries of dev or test, or a setting does not suit the model. DivergedError, one
+            of them: gradients or weights are not finite.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
             is False, or a run that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to
@@ -139,6 +141,7 @@ def train(
         checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
         check_length(model, config.max_length)
+        refuse_frozen(model)
         answers = _answers(data, dev, test) | set(also_relevant)
         test = None if test is None else test.unread_by(model)
         data, held_out, folds = _held_out(model, data, dev, dev_is_drawn, config)
@@ -197,7 +200,7 @@ def _held_out(
 def _judge(
     trainer: SentenceTransformerTrainer,
     baseline: Baseline,
-    of_folds: Run | None,
+    of_folds: Ranking | None,
     folds: int,
     on_test: Baseline | None,
 ) -> TrainedModel:
@@ -300,7 +303,8 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    with run_folder.saved(trainer.model, output, "training.json", record) as folder:
+    texts = [text for row in rows.take(4) for text in list(row.values())[:2]]
+    with run_folder.saved(trainer.model, output, "training.json", record, texts) as folder:
         for title, text in sections.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")

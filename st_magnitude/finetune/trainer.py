@@ -37,7 +37,7 @@ from st_magnitude.losses.temperature import temp_agg, temp_agg_mrl
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import prompt_of
+from st_magnitude.surgery.raw import prompt_of, readers_of
 
 __all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
 __all__ += ["train_copy", "warn_of_left_out"]
@@ -48,17 +48,24 @@ MANY_ROWS = 50_000  # above, small batches take a static table minutes
 
 
 @contextmanager
-def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
-    """Within the block, a model reads at most this number of tokens; None changes nothing."""
+def reading(model: SentenceTransformer, length: int | SentenceTransformer | None) -> Iterator[None]:
+    """Within the block, a model reads at most this number of tokens, or as many as a model of its
+    kind; None changes nothing."""
     if length is None:
         yield
         return
-    before = model.max_seq_length
-    limit_length(model, length)
+    readers: list[Any] = readers_of(model)
+    before = [getattr(reader, "max_seq_length", None) for reader in readers]
+    if isinstance(length, int):
+        limit_length(model, length)
+    else:
+        for reader, other in zip(readers, readers_of(length), strict=True):
+            reader.max_seq_length = other.max_seq_length
     try:
         yield
     finally:
-        model.max_seq_length = before
+        for reader, limit in zip(readers, before, strict=True):
+            reader.max_seq_length = limit
 
 
 def check_length(model: SentenceTransformer, length: int | None) -> None:
@@ -228,7 +235,7 @@ def _arguments(
         router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
         output_dir=str(output / "checkpoints"),
         num_train_epochs=cast(float, config.epochs),
-        max_steps=config.max_steps,
+        max_steps=config.max_steps or -1,
         per_device_train_batch_size=cast(int, config.batch_size),
         learning_rate=usual_rate(model) if rate is None else rate,
         warmup_steps=0.1,  # a share

@@ -9,18 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import Gain, nothing_found
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.measure import Found
-from st_magnitude.result import Result, Table, points
+from st_magnitude.judge import Difference, nothing_found
+from st_magnitude.result import Result, Table
 from st_magnitude.similarity import COSINE
 
-__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ndcg"]
+__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ranking"]
 
 _shortened = partial(textwrap.shorten, width=60, placeholder=" ...")
 
@@ -35,8 +33,7 @@ class Scored:
 
     exponent: float  # of documents
     ndcg: float  # mean nDCG@10
-    gain: Gain  # over the pretrained model
-    changed: int  # number of queries whose nDCG@10 differs from that of the pretrained model
+    gain: Difference  # over the pretrained model
 
     @property
     def name(self) -> str:
@@ -49,7 +46,7 @@ class Control:
 
     name: str
     ndcg: float
-    gain: Gain  # of the trained model over this search
+    gain: Difference  # of the trained model over this search
 
 
 @dataclass(frozen=True)
@@ -92,13 +89,13 @@ class Verdict(Result):
 
     @property
     def is_better(self) -> bool:
-        """Whether the interval of the saved model's gain lies above 0."""
-        return self.saved.gain[1] > 0.0
+        """Whether the saved model is clearly better."""
+        return self.saved.gain.is_better
 
     @property
     def is_worse(self) -> bool:
-        """Whether the interval lies below 0, at the best exponent too."""
-        return max(self.saved.gain[2], (self.best or self.saved).gain[2]) < 0.0
+        """Whether the saved model is clearly worse, at the best exponent too."""
+        return self.saved.gain.is_worse and (self.best or self.saved).gain.is_worse
 
     @property
     def caveat(self) -> str:
@@ -112,13 +109,14 @@ class Verdict(Result):
         where = f"{self.queries:,} {split} queries"
         if self.folds:
             where = f"{self.queries:,} queries, held out in {self.folds} folds"
-        said = f"{self._name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
+        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against the pretrained model"
         bm25 = " ".join(map(self._about, self.controls[:1])) or self.no_control
         return f"{said}, on {where}. {bm25}".strip()
 
     def which_counts(self, confirmed: Verdict, split: str) -> str:
         """Where the verdict on another split is another one: which of the two counts, and why."""
-        if confirmed._name == self._name:
+        test = confirmed.saved.gain
+        if test.name == self.saved.gain.name:
             return ""
         if self.caveat or confirmed.queries >= self.queries:
             return f"The line on the {split} split counts, as none of its queries chose anything."
@@ -126,21 +124,14 @@ class Verdict(Result):
             f"The first line counts, as it rests on more queries ({self.queries:,} against"
             f" {confirmed.queries:,})."
         )
-        gain = abs(self.saved.gain[0])
-        mean, low, _ = confirmed.saved.gain
-        if gain and mean > low:
-            needed = confirmed.queries * (POWER * (mean - low) / gain) ** 2
+        gain = abs(self.saved.gain.mean)
+        if gain and test.mean > test.low:
+            needed = confirmed.queries * (POWER * (test.mean - test.low) / gain) ** 2
             said += (
                 f" To show {100 * gain:.1f} points in four of five draws, the {split} split would"
                 f" need about {math.ceil(needed):,}."
             )
         return said
-
-    @property
-    def _name(self) -> str:
-        if self.is_better:
-            return "Better"
-        return "Worse" if self.saved.gain[2] < 0.0 else "No clear difference"
 
     def advice(self) -> str:
         """Recommended next steps."""
@@ -148,7 +139,7 @@ class Verdict(Result):
         if nothing := nothing_found(self.pretrained, self.saved.ndcg, *others):
             return nothing
         found: list[str] = []
-        if self.saved.gain[2] < 0.0 and not self.is_worse:
+        if self.saved.gain.is_worse and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
         elif not self.is_better:
             remedy = "Train on more pairs or with another learning rate, or keep the old model."
@@ -162,31 +153,30 @@ class Verdict(Result):
         return " ".join(filter(None, found))
 
     def _power(self) -> str:
-        gain, low, _ = self.saved.gain
-        if self.saved.changed < FEW_CHANGES:
-            return f"nDCG@10 changed for {self.saved.changed:,} queries only: add queries."
-        smallest = 100 * POWER * (gain - low)
+        gain = self.saved.gain
+        if gain.changed < FEW_CHANGES:
+            return f"nDCG@10 changed for {gain.changed:,} queries only: add queries."
+        smallest = 100 * POWER * (gain.mean - gain.low)
         return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
 
     def _about(self, control: Control) -> str:
-        _, low, high = control.gain
         if control != self.controls[0]:
             said = f"Fused with BM25 by rank it has {control.ndcg:.4f}, clearly more than alone."
-            return said if high < 0.0 else ""
-        if high < 0.0:
+            return said if control.gain.is_worse else ""
+        if control.gain.is_worse:
             return f"{control.name}, which needs no training, is better: {control.ndcg:.4f}."
-        if low > 0.0:
+        if control.gain.is_better:
             return ""
         return f"It is not clearly better than {control.name}, which needs no training."
 
     def tables(self) -> Iterable[Table | str]:
-        rows: list[list[object]] = [["pretrained", self.pretrained, points(self.saved.gain)]]
+        rows: list[list[object]] = [["pretrained", self.pretrained, self.saved.gain]]
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             notes = ["as trained"] if scored == self.as_trained else []
             notes += ["saved"] if scored == self.saved else []
             name = f"trained, {scored.name}" + (f" ({', '.join(notes)})" if notes else "")
             rows.append([name, scored.ndcg, ""])
-        rows += [[other.name, other.ndcg, points(other.gain)] for other in self.controls]
+        rows += [[other.name, other.ndcg, other.gain] for other in self.controls]
         columns = ["search", "nDCG@10", "the saved model over it"]
         yield Table(columns, rows, "", f"{self.caveat} {self.no_control}".strip())
         if self.changes:
@@ -194,28 +184,29 @@ class Verdict(Result):
             yield "\n".join(map(str, self.changes))
 
 
-def model_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the similarity of the model; cosine if it is a distance."""
-    encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(scoring_of(model, distance=COSINE)))
+def model_ranking(model: SentenceTransformer, data: RetrievalData) -> Ranking:
+    """The ranking under the similarity of the model; cosine if it is a distance."""
+    return data.encode(model).search(scoring_of(model, distance=COSINE))
 
 
-def changes_of(before: Found, after: Found, data: RetrievalData) -> tuple[Change, ...]:
+def changes_of(before: Ranking, after: Ranking) -> tuple[Change, ...]:
     """The largest gain, the median change and the largest loss; ties by a hash of the query."""
+    data = after.data
+    differences = dict(zip(after, after.ndcg - before.ndcg, strict=True))
 
     def place(query: str) -> tuple[float, str]:
-        digest = hashlib.sha256(data.queries[query].encode()).hexdigest()
-        return before.ndcg[query] - after.ndcg[query], digest
+        return -differences[query], hashlib.sha256(data.queries[query].encode()).hexdigest()
 
-    changed = sorted((q for q in after.ndcg if after.ndcg[q] != before.ndcg[q]), key=place)
+    changed = sorted((query for query, difference in differences.items() if difference), key=place)
     if not changed:
         return ()
+    rows = {query: row for row, query in enumerate(after)}
     chosen = dict.fromkeys([changed[0], changed[len(changed) // 2], changed[-1]])
     return tuple(
         Change(
             data.queries[query],
-            (before.ndcg[query], after.ndcg[query]),
-            *(data.corpus.get(found.first[query], "nothing") for found in (before, after)),
+            (float(before.ndcg[rows[query]]), float(after.ndcg[rows[query]])),
+            *(data.corpus.get(found.first(query), "nothing") for found in (before, after)),
         )
         for query in chosen
     )

@@ -27,6 +27,7 @@ from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
+from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import (
     normalizes_output,
@@ -67,6 +68,20 @@ def is_table(model: nn.Module) -> bool:
     first = next(unwrapped(model).children(), None)
     sides = routes_of(first).values() if isinstance(first, Router) else [[first]]
     return all(map(has_static_embedding_input, sides))
+
+
+def check_weights(model: nn.Module, name: str, engine: str | None = None) -> None:
+    """Refuses a model that is frozen (`refuse_frozen`), and warns of weights in half precision."""
+    refuse_frozen(unwrapped(model))
+    half = half_weights(model)
+    if half and engine is None:  # an engine keeps float32 copies of weights
+        logger.warning(
+            "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
+            " they were. Call model.float() before you build the loss (for LoRA, cast the"
+            " adapter alone), and train with bf16=True in the training arguments for speed.",
+            name,
+            str(half[0].dtype).removeprefix("torch."),
+        )
 
 
 class EmbeddingLoss(nn.Module):
@@ -149,8 +164,8 @@ class EmbeddingLoss(nn.Module):
             self.begin()
 
     def begin(self) -> None:
-        """Checks the engine, and warns of weights in half precision and if the saved model will
-        score in another way than the loss trains it to.
+        """Checks the engine and the weights, and warns if the saved model will score in another
+        way than the loss trains it to.
 
         Several losses of one Trainer may disagree, and the loss that was built last sets the
         similarity function. The stock functions have no fractional exponent.
@@ -158,15 +173,7 @@ class EmbeddingLoss(nn.Module):
         model = unwrapped(self.model)
         engine = engine_of(self.model)
         self.check_engine(engine)
-        half = half_weights(model)
-        if half and engine is None:  # an engine keeps float32 copies of weights
-            logger.warning(
-                "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
-                " they were. Call model.float() before you build the loss (for LoRA, cast the"
-                " adapter alone), and train with bf16=True in the training arguments for speed.",
-                self.name,
-                str(half[0].dtype).removeprefix("torch."),
-            )
+        check_weights(model, self.name, engine)
         if not isinstance(model, SentenceTransformer):
             return
         norm = exponent_norm(model)

@@ -240,6 +240,10 @@ def test_classes_have_names() -> None:
     features = Features(text=Value("string"), label=ClassLabel(names=["tea", "rain"]))
     data = Dataset.from_dict({"text": ["how long?", "how wet?"], "label": [0, 1]}, features)
     assert pairs_of(load_splits(data)) == {("how long?", "tea"), ("how wet?", "rain")}
+    rows = {"text": ["how long?", "how wet?", "how hot?", "how?"], "label": [0, 1, -1, None]}
+    splits = load_splits(Dataset.from_dict(rows, features))  # -1 is no class, as in hidden labels
+    assert pairs_of(splits) == {("how long?", "tea"), ("how wet?", "rain")}
+    assert "Left out 2 rows without text, the first at row 2" in splits.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +281,48 @@ def test_given_splits(tmp_path: Path) -> None:
     assert [len(splits[name].queries) for name in splits] == [8, 8, 8]
     data = {name: Dataset.from_list(ROWS[i::2]) for i, name in enumerate(("train", "validation"))}
     assert [len(part.queries) for part in map(load_splits(DatasetDict(data)).get, ("dev", "test"))]
+
+
+def test_one_file_is_split_whatever_its_name(tmp_path: Path) -> None:
+    """A file called test.csv, alone or next to files that are no splits, is not all held out."""
+    Dataset.from_list(ROWS[:20]).to_csv(tmp_path / "test.csv")
+    assert [len(load_splits(tmp_path / "test.csv")[x].queries) for x in ("train", "test")] == [
+        16,
+        2,
+    ]
+    Dataset.from_list(ROWS[20:]).to_csv(tmp_path / "more.csv")
+    splits = load_splits(tmp_path)
+    assert [len(splits[name].queries) for name in splits] == [20, 2, 2]
+    assert splits.drawn == {"dev", "test"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_held_out(monkeypatch, seed: int) -> None:
+    """Queries with an answer; of them first those that are no document, and not too many for dev.
+
+    Of 40 queries with an answer, 20 are documents of others, and 30 queries have negatives alone.
+    """
+    monkeypatch.setattr("st_magnitude.data.pairs.MOST_DEV", 3)
+    rows = [(f"start {i}", f"middle {i}", 1) for i in range(20)]
+    rows += [(f"middle {i}", f"end {i}", 1) for i in range(20)]
+    rows += [(f"unanswered {i}", f"end {i % 20}", 0) for i in range(30)]
+    splits = load_splits(
+        [dict(zip(("query", "document", "score"), row, strict=True)) for row in rows], seed=seed
+    )
+    assert [len(splits[name].queries) for name in ("dev", "test")] == [3, 4]
+    for name in ("dev", "test"):
+        assert {text.split()[0] for text in splits[name].queries.values()} == {"start"}
+
+
+@pytest.mark.parametrize("scores", [(3, 1), (1, 3), (0, 3), (3, 0), (3, 3)])
+def test_of_several_judgments_the_highest_counts(scores: tuple) -> None:
+    rows = [{"query": "a", "document": "b", "score": score} for score in scores]
+    rows.append({"query": "a", "document": "c", "score": 2})
+    splits = load_splits(rows)
+    assert splits["train"].relevant == {"q0": {"d0": 3, "d1": 2}}
+    assert not any(splits["train"].negatives.values())
+    said = any("1 negatives are relevant in another row" in note for note in splits.notes)
+    assert said == (0 in scores)
 
 
 TEXTS = st.sampled_from(

@@ -11,14 +11,14 @@ from sklearn.metrics import ndcg_score
 
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, calibrate_prior
 from st_magnitude.data import task as task_module
+from st_magnitude.data.ranking import ndcg
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, ndcg
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import (
     CompressionEvaluator,
     HybridEvaluator,
     MagnitudeEvaluator,
     bm25_run,
-    dense_run,
 )
 from st_magnitude.evaluation.abstention import encode_all, first_documents
 
@@ -115,7 +115,7 @@ SEARCHES = {
     "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
     "hybrid": metrics_of(HybridEvaluator),
     "bm25": lambda model, *task: [*bm25_run(RetrievalData(*task))["q1"]],
-    "dense run": lambda model, *task: dense_run(RetrievalData(*task).encode(model), DNORM, 100),
+    "ranking": lambda model, *task: RetrievalData(*task).encode(model).search(DNORM),
     "exponent": lambda model, *task: calibrate_exponent(
         model, RetrievalData(*task)
     ).per_query.tolist(),

@@ -20,8 +20,8 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
     assert advice.verdict == "do"
     best = next(cell for cell in found.cells if advice.choice == str(cell))
     assert best.retention > 0.95
-    assert advice.gain[0] == pytest.approx(best.ndcg - 0.95 * found.cells[0].ndcg)
-    assert advice.num_queries == 160
+    assert advice.gain.mean == pytest.approx(best.ndcg - 0.95 * found.cells[0].ndcg)
+    assert advice.gain.queries == 160
     smaller = [cell for cell in found.cells if cell.bytes_per_document < best.bytes_per_document]
     assert all(cell.retention < 0.99 for cell in smaller)
     assert quick(model, *task, tolerance=0.01)["storage"].verdict != "do"

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 
 from st_magnitude import DNORM
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
+from st_magnitude.evaluation import HybridEvaluator, bm25_run, reciprocal_rank_fusion
 
 ids = st.sampled_from("abcdefgh")
 scores = st.integers(-3, 3).map(float)  # many ties
@@ -189,8 +189,8 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
     evaluator(minilm)
     dense, bm25 = (evaluator.runs[name] for name in ("dense", "bm25"))
     data = RetrievalData(*task.values())
-    assert dense == dense_run(data.encode(minilm, **prompts), DNORM, top_k=10)
-    assert dense != dense_run(data.encode(minilm), DNORM, top_k=10)
+    assert dense == data.encode(minilm, **prompts).search(DNORM, 10)
+    assert dense != data.encode(minilm).search(DNORM, 10)
     assert bm25 == bm25_run(data, top_k=10)
     assert max(map(len, reciprocal_rank_fusion([dense, bm25]).values())) > 10
     assert evaluator.runs["hybrid"] == reciprocal_rank_fusion([dense, bm25], top_k=10)
@@ -198,7 +198,7 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
-    run = search(task["queries"], task["corpus"], top_k=20, stopwords=None)
+    run = dict(search(task["queries"], task["corpus"], top_k=20, stopwords=None))
     run["unjudged"] = {"elsewhere": 1.0}
     del run["q8"]
     evaluator = HybridEvaluator(**task, top_k=10, bm25=run)
