@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.judge import Gain, judge
+from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.measure import bm25_if_installed, found_by
 from st_magnitude.finetune.trainer import check_length
 from st_magnitude.finetune.verdict import model_ndcg
@@ -81,8 +83,9 @@ def compare(
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
-    base = load(model) if isinstance(model, str) else model
+    base = load(model) if isinstance(model, str) else copy(model)
     check_length(base, config.max_length)
+    score_by_cosine(base, say)
     try:
         with locked_folder(output):
             began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -80,7 +81,7 @@ class EncodedTask:
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are
         summed in float64 and scores rounded to float32, so equal documents have equal scores
-        wherever in the matrix they stand.
+        wherever in the matrix they stand. Very long or short vectors rank as others do.
         """
         return self.tops([similarity], k)[0]
 
@@ -91,7 +92,11 @@ class EncodedTask:
         chunk = min(len(self.documents), TILE_WIDTH)
         found: list[list[Tensor]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
-        parts = self.queries.double().split(rows), self.own.split(rows)
+        # Powers of two, which change no digit, bring all scores into the range of float32.
+        of_queries, of_documents = (_exponent(x) for x in (self.queries, self.documents))
+        powers = [2.0 ** round(of_documents * (1 - x.exponents[1])) for x in similarities]
+        scaled = self.queries.double() * 2.0**-of_queries
+        parts = scaled.split(rows), self.own.split(rows)
         for queries, own in zip(*parts, strict=True):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)
@@ -100,7 +105,8 @@ class EncodedTask:
                 products = queries @ documents.T  # (rows, chunk)
                 for i, similarity in enumerate(similarities):
                     # The query exponent changes no ranking, so only the documents are divided.
-                    scores = (products / similarity.document_divisor(documents).T).float()
+                    divisor = similarity.document_divisor(documents) * powers[i]  # (chunk, 1)
+                    scores = (products / divisor.T).float()
                     hide_own(scores, own, start)
                     columns = rank(scores, k)
                     scores = torch.cat([best[i][0], scores.gather(1, columns)], dim=1)
@@ -115,7 +121,8 @@ class EncodedTask:
     def scores(self, similarity: Similarity, columns: Tensor) -> Tensor:
         """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU.
 
-        The document that is the query itself scores -inf.
+        The document that is the query itself scores -inf. Scores have the digits of float32 and the
+        range of float64.
         """
         similarity = Similarity(*similarity.exponents)  # plain numbers
         columns = columns.to(self.documents.device)
@@ -124,7 +131,8 @@ class EncodedTask:
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
             documents = similarity.document(self.documents[some].double())  # (rows, k, D)
             products = documents @ similarity.query(queries.double())[:, :, None]  # (rows, k, 1)
-            found.append(products[:, :, 0].float())
+            digits, exponents = torch.frexp(products[:, :, 0])
+            found.append(digits.float().double() * 2.0 ** exponents.double())
         return torch.cat(found).cpu().masked_fill(columns.cpu() == self.own[:, None], -torch.inf)
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
@@ -140,6 +148,12 @@ class EncodedTask:
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
         """nDCG@k of every query from the columns of its best documents, (n, >= k) -> (n,)."""
         return ndcg(self.gains(top), [row.values() for row in self.columns], k)
+
+
+def _exponent(x: Tensor) -> int:
+    """The exponent of 2 of the largest number."""
+    low, high = x.aminmax() if len(x) else (0.0, 0.0)
+    return math.frexp(max(-float(low), float(high)))[1]
 
 
 def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:

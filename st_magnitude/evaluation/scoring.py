@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
+from st_magnitude.surgery.raw import (
+    is_cut,
+    normalizes_output,
+    refuse_other_models,
+    returns_unit_vectors,
+    unwrapped,
+)
 
-__all__ = ["are_unit", "scoring_of"]
+__all__ = ["are_unit", "score_by_cosine", "scoring_of"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -23,7 +31,6 @@ def scoring_of(
     similarity: Similarity | str | None = None,
     *,
     before_normalize: bool = False,
-    distance: Similarity | None = None,
 ) -> Similarity:
     """The given similarity, or that of a model, for embeddings before a closing ExponentNorm.
 
@@ -32,7 +39,8 @@ def scoring_of(
     ==============================================  =====================================
     the model                                       its similarity
     ==============================================  =====================================
-    scores by a distance                            ``distance``; refused without one
+    scores by a distance                            refused
+    scores by euclidean distances of unit vectors   cosine, which ranks alike
     scores by cosine or dot                         the same
     ends in ExponentNorm                            that of the module
     ends in Normalize, with ``before_normalize``    cosine; refused if dot of cut vectors
@@ -41,15 +49,11 @@ def scoring_of(
     model = refuse_other_models(model, "A measurement")
     if similarity is not None:
         return Similarity(*Similarity.named(similarity).exponents)
-    stated = distance
-    if isinstance(last := list(model.children())[-1], ExponentNorm):
-        stated = last.similarity
-    elif model.similarity_fn_name in ("cosine", "dot"):
-        stated = Similarity.named(model.similarity_fn_name)
+    stated = _stated_by(model)
     if stated is None:
         raise ValueError(
             f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is not an inner"
-            ' product; pass a similarity, such as similarity="cosine".'
+            ' product; pass similarity="cosine" where it is an argument, or set the name.'
         )
     if not before_normalize or not normalizes_output(model):
         return Similarity(*stated.exponents)
@@ -60,3 +64,23 @@ def scoring_of(
             "similarity='cosine'."
         )
     return COSINE
+
+
+def score_by_cosine(model: SentenceTransformer, say: Callable[[str], None]) -> None:
+    """Gives cosine to a model that `scoring_of` refuses, for a training, and says so."""
+    if _stated_by(model) is None:
+        say(
+            f"The model scores by {model.similarity_fn_name} distances, which no loss trains. The"
+            " pretrained model is measured by cosine."
+        )
+        model.similarity_fn_name = "cosine"
+
+
+def _stated_by(model: SentenceTransformer) -> Similarity | None:
+    """The similarity that ranks as the end and the name of a model say; None for a distance."""
+    if isinstance(last := list(model.children())[-1], ExponentNorm):
+        return last.similarity
+    if model.similarity_fn_name == "euclidean" and returns_unit_vectors(model):
+        return COSINE
+    is_known = model.similarity_fn_name in ("cosine", "dot")
+    return Similarity.named(model.similarity_fn_name) if is_known else None

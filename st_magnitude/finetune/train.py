@@ -19,6 +19,7 @@ from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.hybrid import Run
 from st_magnitude.evaluation.judge import norm_warning
+from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
@@ -126,6 +127,7 @@ def train(
         checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
         check_length(model, config.max_length)
+        score_by_cosine(model, say)
         answers = _answers(data, dev, test) | set(also_relevant)
         folds = num_folds(model, data, None if dev_is_drawn else dev, config)
         if folds and dev is not None:

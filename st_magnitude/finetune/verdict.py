@@ -17,7 +17,6 @@ from st_magnitude.evaluation.judge import Gain
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.measure import Found
 from st_magnitude.result import Result, Table, points
-from st_magnitude.similarity import COSINE
 
 __all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ndcg"]
 
@@ -170,9 +169,9 @@ class Verdict(Result):
 
 
 def model_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the similarity of the model; cosine if it is a distance."""
+    """nDCG@10 of every query under the similarity of the model."""
     encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(scoring_of(model, distance=COSINE)))
+    return encoded.ndcg(encoded.top(scoring_of(model)))
 
 
 def changes_of(before: Found, after: Found, data: RetrievalData) -> tuple[Change, ...]:
