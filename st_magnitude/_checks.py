@@ -49,9 +49,9 @@ def finite(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a finite number; got {value}.")
 
 
-def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:
+def at_least(name: str, value: object, minimum: float, advice: str = "", kind: type = Real) -> None:
     """Checks that a value is a number that is not below a minimum; NaN never passes."""
-    if not (is_number(value) and value >= minimum):
+    if not (is_number(value, kind) and value >= minimum):
         raise ValueError(f"{name} must be at least {minimum}{advice}; got {value!r}.")
 
 

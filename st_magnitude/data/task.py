@@ -92,11 +92,10 @@ class EncodedTask:
         chunk = min(len(self.documents), TILE_WIDTH)
         found: list[list[Tensor]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
+        parts = self.queries.double().split(rows), self.own.split(rows)
         # Powers of two, which change no digit, bring all scores into the range of float32.
-        of_queries, of_documents = (_exponent(x) for x in (self.queries, self.documents))
-        powers = [2.0 ** round(of_documents * (1 - x.exponents[1])) for x in similarities]
-        scaled = self.queries.double() * 2.0**-of_queries
-        parts = scaled.split(rows), self.own.split(rows)
+        q, d = _exponent(self.queries), _exponent(self.documents)
+        powers = [2.0 ** (q + round(d * (1 - x.exponents[1]))) for x in similarities]
         for queries, own in zip(*parts, strict=True):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)

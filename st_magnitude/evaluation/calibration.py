@@ -103,7 +103,7 @@ class ExponentCurve(_Curve):
         yield self._table("exponent", self.exponents, marks, title)
         ends = (("cosine", self.versus_cosine), ("dot", self.versus_dot))
         gains = [[f"{self.highest:g} minus {name}", gain] for name, gain in ends]
-        note = "Differences are too high: the same queries chose the exponent. Confirm on others."
+        note = "Differences are too high: the same queries chose the exponent."
         yield Table(["difference", "of nDCG@10 [95 %]"], gains, note=note)
         if self.best != self.highest:
             is_kept = self.best == self.present

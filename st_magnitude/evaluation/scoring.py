@@ -49,7 +49,13 @@ def scoring_of(
     model = refuse_other_models(model, "A measurement")
     if similarity is not None:
         return Similarity(*Similarity.named(similarity).exponents)
-    stated = _stated_by(model)
+    stated = None
+    if isinstance(last := list(model.children())[-1], ExponentNorm):
+        stated = last.similarity
+    elif model.similarity_fn_name in ("cosine", "dot"):
+        stated = Similarity.named(model.similarity_fn_name)
+    elif model.similarity_fn_name == "euclidean" and returns_unit_vectors(model):
+        stated = COSINE
     if stated is None:
         raise ValueError(
             f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is not an inner"
@@ -67,20 +73,7 @@ def scoring_of(
 
 
 def score_by_cosine(model: SentenceTransformer, say: Callable[[str], None]) -> None:
-    """Gives cosine to a model that `scoring_of` refuses, for a training, and says so."""
-    if _stated_by(model) is None:
-        say(
-            f"The model scores by {model.similarity_fn_name} distances, which no loss trains. The"
-            " pretrained model is measured by cosine."
-        )
+    """Before a training, replaces a distance by cosine, and says so."""
+    if (name := model.similarity_fn_name) not in ("cosine", "dot"):
+        say(f"similarity_fn_name: {name} -> cosine, because no loss trains a distance.")
         model.similarity_fn_name = "cosine"
-
-
-def _stated_by(model: SentenceTransformer) -> Similarity | None:
-    """The similarity that ranks as the end and the name of a model say; None for a distance."""
-    if isinstance(last := list(model.children())[-1], ExponentNorm):
-        return last.similarity
-    if model.similarity_fn_name == "euclidean" and returns_unit_vectors(model):
-        return COSINE
-    is_known = model.similarity_fn_name in ("cosine", "dot")
-    return Similarity.named(model.similarity_fn_name) if is_known else None

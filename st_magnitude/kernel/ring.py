@@ -54,7 +54,7 @@ def ring_infonce(
     num_queries, num_documents, *others = zip(*of_ranks, strict=True)
     for name, numbers in zip(same, others, strict=True):
         if len(set(numbers)) > 1:
-            raise ValueError(f"The ranks of a ring have different {name}: {list(numbers)}.")
+            raise ValueError(f"The ranks of a ring differ in the number of {name}: {numbers}.")
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
     plan = Plan.of(terms, batch, similarity, num_losses, tile_rows)
     counts = {"query_to_doc": num_documents, "doc_to_query": num_queries}
@@ -62,19 +62,14 @@ def ring_infonce(
 
 
 def _what_travels(batch: Batch, terms: Sequence[Term]) -> dict[str, int]:
-    """Numbers that have to be equal on all ranks, or one would wait for another; by their names."""
+    """Numbers that have to be equal on all ranks, or one would wait for another."""
     tensors = batch.queries, batch.documents
-    return {
-        "numbers of dimensions": batch.queries.shape[-1],
-        "numbers of bytes in a coordinate": batch.queries.element_size(),
-        "numbers of terms": len(terms),
-        "numbers of ids in exclude": len(batch.excluded_ids),
-        "numbers of spares": len(batch.spares),
-        "numbers of positives": len(batch.positive_ids),
-        "numbers of log_q": batch.log_q is not None,
-        "numbers of log_q_queries": batch.log_q_queries is not None,
-        "needs of gradients": torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
-    }
+    numbers = {"dimensions": batch.queries.shape[-1], "bytes": batch.queries.element_size()}
+    numbers |= {"terms": len(terms), "ids in exclude": len(batch.excluded_ids)}
+    numbers |= {"spares": len(batch.spares), "positives": len(batch.positive_ids)}
+    numbers |= {x: getattr(batch, x) is not None for x in ("log_q", "log_q_queries")}
+    needs = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return numbers | {"gradients": needs}
 
 
 def refuse_in_ring(name: str, softmaxes: Sequence[Sequence[Direction]], **given: object) -> None:

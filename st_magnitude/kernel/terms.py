@@ -11,7 +11,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from st_magnitude._checks import is_number, positive
+from st_magnitude._checks import at_least, is_number, positive
 from st_magnitude.kernel.batch import Batch
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -32,8 +32,7 @@ class Term:
         weight: Factor of the term in the sum.
 
     Raises:
-        ValueError: If dim is not a whole number from 1 up, the temperature not a positive number
-            or 0-d tensor, or the weight not a finite number.
+        ValueError: If one of them is no such number.
     """
 
     dim: int | None = None
@@ -41,20 +40,15 @@ class Term:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.dim is not None and not (is_number(self.dim, Integral) and self.dim >= 1):
-            raise ValueError(
-                "Term.dim must be a whole number from 1 up, or None for all dimensions; got"
-                f" {self.dim!r}."
-            )
+        if self.dim is not None:
+            at_least("Term.dim", self.dim, 1, " and whole, or None for all dimensions", Integral)
         if not (is_number(self.weight) and math.isfinite(self.weight)):
             raise ValueError(f"Term.weight must be a finite number; got {self.weight!r}.")
         if not isinstance(self.temperature, Tensor):
             positive("Term.temperature", self.temperature)
         elif self.temperature.ndim:
-            raise ValueError(
-                "A learned Term.temperature must be a 0-d tensor, such as torch.tensor(0.05); got"
-                f" {tuple(self.temperature.shape)}."
-            )
+            shape = tuple(self.temperature.shape)
+            raise ValueError(f"A learned Term.temperature must be a 0-d tensor; got {shape}.")
 
 
 def check_terms(terms: Sequence[Term], width: int) -> None:

@@ -90,8 +90,10 @@ def test_the_scoring_of_a_model(closing, states, served, before):
     assert scoring_of(model) == served
     assert scoring_of(model, before_normalize=True) == before
     assert scoring_of(model, "qnorm", before_normalize=True) == Similarity.named("qnorm")
-    score_by_cosine(model, pytest.fail)  # which keeps what ranks as a similarity
-    assert model.similarity_fn_name == states
+    said = []
+    score_by_cosine(model, said.append)
+    assert len(said) == (states != "dot")
+    assert model.similarity_fn_name == ("dot" if states == "dot" else "cosine")
 
 
 # what measures by the similarity of a model, whose distances no similarity ranks alike

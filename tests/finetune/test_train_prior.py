@@ -53,7 +53,7 @@ def test_a_model_of_distances_is_trained_by_cosine(kind, states, tmp_path, stati
         options = {"dev": parts[1], "test": parts[2], "say": said.append}
         compare(model, parts[0], tmp_path / "new", CompareConfig(max_steps=1, **losses), **options)
         assert model.similarity_fn_name == states
-    told = [line for line in said if "scores by euclidean distances" in line]
+    told = [line for line in said if "euclidean -> cosine, because" in line]
     assert len(told) == (states == "euclidean")
 
 

@@ -635,7 +635,7 @@ WRONG = {
 
 
 WRONG_TERMS = [
-    ({"dim": dim}, "Term.dim must be a whole number from 1 up") for dim in (0, 2.5, "3", True)
+    ({"dim": dim}, "Term.dim must be at least 1 and whole") for dim in (0, 2.5, "3", True)
 ]
 WRONG_TERMS += [
     ({"temperature": tau}, "Term.temperature must be a positive number")
