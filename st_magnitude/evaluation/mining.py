@@ -124,6 +124,11 @@ class _Scorer:
         given = {name: options[name] for name in ("batch_size", "prompt", "prompt_name")}
         embeddings = encode_raw(self._model, texts, role, keep_normalize=True, **given)
         check_finite(embeddings, role, texts)
+        if not 1e-15 < (longest := float(embeddings.norm(dim=1).max())) < 1e15:
+            raise InputError(
+                f"The longest {role} embedding has the norm {longest:.3g}, whose scores may leave"
+                " float32. Multiply the embeddings by a constant: norms from 1e-15 to 1e15 fit."
+            )
         return embeddings
 
     def similarity(self, queries: Tensor, documents: Tensor) -> Tensor:
