@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
+from typing import TypeGuard
 
 # There is no release to install from. What follows is "." or an extra, such as ".[plot]".
 INSTALL = "from a checkout: pip install"
@@ -56,6 +57,11 @@ def shown(value: object, most: int = 99) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def is_number(value: object, kind: type = Real) -> TypeGuard[float]:
+    """Whether a value is a number of a kind, and neither True nor False."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """Checks that a value is one of a few choices."""
     if value not in choices:
@@ -65,7 +71,7 @@ def one_of(name: str, value: object, choices: Sequence[object]) -> None:
 
 def positive(name: str, value: object, words: Sequence[str | None] = ()) -> None:
     """Checks that a value is a positive, finite number, or one of the words."""
-    if value not in words and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+    if value not in words and not (is_number(value) and 0 < value < math.inf):
         options = " or ".join(["a positive number", *map(repr, words)])
         raise InputError(f"{name} must be {options}; got {value!r}.")
 
@@ -79,10 +85,10 @@ def in_range(name: str, value: object) -> None:
             raise InputError(f"{name} must be less than {LARGEST:,}; got {number:,}.")
 
 
-def at_least(name: str, value: float, minimum: float, advice: str = "") -> None:
-    """Checks that a number is not below a minimum; NaN never passes."""
-    if not value >= minimum:
-        raise InputError(f"{name} must be at least {minimum}{advice}; got {value}.")
+def at_least(name: str, value: object, minimum: float, advice: str = "", kind: type = Real) -> None:
+    """Checks that a value is a number that is not below a minimum; NaN never passes."""
+    if not (is_number(value, kind) and value >= minimum):
+        raise InputError(f"{name} must be at least {minimum}{advice}; got {value!r}.")
 
 
 def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
@@ -92,7 +98,7 @@ def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
     if (
         not given
         or len(set(given)) < len(given)
-        or not all(isinstance(dim, Integral) and dim >= 1 for dim in given)
+        or not all(is_number(dim, Integral) and dim >= 1 for dim in given)
     ):
         raise InputError(
             f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}."

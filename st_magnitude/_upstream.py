@@ -28,9 +28,9 @@ def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str,
     """Rows begin to end of the features of one text column.
 
     A cached loss slices features as sentence-transformers' own cached losses do, flattened inputs
-    included.
+    included. Those of a table are not sliced.
     """
-    return _create_minibatch(features, begin, end)
+    return dict(features) if "offsets" in features else _create_minibatch(features, begin, end)
 
 
 def batch_size_of(features: Mapping[str, Tensor]) -> int:

@@ -50,8 +50,28 @@ def test_verdicts(differences, verdict):
     assert judge(differences, min_gain=0.02).verdict == verdict
 
 
-def test_a_d_of_minus_infinity_is_a_warning():
-    assert norm_warning(-np.inf, error=np.inf)
+NEGATIVE, FELL = "Never-relevant documents have", "Training has brought the norms"
+
+
+@pytest.mark.parametrize(
+    ("d", "error", "before", "said"),
+    [
+        (-np.inf, np.inf, np.nan, NEGATIVE),
+        (-0.2, 0.1, np.nan, NEGATIVE),  # the interval ends at -0.004
+        (-0.19, 0.1, np.nan, ""),
+        (0.5, 0.05, 0.71, FELL),  # a small effect, and below the interval
+        (0.5, 0.05, 0.69, ""),
+        (0.5, 0.15, 0.75, ""),  # more than 0.2, and within the interval, which is 0.294 wide
+        (0.5, 0.15, 0.81, FELL),
+        (0.5, 0.05, np.nan, ""),
+        (0.5, 0.05, 0.3, ""),  # it rose
+        (-0.5, 0.1, 0.5, NEGATIVE),  # both: the worse one is said
+    ],
+)
+def test_norms_that_tell_nothing_are_warned_of(d, error, before, said):
+    found = norm_warning(d, error, before)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize("differences", [[], [2.0], [np.nan], [[0.1]]])

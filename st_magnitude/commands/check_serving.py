@@ -25,9 +25,7 @@ def check_serving(
         str | None, Option(help="JSON object to add to requests, as '{\"normalize\": false}'.")
     ] = None,
     send_prompts: Annotated[bool, Option(help="Put the model's prompts before the texts.")] = False,
-    tolerance: Annotated[
-        float, Option(min=0, help="Relative error that counts as rounding.")
-    ] = 1e-4,
+    tolerance: Annotated[float, Option(help="Relative error that counts as rounding.")] = 1e-4,
     timeout: Annotated[float, Option(help="Seconds to wait for an answer.")] = 60.0,
 ) -> Figures:
     """Check whether a server returns what the model computes.

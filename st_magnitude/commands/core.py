@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
@@ -192,8 +193,20 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         raise typer.Exit(figures.get("exit_code", 0))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command()(run)
+    app.command(cls=_Command)(run)
     return function
+
+
+class _Command(TyperCommand):
+    """A command that repeats no argument that it does not take, which may be a key."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if "extra argument" in getattr(error, "message", ""):
+                error.message = "There are too many arguments; options begin with two hyphens."  # type: ignore[attr-defined]
+            raise
 
 
 def report(error: Exception) -> int:

@@ -17,10 +17,8 @@ def diagnose(
     model: ModelId,
     *,
     judged: Ranked,
-    tolerance: Annotated[
-        float, Option(min=0, help="Share of nDCG@10 that storage may cost.")
-    ] = 0.05,
-    min_gain: Annotated[float, Option(min=0, help="Smallest gain in nDCG@10 to act on.")] = 0.02,
+    tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
+    min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
     seed: Annotated[int, Option(min=0, help="Seed for the halves and the intervals.")] = 0,
     verbose: Annotated[bool, Option(help="Print all measurements as well.")] = False,
     output: Annotated[

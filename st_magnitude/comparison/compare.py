@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import choose
+from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.measure import bm25_control
 from st_magnitude.finetune.trainer import check_length
 from st_magnitude.finetune.verdict import model_ranking
@@ -78,8 +80,9 @@ def compare(
     if (output / "compare.json").exists():
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
-    base = load(model) if isinstance(model, str) else model
+    base = load(model) if isinstance(model, str) else copy(model)
     check_length(base, config.max_length)
+    score_by_cosine(base, say)
     splits = make_splits(base, data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ class EncodedTask:
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are
         summed in float64 and scores rounded to float32, so equal documents have equal scores
-        wherever in the matrix they stand.
+        wherever in the matrix they stand. Very long or short vectors rank as others do.
         """
         return self.tops([similarity], k)[0]
 
@@ -106,10 +107,8 @@ class EncodedTask:
         best = self._best(similarities, k)
         for similarity, (scores, columns) in zip(similarities, best, strict=True):
             # |q|^gamma_query, which changes no order
-            divisor = Similarity(1.0, similarity.exponents[0]).document_divisor(
-                self.queries.double()
-            )
-            divided = scores.double() / divisor.cpu()
+            of_query = Similarity(1.0, similarity.exponents[0])
+            divided = scores / of_query.document_divisor(self.queries.double()).cpu()
             rows = zip(columns.numpy(), divided.numpy(), strict=True)
             found.append(Ranking.of(self.data, list(self.query_ids or ()), rows, k))
         return found
@@ -122,6 +121,9 @@ class EncodedTask:
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
         parts = self.queries.double().split(rows), self.own.split(rows)
+        # Powers of two, which change no digit, bring all scores into the range of float32.
+        q, d = _exponent(self.queries), _exponent(self.documents)
+        powers = [2.0 ** (q + round(d * (1 - x.exponents[1]))) for x in similarities]
         for queries, own in zip(*parts, strict=True):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)
@@ -130,7 +132,8 @@ class EncodedTask:
                 products = queries @ documents.T  # (rows, chunk)
                 for i, similarity in enumerate(similarities):
                     # The query exponent changes no ranking, so only the documents are divided.
-                    scores = (products / similarity.document_divisor(documents).T).float()
+                    divisor = similarity.document_divisor(documents) * powers[i]  # (chunk, 1)
+                    scores = (products / divisor.T).float()
                     hide_own(scores, own, start)
                     columns = rank(scores, k)
                     scores = torch.cat([best[i][0], scores.gather(1, columns)], dim=1)
@@ -138,16 +141,16 @@ class EncodedTask:
                     # earlier documents stand first, so ties still go to the lower column
                     order = rank(scores, k)
                     best[i] = scores.gather(1, order), columns.gather(1, order)
-            for of_similarity, (scores, columns) in zip(found, best, strict=True):
-                of_similarity.append((scores.cpu(), columns.cpu()))
-        return [
-            (torch.cat(x), torch.cat(y)) for x, y in (zip(*tiles, strict=True) for tiles in found)
-        ]
+            for i, (scores, columns) in enumerate(best):
+                found[i].append((scores.cpu().double() * powers[i], columns.cpu()))
+        joined = (zip(*tiles, strict=True) for tiles in found)
+        return [(torch.cat(scores), torch.cat(columns)) for scores, columns in joined]
 
     def scores(self, similarity: Similarity, columns: Tensor) -> Tensor:
         """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU.
 
-        The document that is the query itself scores -inf.
+        The document that is the query itself scores -inf. Scores have the digits of float32 and the
+        range of float64.
         """
         similarity = Similarity(*similarity.exponents)  # plain numbers
         columns = columns.to(self.documents.device)
@@ -156,7 +159,8 @@ class EncodedTask:
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
             documents = similarity.document(self.documents[some].double())  # (rows, k, D)
             products = documents @ similarity.query(queries.double())[:, :, None]  # (rows, k, 1)
-            found.append(products[:, :, 0].float())
+            digits, exponents = torch.frexp(products[:, :, 0])
+            found.append(digits.float().double() * 2.0 ** exponents.double())
         return torch.cat(found).cpu().masked_fill(columns.cpu() == self.own[:, None], -torch.inf)
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
@@ -172,6 +176,12 @@ class EncodedTask:
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
         """nDCG@k of every query from the columns of its best documents, (n, >= k) -> (n,)."""
         return ndcg(self.gains(top), [row.values() for row in self.columns], k)
+
+
+def _exponent(x: Tensor) -> int:
+    """The exponent of 2 of the largest number."""
+    low, high = x.aminmax() if len(x) else (0.0, 0.0)
+    return math.frexp(max(-float(low), float(high)))[1]
 
 
 def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
@@ -227,12 +237,13 @@ def encode_texts(
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
     d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
     for role, given, found in (("query", texts, q), ("document", documents, d)):
-        if len(set(given)) > 1 and (found == found[:1]).all():
-            said = "zero" if not found.any() else "the same"
+        are_same = role == "document" and (found == found[:1]).all()
+        if len(set(given)) > 1 and (are_same or not found.any()):
             raise NotFiniteError(
-                f"The embeddings of {len(set(given)):,} different {role} texts are all {said}: the"
-                " weights or the tokenizer of the model are damaged, it knows no word of the texts,"
-                " or its training has collapsed. Take another model."
+                f"The embeddings of {len(set(given)):,} different {role} texts are all"
+                f" {'the same' if found.any() else 'zero'}: the weights or the tokenizer of the"
+                " model are damaged, it knows no word of the texts, or its training has collapsed."
+                " Take another model."
             )
     return EncodedTask(q, d, query_ids=list(queries), document_ids=document_ids)
 

@@ -17,7 +17,7 @@ from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
 __all__ = ["RetrievalEvaluator", "bm25_control", "card_figures", "encode"]
@@ -60,12 +60,12 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
     """The raw embeddings of queries and corpus, and the similarity under which the model ranks.
 
-    A distance counts as cosine. On a terminal there is a progress bar where it may take long.
+    On a terminal there is a progress bar where it may take long.
     """
     shows = sys.stderr.isatty() and not has_static_embedding_input(model)
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
-    similarity = scoring_of(model, before_normalize=before, distance=COSINE)
+    similarity = scoring_of(model, before_normalize=before)
     return data.encode(model, before_normalize=before, show_progress_bar=shows), similarity
 
 

@@ -19,6 +19,7 @@ from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
@@ -142,6 +143,7 @@ def train(
         model = load(model) if isinstance(model, str) else model
         check_length(model, config.max_length)
         refuse_frozen(model)
+        score_by_cosine(model, say)
         answers = _answers(data, dev, test) | set(also_relevant)
         test = None if test is None else test.unread_by(model)
         data, held_out, folds = _held_out(model, data, dev, dev_is_drawn, config)

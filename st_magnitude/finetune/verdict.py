@@ -17,7 +17,6 @@ from st_magnitude.evaluation.choice import Decision
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.judge import Difference, nothing_found
 from st_magnitude.result import Result, Table
-from st_magnitude.similarity import COSINE
 
 __all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ranking"]
 
@@ -187,8 +186,8 @@ class Verdict(Result):
 
 
 def model_ranking(model: SentenceTransformer, data: RetrievalData) -> Ranking:
-    """The ranking under the similarity of the model; cosine if it is a distance."""
-    return data.encode(model).search(scoring_of(model, distance=COSINE))
+    """The ranking under the similarity of the model."""
+    return data.encode(model).search(scoring_of(model))
 
 
 def changes_of(before: Ranking, after: Ranking) -> tuple[Change, ...]:

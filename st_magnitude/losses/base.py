@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
     CachedLossDecorator,
@@ -32,6 +34,7 @@ from st_magnitude.surgery.raw import (
     output_width,
     raw_features,
     refuse_other_models,
+    routes_of,
     unwrapped,
 )
 
@@ -58,6 +61,13 @@ def half_weights(model: nn.Module) -> list[nn.Parameter]:
     """The trainable weights in less than float32."""
     trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
     return [parameter for parameter in trained if parameter.element_size() < 4]
+
+
+def is_table(model: nn.Module) -> bool:
+    """Whether all sides of a model look embeddings up in a StaticEmbedding."""
+    first = next(unwrapped(model).children(), None)
+    sides = routes_of(first).values() if isinstance(first, Router) else [[first]]
+    return all(map(has_static_embedding_input, sides))
 
 
 def check_weights(model: nn.Module, name: str, engine: str | None = None) -> None:

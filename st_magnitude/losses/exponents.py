@@ -132,6 +132,10 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
 
+    def get_log(self) -> dict[str, float]:
+        query, document = (float(exponent.detach()) for exponent in self._learned())
+        return {**super().get_log(), "gamma_query": query, "gamma_document": document}
+
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity  # the model may have lost its ExponentNorm after the training
         exponents = similarity.gamma_query, similarity.gamma_document

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import (
     CachedLossMixin,
     RandContext,
-    has_static_embedding_input,
 )
 from torch import Tensor
 
 from st_magnitude._checks import InputError, at_least, one_of
 from st_magnitude._distributed import num_ranks
-from st_magnitude._upstream import minibatch_of
+from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, with_temperature
-from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
+from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.keys import Texts, unlike_all
 from st_magnitude.losses.labels import Labels, Teacher, check_labels, classes_of
 from st_magnitude.losses.negatives import (
@@ -323,6 +322,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
 
+    def embed_minibatch_iter(
+        self, sentence_feature: dict[str, Tensor], *args: Any, **options: Any
+    ) -> Iterator[tuple[Tensor, RandContext | None]]:
+        """Mini-batches of a column. That of a table is one: it has no rows of tokens."""
+        if "offsets" in sentence_feature:
+            options["ranges"] = [(0, batch_size_of(sentence_feature))]
+        return super().embed_minibatch_iter(sentence_feature, *args, **options)
+
     def embed_minibatch(
         self,
         sentence_feature: dict[str, Tensor],
@@ -389,7 +396,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def check_model(self) -> None:
         super().check_model()
-        if self.uses_gradient_cache and has_static_embedding_input(self.model):
+        if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
+from typing import Any
 
 import httpx
 import numpy as np
@@ -80,7 +83,11 @@ class Server:
         body: dict[str, object] = {"inputs": texts}
         if self._is_openai:
             body = {"input": texts, "encoding_format": "float"}
-        status, content = self._post(body | self._more)
+        body = {key: value for key, value in (body | self._more).items() if value is not None}
+        status, content, wait = self._post(body)
+        if status == 429 and wait.isdecimal() and int(wait) <= self._timeout:
+            time.sleep(int(wait))
+            status, content, _ = self._post(body)
         if status != 200:
             # Its own words are never shown: a server can repeat a key, in any escaping.
             said = f"HTTP {status} {httpx.codes.get_reason_phrase(status)}".strip()
@@ -95,7 +102,7 @@ class Server:
             answer = json.loads(content)
             if isinstance(answer, list):  # of /embed
                 return answer
-            vectors = [row["embedding"] for row in answer["data"]]
+            vectors = [_numbers(row["embedding"]) for row in answer["data"]]
             index = [row.get("index") for row in answer["data"]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise InputError(
@@ -114,13 +121,13 @@ class Server:
             )
         return [vectors[index.index(number)] for number in range(len(index))]
 
-    def _post(self, body: dict[str, object]) -> tuple[int, bytes]:
-        """Status and content of the answer; a thread waits for it, since a server that sends a byte
-        now and then exceeds no timeout of a socket."""
+    def _post(self, body: dict[str, object]) -> tuple[int, bytes, str]:
+        """Status, content and Retry-After of the answer; a thread waits for it, since a server that
+        sends a byte now and then exceeds no timeout of a socket."""
         content = json.dumps(body).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         headers["Accept-Encoding"] = "identity"
-        answer: Future[tuple[int, bytes]] = Future()
+        answer: Future[tuple[int, bytes, str]] = Future()
 
         def read() -> None:
             found = bytearray()
@@ -133,7 +140,7 @@ class Server:
                         found += part
                         if len(found) > (LONGEST_ANSWER if status == 200 else 4096):
                             break
-                answer.set_result((status, bytes(found)))
+                answer.set_result((status, bytes(found), response.headers.get("Retry-After", "")))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -145,7 +152,7 @@ class Server:
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
                 "timeout= (--timeout)."
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        except Exception as error:  # such as an ImportError, of a proxy that needs a package
             # Its message can quote a header. An OSError comes from the file of certificates.
             is_tls = "SSL" in str(error) or isinstance(error, OSError)
             raise OSError(
@@ -153,6 +160,11 @@ class Server:
                 "it up, are scheme, host, port and proxy right, and is its certificate trusted "
                 "(SSL_CERT_FILE)?"
             ) from None
+
+
+def _numbers(vector: Any) -> Any:
+    """A vector, also from base64 of float32, which some servers send unasked."""
+    return np.frombuffer(b64decode(vector), "<f4") if isinstance(vector, str) else vector
 
 
 def embed_all(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, TypeVar, cast
 
 from datasets import Dataset, IterableDataset
 from pyarrow import ListArray
@@ -21,6 +22,7 @@ from st_magnitude.training.monitor import NormMonitor
 
 # Options of ranking losses that change no tensor which processes exchange
 NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
+TEXTS = ("string", "large_string")  # types of columns
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
@@ -37,10 +39,10 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
     Raises:
         ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
-            if a row of a column is a list of texts, and not for a ranking loss, or labels are
-            missing or unequally long; if a static table gets a stream that accelerate cuts; or if
-            several processes train on several data sets whose losses gather in different ways,
-            which would wait for each other forever.
+            if a row of a column is a list of texts, and not for a ranking loss, a text is missing,
+            or labels are missing or unequally long; if a static table gets a stream that
+            accelerate cuts; or if several processes train on several data sets whose losses gather
+            in different ways, which would wait for each other forever.
 
     Example:
         ::
@@ -75,6 +77,7 @@ def _check(trainer: Trainer) -> None:
             lay_lists_end_to_end(trainer)
         else:
             refuse_lists(dataset, place)
+        refuse_missing_texts(dataset, place)
         refuse_uneven_labels(dataset, place)
         refuse_dispatched_tables(trainer, dataset, place)
     if trainer.args.world_size > 1:
@@ -126,12 +129,26 @@ def refuse_lists(dataset: object, place: str) -> None:
     """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
-        if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
+        if getattr(getattr(feature, "feature", None), "dtype", "") in TEXTS:
             raise InputError(
                 f"A row of the column {name!r} of {place} is a list of texts, which would be read"
                 " as one text; only ranking losses take such a column, of a Dataset. Give each"
                 " text a column of its own: negative_1, negative_2, and so on."
             )
+
+
+def refuse_missing_texts(dataset: object, place: str) -> None:
+    """Refuses a column with a text that is None, by its first row."""
+    features = dataset.features if isinstance(dataset, Dataset) else {}
+    for name in (x for x, kind in features.items() if getattr(kind, "dtype", "") in TEXTS):
+        texts = cast(Dataset, dataset).select_columns([name]).with_format("arrow")
+        for start, table in zip(count(0, 10_000), texts.iter(10_000), strict=False):
+            if table[name].null_count:
+                row = start + table[name].is_null().index(True).as_py()
+                raise InputError(
+                    f"The column {name!r} of {place} has no text in row {row}. Leave such rows out:"
+                    f" dataset.filter(lambda row: row[{name!r}] is not None)."
+                )
 
 
 def refuse_uneven_labels(dataset: object, place: str) -> None:

@@ -173,7 +173,7 @@ class NormMonitor(TrainerCallback):
         row: dict[str, float] = {}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
-        matched = list(roles.values())[:2]
+        matched = [x.double() for x in roles.values()][:2]
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
             pairs = torch.arange(len(matched[0]))
             by_dot = (DOT(*matched).argmax(dim=1) == pairs).double().mean().item()

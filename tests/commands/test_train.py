@@ -153,8 +153,8 @@ def test_weights_in_half_precision(data_folder, tiny_path, tmp_path, caplog, dty
     for parameter in trained.trainer.model.parameters():
         is_frozen = has_lora and not parameter.requires_grad
         assert parameter.dtype == (dtype if is_frozen else torch.float32)
-    expected = dtype if has_lora else torch.float32
-    assert next(stm.load(tmp_path / "out").parameters()).dtype == expected
+    # the merged weights, too: in half precision they would lose a part of what was learned
+    assert next(stm.load(tmp_path / "out").parameters()).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("batch_size", "sampler"), [(4, "no_duplicates"), (5, "batch_sampler")])

@@ -153,7 +153,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
-    candidate = Candidate("qnorm", 0.05, 1e38)
+    candidate = Candidate("qnorm", 1e-45, 1.0)
     curve = trained(trials, candidate, [6], tmp_path / "model", lambda steps: False)
     assert math.isnan(curve[6])
 

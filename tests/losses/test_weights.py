@@ -14,6 +14,7 @@ from revela.revela_tiny import arguments, groups
 from sentence_transformers import InputExample
 from sentence_transformers.base.modules import Dense
 from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
 
 import st_magnitude as stm
 from st_magnitude.finetune import trainer
@@ -129,9 +130,7 @@ def test_half_precision_is_cast_or_named(folder, tmp_path, monkeypatch, caplog, 
 def test_load_retriever_casts(folder, tmp_path, kind, dtype):
     if kind == "decoder":
         place = save_decoder(tmp_path / "lm")
-        decoder_in_half = stm.load(place)[0].model.to(dtype)
-        decoder_in_half.config.architectures = ["LlamaForCausalLM"]
-        decoder_in_half.save_pretrained(place)
+        AutoModelForCausalLM.from_pretrained(place).to(dtype).save_pretrained(place)
     else:
         place = tmp_path / "model"
         load_transformer(folder).to(dtype).save_pretrained(str(place))
