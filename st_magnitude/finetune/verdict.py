@@ -121,7 +121,7 @@ class Verdict(Result):
         if self.caveat or confirmed.queries >= self.queries:
             return f"The line on the {split} split counts, as none of its queries chose anything."
         said = (
-            f"The first line counts, as it rests on more queries ({self.queries:,} against"
+            f"The verdict on held-out queries counts, as it rests on more of them ({self.queries:,} against"
             f" {confirmed.queries:,})."
         )
         gain = abs(self.saved.gain.mean)
