@@ -36,6 +36,7 @@ from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 
 __all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "train_copy"]
 
@@ -145,7 +146,7 @@ def train_copy(
     trainer = make_trainer(copy.deepcopy(model), data, rows, config, output, saves=False)
     for callback in callbacks:
         trainer.add_callback(callback)
-    with reading(trainer.model, config.max_length):
+    with reading(trainer.model, config.max_length), trimmed_vocabulary(trainer):
         trainer.train()
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)

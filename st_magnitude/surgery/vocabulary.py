@@ -1,0 +1,331 @@
+"""A vocabulary that is trimmed while a model trains: the rows of the word table that texts use."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from datasets import IterableDataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import PreTrainedModel, Trainer
+
+from st_magnitude._distributed import engine_of_trainer, num_ranks
+from st_magnitude.surgery.raw import unwrapped
+
+__all__ = ["trimmed_vocabulary"]
+
+logger = logging.getLogger(__name__)
+
+LEAST_SHARE = 0.1  # of the weights of a model that have to be left out
+NUM_TEXTS = 256  # are read at once
+
+Table: TypeAlias = nn.Embedding | nn.EmbeddingBag
+
+
+@contextmanager
+def trimmed_vocabulary(
+    trained: SentenceTransformer | Trainer, texts: Iterable[str] = ()
+) -> Iterator[None]:
+    """Within the block, a model trains only those rows of its word table that training texts use.
+
+    Most rows belong to tokens that no training text has. They get no gradient and never move, but
+    zeroing, clipping and the optimizer pass over them at every step. Within the block the table is
+    a parameter of the K used rows of all V, and so are its gradient and the state of the optimizer.
+    At the end, after an error too, the K rows are in the table again. Checkpoints and saved models
+    hold all V rows under their usual names, ``optimizer.pt`` too: a run can be resumed with or
+    without the block.
+
+    The weights are those of a training without it: bit for bit on one thread of a CPU, with every
+    optimizer that treats each number alone, such as AdamW and SGD, but not Adafactor. On several
+    threads the norm by which gradients are clipped may differ in its last digit. One thing differs:
+    ``weight_decay`` leaves the V - K rows alone (and a warning says so), because their words would
+    shrink for no other reason than that the data lack them.
+
+    ``encode`` and evaluators read all tokens. A batch that needs gradients must not have a token
+    without a row: on CUDA that is torch's error for an index out of range.
+
+    A table stays whole, and a line in the log says why, under FSDP, DeepSpeed and DataParallel,
+    with a stream of texts, if it is tied or sparse, and if trimming would leave out less than a
+    tenth of the model's weights. A frozen or quantized table has nothing to save.
+
+    Args:
+        trained: A Trainer, whose collator reads its data set once, with prompts. Or a model, which
+            ``fit`` or a loop of yours trains.
+        texts: All that a model reads in training, with prompts. For a Trainer: what its data set
+            does not show, as where a collator draws words at random.
+
+    Raises:
+        ValueError: If a model comes without texts or is trimmed already. In training, if a batch
+            has other tokens, or the optimizer was not made within the block.
+
+    Example:
+        ::
+
+            with stm.trimmed_vocabulary(trainer):
+                trainer.train()
+    """
+    trainer = trained if isinstance(trained, Trainer) else None
+    model: SentenceTransformer = unwrapped(trainer.model if trainer else trained)
+    texts = list(texts)
+    if trainer is None and not texts:
+        raise ValueError(
+            "trimmed_vocabulary(model) lacks the training texts: pass them, or pass the Trainer."
+        )
+    trimmed = []
+    if tables := _tables(model, trainer):
+        is_used = _used_tokens(model, trainer, texts, max(len(table.weight) for table in tables))
+        kept = [_kept_rows(table, is_used) for table in tables]
+        pairs = zip(tables, kept, strict=True)
+        trimmed = [_Trimmed(table, rows) for table, rows in pairs if _saves(model, table, rows)]
+    with ExitStack() as stack:
+        for table in trimmed:
+            stack.callback(table.close)
+        if trimmed and trainer is not None:
+            stack.callback(_forget, trainer, trainer.optimizer)
+            _forget(trainer, trainer.optimizer)
+        yield
+
+
+def _forget(trainer: Trainer, optimizer: Optimizer | None) -> None:
+    """Lets the next training make a wrapper of DistributedDataParallel, and an optimizer, anew:
+    within the block the parameters are others."""
+    trainer.model_wrapped = trainer.model
+    trainer.optimizer = optimizer
+
+
+# --- which rows -----------------------------------------------------------------------------------
+
+
+def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
+    """The word tables of a model that can be trimmed."""
+    found: list[Any] = []
+    for part in model.modules():
+        if isinstance(part, StaticEmbedding):
+            found.append(part.embedding)
+        elif isinstance(part, PreTrainedModel):
+            try:
+                found.append(part.get_input_embeddings())
+            except NotImplementedError:  # it reads no text
+                continue
+    losses = getattr(trainer, "loss", None)
+    losses = losses.values() if isinstance(losses, dict) else [losses]
+    parts = {part for x in (model, *losses) if isinstance(x, nn.Module) for part in x.modules()}
+    tables = []
+    for table in dict.fromkeys(found):
+        if not isinstance(table, nn.Embedding | nn.EmbeddingBag) or not table.weight.requires_grad:
+            continue
+        if "forward" in vars(table):
+            raise ValueError("The vocabulary of this model is trimmed already, by an outer block.")
+        if reason := _why_whole(table, parts, trainer):
+            logger.warning("The word table is trained whole: %s.", reason)
+        else:
+            tables.append(table)
+    return tables
+
+
+def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None) -> str | None:
+    if trainer is not None:
+        if engine := engine_of_trainer(trainer):
+            return f"{engine} divides it among processes"
+        if trainer.args.n_gpu > 1:
+            return f"a single process trains it on {trainer.args.n_gpu} GPUs"
+        if isinstance(trainer.train_dataset, IterableDataset):
+            return "its texts are a stream, which cannot be read in advance"
+    weights = [weight for part in parts for weight in part._parameters.values()]
+    if sum(weight is table.weight for weight in weights) > 1:
+        return "it is tied to other weights"
+    is_masked_bag = isinstance(table, nn.EmbeddingBag) and table.padding_idx is not None
+    if table.sparse or table.max_norm is not None or is_masked_bag:
+        return "it has sparse gradients, a limit of norms, or a bag with padding"
+    return None
+
+
+def _used_tokens(
+    model: SentenceTransformer, trainer: Trainer | None, texts: list[str], num_tokens: int
+) -> Tensor:
+    """Which tokens (V,) training reads, the special ones included; the same on all processes."""
+    is_used = torch.zeros(num_tokens, dtype=torch.uint8)
+    if trainer is not None:
+        data: Any = trainer.train_dataset
+        for part in data.values() if isinstance(data, dict) else [data]:
+            for columns in part.iter(NUM_TEXTS):
+                rows = zip(*columns.values(), strict=True)
+                batch = trainer.data_collator(
+                    [dict(zip(columns, row, strict=True)) for row in rows]
+                )
+                _mark(is_used, batch)
+    first = model[0]
+    tasks = [*first.sub_modules] if isinstance(first, Router) else [None]
+    for start in range(0, len(texts), NUM_TEXTS):
+        for task in tasks:
+            _mark(is_used, model.preprocess(texts[start : start + NUM_TEXTS], task=task))
+    for part in model.modules():
+        special = getattr(getattr(part, "tokenizer", None), "all_special_ids", [])
+        _mark(is_used, {"input_ids": torch.tensor(special, dtype=torch.long)})
+    if num_ranks() > 1:
+        is_used = is_used.to(model.device)
+        dist.all_reduce(is_used, dist.ReduceOp.MAX)
+    return is_used.bool()
+
+
+def _mark(is_used: Tensor, features: dict[str, Any]) -> None:
+    for name, ids in features.items():
+        if name.endswith("input_ids"):
+            is_used[ids[ids < len(is_used)]] = 1
+
+
+def _kept_rows(table: Table, is_used: Tensor) -> Tensor:
+    """The rows (K,) of a table that are trained, ascending, because sums run in their order."""
+    is_kept = is_used[: len(table.weight)].clone()
+    if table.padding_idx is not None:
+        is_kept[table.padding_idx] = True
+    return is_kept.nonzero().flatten().to(table.weight.device)
+
+
+def _saves(model: SentenceTransformer, table: Table, kept: Tensor) -> bool:
+    """Whether trimming a table leaves out enough weights."""
+    num_rows, width = table.weight.shape
+    share = (num_rows - len(kept)) * width / sum(x.numel() for x in model.parameters())
+    is_enough = len(kept) > 0 and share >= LEAST_SHARE
+    what = "are trained" if is_enough else "are used, and all are trained"
+    logger.info(f"{len(kept):,} of {num_rows:,} rows of the word table {what}.")
+    return is_enough
+
+
+# --- a table of which some rows are trained -------------------------------------------------------
+
+
+class _Trimmed:
+    """A word table whose weight is, until `close`, a parameter of the kept rows.
+
+    The module keeps its place, class, hooks and name. Its weight and its forward are others, and
+    state dicts hold the whole table.
+    """
+
+    def __init__(self, table: Table, kept: Tensor) -> None:
+        self.table = table
+        self.whole = table.weight  # (V, D), in which the kept rows are old until `_write`
+        self.kept = kept  # (K,)
+        self.places = torch.full((len(self.whole),), len(kept), device=kept.device)  # (V,)
+        self.places[kept] = torch.arange(len(kept), device=kept.device)
+        self.reader = copy.copy(table)
+        self.reader.padding_idx = None
+        self.small = copy.copy(table)  # has the parameters of the table, whatever they are
+        if table.padding_idx is not None:
+            self.small.padding_idx = int(self.places[table.padding_idx])
+        table.weight = nn.Parameter(self.whole.detach()[kept])  # (K, D)
+        table.forward = self.forward  # type: ignore[method-assign]
+        self.optimizers: list[Optimizer] = []
+        self.hooks = [
+            table.register_state_dict_post_hook(partial(self._give_whole)),
+            table.register_load_state_dict_pre_hook(self._take_kept),
+            register_optimizer_step_pre_hook(self._join),
+        ]
+
+    def close(self) -> None:
+        self._write()
+        self.table.weight = self.whole
+        del self.table.forward
+        for hook in self.hooks:
+            hook.remove()
+        for optimizer in self.optimizers:
+            optimizer.register_step_pre_hook(_refuse)
+
+    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        places = self.places[ids]
+        if torch.is_grad_enabled():
+            self._check(ids, places)
+            return self.small.forward(places, *args, **kwargs)
+        is_kept = (places < len(self.kept))[..., None]
+        trained = self.table.weight[places.clamp(max=len(self.kept) - 1)]
+        rows = torch.where(is_kept, trained, self.whole[ids])  # of each token its own
+        reader = copy.copy(self.reader)
+        reader._parameters = {"weight": rows.flatten(end_dim=-2)}
+        each = torch.arange(ids.numel(), device=ids.device).view_as(ids)
+        return reader.forward(each, *args, **kwargs)
+
+    def _check(self, ids: Tensor, places: Tensor) -> None:
+        """Refuses tokens without a row. CUDA does so by itself, without waiting for the device."""
+        if ids.is_cuda or torch.compiler.is_compiling():
+            return
+        if (others := ids[places == len(self.kept)]).numel():
+            raise ValueError(
+                f"The token {int(others[0])} of a training batch is in no text that"
+                " trimmed_vocabulary read, so it has no row to train. Pass the texts that have it,"
+                " with their prompts: trimmed_vocabulary(..., texts=[...]). Under torch.no_grad()"
+                " the model reads any text."
+            )
+
+    @torch.no_grad()
+    def _write(self) -> None:
+        self.whole.index_copy_(0, self.kept, self.table.weight)
+
+    def _give_whole(
+        self, _table: nn.Module, state: dict[str, Any], prefix: str, _metadata: object
+    ) -> None:
+        self._write()
+        state[prefix + "weight"] = self.whole.detach()
+
+    @torch.no_grad()
+    def _take_kept(self, _table: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        rows = state.get(prefix + "weight")
+        if rows is not None and rows.shape == self.whole.shape:
+            self.whole.copy_(rows)
+            state[prefix + "weight"] = self.whole[self.kept]
+
+    def _join(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        """Before each step of any optimizer, which is made, and loads its state, in the block."""
+        weights = _weights(optimizer)
+        if any(weight is self.whole for weight in weights):
+            _refuse(optimizer)
+        if not any(weight is self.table.weight for weight in weights):
+            return
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+            self.hooks.append(optimizer.register_state_dict_post_hook(self._save_whole))
+            if any(group.get("weight_decay") for group in optimizer.param_groups):
+                logger.warning(
+                    "weight_decay does not shrink the %s rows of the word table that no training"
+                    " text uses (trimmed_vocabulary).",
+                    f"{len(self.whole) - len(self.kept):,}",
+                )
+        state = optimizer.state.get(self.table.weight, {})
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == self.whole.shape:  # of a checkpoint
+                state[name] = value[self.kept.to(value.device)]
+
+    def _save_whole(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Makes a state of all rows, with the zeros that it has without trimming."""
+        for place, weight in enumerate(_weights(optimizer)):
+            if weight is self.table.weight and place in state["state"]:
+                state["state"][place] = {
+                    name: self._expanded(value) for name, value in state["state"][place].items()
+                }
+
+    def _expanded(self, value: Any) -> Any:
+        if not torch.is_tensor(value) or value.shape != self.table.weight.shape:
+            return value
+        return value.new_zeros(self.whole.shape).index_copy(0, self.kept.to(value.device), value)
+
+
+def _weights(optimizer: Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _refuse(*_: object) -> None:
+    raise ValueError(
+        "This optimizer trains a word table as it is outside of a block of trimmed_vocabulary, or"
+        " as it was inside, and would leave it as it is. Make the optimizer where it trains; a"
+        " Trainer makes a new one if you set trainer.optimizer = None."
+    )
