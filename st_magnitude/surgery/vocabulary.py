@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -76,7 +77,8 @@ def trimmed_vocabulary(
                 trainer.train()
     """
     trainer = trained if isinstance(trained, Trainer) else None
-    model: SentenceTransformer = unwrapped(trainer.model if trainer else trained)
+    given: Any = trained if trainer is None else trainer.model
+    model: SentenceTransformer = unwrapped(given)
     texts = list(texts)
     if trainer is None and not texts:
         raise ValueError(
@@ -97,11 +99,21 @@ def trimmed_vocabulary(
         yield
 
 
-def _forget(trainer: Trainer, optimizer: Optimizer | None) -> None:
+def _forget(trainer: Any, optimizer: Optimizer | None) -> None:
     """Lets the next training make a wrapper of DistributedDataParallel, and an optimizer, anew:
     within the block the parameters are others."""
     trainer.model_wrapped = trainer.model
     trainer.optimizer = optimizer
+    for part in _modules(trainer):
+        if isinstance(wrapped := getattr(part, "model", None), nn.Module):
+            part.model = unwrapped(wrapped)
+
+
+def _modules(trainer: Trainer | None) -> list[nn.Module]:
+    """All modules of the losses of a Trainer."""
+    losses = getattr(trainer, "loss", None)
+    losses = losses.values() if isinstance(losses, dict) else [losses]
+    return [part for loss in losses if isinstance(loss, nn.Module) for part in loss.modules()]
 
 
 # --- which rows -----------------------------------------------------------------------------------
@@ -118,9 +130,7 @@ def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
                 found.append(part.get_input_embeddings())
             except NotImplementedError:  # it reads no text
                 continue
-    losses = getattr(trainer, "loss", None)
-    losses = losses.values() if isinstance(losses, dict) else [losses]
-    parts = {part for x in (model, *losses) if isinstance(x, nn.Module) for part in x.modules()}
+    parts = {*model.modules(), *_modules(trainer)}
     tables = []
     for table in dict.fromkeys(found):
         if not isinstance(table, nn.Embedding | nn.EmbeddingBag) or not table.weight.requires_grad:
@@ -225,11 +235,12 @@ class _Trimmed:
         if table.padding_idx is not None:
             self.small.padding_idx = int(self.places[table.padding_idx])
         table.weight = nn.Parameter(self.whole.detach()[kept])  # (K, D)
-        table.forward = self.forward  # type: ignore[method-assign]
-        self.optimizers: list[Optimizer] = []
+        table.forward = self.forward  # type: ignore[assignment]
+        self.optimizers: list[weakref.ref[Optimizer]] = []  # no copy of the model copies them
+        hooked: Any = table
         self.hooks = [
-            table.register_state_dict_post_hook(partial(self._give_whole)),
-            table.register_load_state_dict_pre_hook(self._take_kept),
+            hooked.register_state_dict_post_hook(partial(self._give_whole)),
+            hooked.register_load_state_dict_pre_hook(self._take_kept),
             register_optimizer_step_pre_hook(self._join),
         ]
 
@@ -239,8 +250,8 @@ class _Trimmed:
         del self.table.forward
         for hook in self.hooks:
             hook.remove()
-        for optimizer in self.optimizers:
-            optimizer.register_step_pre_hook(_refuse)
+        for alive in filter(None, (optimizer() for optimizer in self.optimizers)):
+            alive.register_step_pre_hook(_refuse)
 
     def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         places = self.places[ids]
@@ -250,10 +261,11 @@ class _Trimmed:
         is_kept = (places < len(self.kept))[..., None]
         trained = self.table.weight[places.clamp(max=len(self.kept) - 1)]
         rows = torch.where(is_kept, trained, self.whole[ids])  # of each token its own
-        reader = copy.copy(self.reader)
+        reader: Any = copy.copy(self.reader)
         reader._parameters = {"weight": rows.flatten(end_dim=-2)}
         each = torch.arange(ids.numel(), device=ids.device).view_as(ids)
-        return reader.forward(each, *args, **kwargs)
+        found: Tensor = reader.forward(each, *args, **kwargs)
+        return found
 
     def _check(self, ids: Tensor, places: Tensor) -> None:
         """Refuses tokens without a row. CUDA does so by itself, without waiting for the device."""
@@ -291,8 +303,8 @@ class _Trimmed:
             _refuse(optimizer)
         if not any(weight is self.table.weight for weight in weights):
             return
-        if optimizer not in self.optimizers:
-            self.optimizers.append(optimizer)
+        if not any(joined() is optimizer for joined in self.optimizers):
+            self.optimizers.append(weakref.ref(optimizer))
             self.hooks.append(optimizer.register_state_dict_post_hook(self._save_whole))
             if any(group.get("weight_decay") for group in optimizer.param_groups):
                 logger.warning(
