@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -30,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_SHARE = 0.1  # of the weights of a model that have to be left out
 NUM_TEXTS = 256  # are read at once
+MOST_KNOWN = 500_000  # texts whose tokens are remembered, about 200 MB
 
 Table: TypeAlias = nn.Embedding | nn.EmbeddingBag
 
@@ -38,37 +42,36 @@ Table: TypeAlias = nn.Embedding | nn.EmbeddingBag
 def trimmed_vocabulary(
     trained: SentenceTransformer | Trainer, texts: Iterable[str] = ()
 ) -> Iterator[None]:
-    """Within the block, a model trains only those rows of its word table that training texts use.
+    """Within the block, training changes only those rows of a word table that its texts use.
 
-    Most rows belong to tokens that no training text has. They get no gradient and never move, but
-    zeroing, clipping and the optimizer pass over them at every step. Within the block the table is
-    a parameter of the K used rows of all V, and so are its gradient and the state of the optimizer.
-    At the end, after an error too, the K rows are in the table again. Checkpoints and saved models
-    hold all V rows under their usual names, ``optimizer.pt`` too: a run can be resumed with or
-    without the block.
+    Most rows belong to tokens that no training text has. They have no gradient and never move, but
+    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight is a
+    parameter of the K used rows, and so are its gradient and the state of the optimizer. At the
+    end, after an error too, they are in the table again. Checkpoints and saved models hold all rows
+    under their usual names, ``optimizer.pt`` too: resume them with the block or without it.
 
-    The weights are those of a training without it: bit for bit on one thread of a CPU, with every
+    The weights are those of training without it: bit for bit on one thread of a CPU, for every
     optimizer that treats each number alone, such as AdamW and SGD, but not Adafactor. On several
-    threads the norm by which gradients are clipped may differ in its last digit. One thing differs:
-    ``weight_decay`` leaves the V - K rows alone (and a warning says so), because their words would
-    shrink for no other reason than that the data lack them.
+    threads, the norm by which gradients are clipped may differ in its last digit. ``weight_decay``
+    does not shrink the other rows, and a warning says so: the data say nothing against their words.
 
-    ``encode`` and evaluators read all tokens. A batch that needs gradients must not have a token
-    without a row: on CUDA that is torch's error for an index out of range.
+    ``encode`` and evaluators read any text. A batch that needs gradients must not have a token
+    without a row, which on CUDA is torch's error for an index out of range. Static tables tokenize
+    a text once, not in every epoch.
 
-    A table stays whole, and a line in the log says why, under FSDP, DeepSpeed and DataParallel,
-    with a stream of texts, if it is tied or sparse, and if trimming would leave out less than a
-    tenth of the model's weights. A frozen or quantized table has nothing to save.
+    Left whole, with a line in the log: tied and sparse tables, streams of texts, FSDP, DeepSpeed
+    and DataParallel, and where the other rows are less than a tenth of the model's weights. Frozen
+    and quantized tables have nothing to save.
 
     Args:
-        trained: A Trainer, whose collator reads its data set once, with prompts. Or a model, which
+        trained: A Trainer, whose data set its collator reads once, with prompts. Or a model, which
             ``fit`` or a loop of yours trains.
-        texts: All that a model reads in training, with prompts. For a Trainer: what its data set
-            does not show, as where a collator draws words at random.
+        texts: What a model reads in training, prompts included. For a Trainer: what its data set
+            does not show, such as words that a collator draws.
 
     Raises:
-        ValueError: If a model comes without texts or is trimmed already. In training, if a batch
-            has other tokens, or the optimizer was not made within the block.
+        ValueError: If a model comes without texts, or is trimmed already; in training, if a batch
+            has other tokens, or the optimizer was made outside of the block.
 
     Example:
         ::
@@ -84,13 +87,17 @@ def trimmed_vocabulary(
         raise ValueError(
             "trimmed_vocabulary(model) lacks the training texts: pass them, or pass the Trainer."
         )
-    trimmed = []
-    if tables := _tables(model, trainer):
-        is_used = _used_tokens(model, trainer, texts, max(len(table.weight) for table in tables))
-        kept = [_kept_rows(table, is_used) for table in tables]
-        pairs = zip(tables, kept, strict=True)
-        trimmed = [_Trimmed(table, rows) for table, rows in pairs if _saves(model, table, rows)]
     with ExitStack() as stack:
+        tables = _tables(model, trainer)
+        for static in (part for part in model.modules() if isinstance(part, StaticEmbedding)):
+            stack.callback(setattr, static, "tokenizer", static.tokenizer)
+            static.tokenizer = cast(Tokenizer, _Remembering(static.tokenizer))
+        is_used = _used_tokens(model, trainer, texts, tables) if tables else torch.empty(0)
+        trimmed = [
+            _Trimmed(table, kept)
+            for table in tables
+            if (kept := _rows_to_train(model, table, is_used)) is not None
+        ]
         for table in trimmed:
             stack.callback(table.close)
         if trimmed and trainer is not None:
@@ -162,31 +169,29 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
 
 
 def _used_tokens(
-    model: SentenceTransformer, trainer: Trainer | None, texts: list[str], num_tokens: int
+    model: SentenceTransformer, trainer: Trainer | None, texts: list[str], tables: list[Table]
 ) -> Tensor:
     """Which tokens (V,) training reads, the special ones included; the same on all processes."""
-    is_used = torch.zeros(num_tokens, dtype=torch.uint8)
+    is_used = torch.zeros(max(len(table.weight) for table in tables), dtype=torch.uint8)
     if trainer is not None:
         data: Any = trainer.train_dataset
         for part in data.values() if isinstance(data, dict) else [data]:
             for columns in part.iter(NUM_TEXTS):
                 rows = zip(*columns.values(), strict=True)
-                batch = trainer.data_collator(
-                    [dict(zip(columns, row, strict=True)) for row in rows]
-                )
-                _mark(is_used, batch)
+                batch = [dict(zip(columns, row, strict=True)) for row in rows]
+                _mark(is_used, trainer.data_collator(batch))
     first = model[0]
     tasks = [*first.sub_modules] if isinstance(first, Router) else [None]
-    for start in range(0, len(texts), NUM_TEXTS):
-        for task in tasks:
-            _mark(is_used, model.preprocess(texts[start : start + NUM_TEXTS], task=task))
-    for part in model.modules():
-        special = getattr(getattr(part, "tokenizer", None), "all_special_ids", [])
-        _mark(is_used, {"input_ids": torch.tensor(special, dtype=torch.long)})
+    for start, task in product(range(0, len(texts), NUM_TEXTS), tasks):
+        _mark(is_used, model.preprocess(texts[start : start + NUM_TEXTS], task=task))
+    special = [table.padding_idx for table in tables if table.padding_idx is not None]
+    for module in model.modules():
+        special += getattr(getattr(module, "tokenizer", None), "all_special_ids", [])
+    _mark(is_used, {"input_ids": torch.tensor(special, dtype=torch.long)})
     if num_ranks() > 1:
         is_used = is_used.to(model.device)
         dist.all_reduce(is_used, dist.ReduceOp.MAX)
-    return is_used.bool()
+    return is_used
 
 
 def _mark(is_used: Tensor, features: dict[str, Any]) -> None:
@@ -195,22 +200,16 @@ def _mark(is_used: Tensor, features: dict[str, Any]) -> None:
             is_used[ids[ids < len(is_used)]] = 1
 
 
-def _kept_rows(table: Table, is_used: Tensor) -> Tensor:
-    """The rows (K,) of a table that are trained, ascending, because sums run in their order."""
-    is_kept = is_used[: len(table.weight)].clone()
-    if table.padding_idx is not None:
-        is_kept[table.padding_idx] = True
-    return is_kept.nonzero().flatten().to(table.weight.device)
-
-
-def _saves(model: SentenceTransformer, table: Table, kept: Tensor) -> bool:
-    """Whether trimming a table leaves out enough weights."""
+def _rows_to_train(model: SentenceTransformer, table: Table, is_used: Tensor) -> Tensor | None:
+    """The rows (K,) of a table that are used, ascending, because sums run in their order. None if
+    that leaves out too few weights."""
     num_rows, width = table.weight.shape
+    kept = is_used[:num_rows].nonzero().flatten().to(table.weight.device)
     share = (num_rows - len(kept)) * width / sum(x.numel() for x in model.parameters())
     is_enough = len(kept) > 0 and share >= LEAST_SHARE
     what = "are trained" if is_enough else "are used, and all are trained"
     logger.info(f"{len(kept):,} of {num_rows:,} rows of the word table {what}.")
-    return is_enough
+    return kept if is_enough else None
 
 
 # --- a table of which some rows are trained -------------------------------------------------------
@@ -341,3 +340,30 @@ def _refuse(*_: object) -> None:
         " as it was inside, and would leave it as it is. Make the optimizer where it trains; a"
         " Trainer makes a new one if you set trainer.optimizer = None."
     )
+
+
+class _Ids(NamedTuple):
+    ids: array[int]
+
+
+class _Remembering:
+    """A tokenizer of the package tokenizers that reads a text once, though each epoch has it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[tuple[Any, ...], _Ids] = {}  # by text and options
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Remembering, (self.tokenizer,)
+
+    def encode_batch(self, texts: list[str], **options: Any) -> list[_Ids]:
+        if len(self.known) > MOST_KNOWN:
+            self.known = {}
+        keys = [(text, *options.values()) for text in texts]
+        new = [key for key in dict.fromkeys(keys) if key not in self.known]
+        encoded = self.tokenizer.encode_batch([text for text, *_ in new], **options)
+        self.known |= {x: _Ids(array("i", y.ids)) for x, y in zip(new, encoded, strict=True)}
+        return [self.known[key] for key in keys]
