@@ -59,9 +59,9 @@ def trimmed_vocabulary(
     without a row, which on CUDA is torch's error for an index out of range. Static tables tokenize
     a text once, not in every epoch.
 
-    Left whole, with a line in the log: tied and sparse tables, streams of texts, FSDP, DeepSpeed
-    and DataParallel, and where the other rows are less than a tenth of the model's weights. Frozen
-    and quantized tables have nothing to save.
+    Left as they are, with a line in the log: tied and sparse tables, streams of texts, FSDP,
+    DeepSpeed and DataParallel, a block in a block, and tables whose other rows are less than a
+    tenth of the model's weights. Frozen and quantized tables have nothing to save.
 
     Args:
         trained: A Trainer, whose data set its collator reads once, with prompts. Or a model, which
@@ -70,8 +70,8 @@ def trimmed_vocabulary(
             does not show, such as words that a collator draws.
 
     Raises:
-        ValueError: If a model comes without texts, or is trimmed already; in training, if a batch
-            has other tokens, or the optimizer was made outside of the block.
+        ValueError: If a model comes without texts; in training, if a batch has other tokens, or the
+            optimizer was made outside of the block.
 
     Example:
         ::
@@ -112,8 +112,9 @@ def _forget(trainer: Any, optimizer: Optimizer | None) -> None:
     trainer.model_wrapped = trainer.model
     trainer.optimizer = optimizer
     for part in _modules(trainer):
-        if isinstance(wrapped := getattr(part, "model", None), nn.Module):
-            part.model = unwrapped(wrapped)
+        wrapped = getattr(part, "model", None)
+        if isinstance(wrapped, nn.Module) and unwrapped(wrapped) is trainer.model:
+            part.model = trainer.model
 
 
 def _modules(trainer: Trainer | None) -> list[nn.Module]:
@@ -135,15 +136,13 @@ def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
         elif isinstance(part, PreTrainedModel):
             try:
                 found.append(part.get_input_embeddings())
-            except NotImplementedError:  # it reads no text
+            except (AttributeError, NotImplementedError):  # it reads no text
                 continue
     parts = {*model.modules(), *_modules(trainer)}
     tables = []
     for table in dict.fromkeys(found):
         if not isinstance(table, nn.Embedding | nn.EmbeddingBag) or not table.weight.requires_grad:
             continue
-        if "forward" in vars(table):
-            raise ValueError("The vocabulary of this model is trimmed already, by an outer block.")
         if reason := _why_whole(table, parts, trainer):
             logger.warning("The word table is trained whole: %s.", reason)
         else:
@@ -156,9 +155,11 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
         if engine := engine_of_trainer(trainer):
             return f"{engine} divides it among processes"
         if trainer.args.n_gpu > 1:
-            return f"a single process trains it on {trainer.args.n_gpu} GPUs"
+            return f"one process trains it on {trainer.args.n_gpu} GPUs"
         if isinstance(trainer.train_dataset, IterableDataset):
             return "its texts are a stream, which cannot be read in advance"
+    if "forward" in vars(table):
+        return "an outer block, or accelerate, has replaced its forward"
     weights = [weight for part in parts for weight in part._parameters.values()]
     if sum(weight is table.weight for weight in weights) > 1:
         return "it is tied to other weights"

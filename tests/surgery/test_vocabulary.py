@@ -15,6 +15,9 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import InputExample, SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
@@ -270,16 +273,22 @@ def test_weight_decay_leaves_the_other_rows_alone(tmp_path, caplog, build):
 
 
 def scaled():
-    """A table of a class that multiplies what it reads, as Gemma's, and whose padding is not 0."""
+    """A table of a class that multiplies what it reads, as Gemma's, with padding amid the words."""
     model = encoder()
-    table = Gemma3TextScaledWordEmbedding(NUM_ROWS, 32, padding_idx=3, embed_scale=3.0)
+    padding = model.tokenizer.convert_tokens_to_ids("tea")
+    table = Gemma3TextScaledWordEmbedding(NUM_ROWS, 32, padding, embed_scale=3.0)
     table.weight = table_of(model).weight
     model[0].model.set_input_embeddings(table)
     return model
 
 
 def two_tables():
-    return SentenceTransformer(modules=[routes([static()[0]], [static()[0]])], device="cpu")
+    """Routes whose tokenizers have other ids for the same words."""
+    words = {word: NUM_ROWS - 1 - i for i, word in enumerate(sorted({*" ".join(TEXTS).split()}))}
+    other = Tokenizer(WordLevel({"[UNK]": 0} | words, unk_token="[UNK]"))
+    other.pre_tokenizer = WhitespaceSplit()
+    document = StaticEmbedding(other, static()[0].embedding.weight.detach().clone())
+    return SentenceTransformer(modules=[routes([static()[0]], [document])], device="cpu")
 
 
 MODELS_TO_READ = [static, encoder, scaled, two_tables]
@@ -318,8 +327,9 @@ def test_the_gradients_of_the_rows(build):
     with stm.trimmed_vocabulary(model, TEXTS):
         for name, x in {"whole": plain, "trimmed": model, "copied": copy.deepcopy(model)}.items():
             x.train()
-            features = x.preprocess(TEXTS, task="query")
-            x(features, task="query")["sentence_embedding"].pow(3).sum().backward()
+            for route in ("query", "document"):
+                features = x.preprocess(TEXTS, task=route)
+                x(features, task=route)["sentence_embedding"].pow(3).sum().backward()
             found[name] = [p.grad for p in x.parameters() if p.grad is not None]
     for name in ("trimmed", "copied"):
         for whole, gradient in zip(found["whole"], found[name], strict=True):
@@ -328,6 +338,30 @@ def test_the_gradients_of_the_rows(build):
                 gradient = gradient[gradient.any(dim=1)]
                 assert len(gradient) > 50
             assert torch.equal(whole, gradient)
+
+
+def test_a_text_is_tokenized_once(tmp_path):
+    """By the same options, whatever is copied; then the tokenizer is the model's own again."""
+
+    class Counts:
+        def __init__(self, tokenizer):
+            self.tokenizer, self.read = tokenizer, []
+
+        def encode_batch(self, texts, **options):
+            self.read += texts
+            return self.tokenizer.encode_batch(texts, **options)
+
+    model = static()
+    model[0].tokenizer = counts = Counts(model[0].tokenizer)
+    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
+    counts.read.clear()  # examples of the card
+    with stm.trimmed_vocabulary(trainer):
+        trainer.train()
+        copy.deepcopy(model).encode(TEXTS)
+        assert sorted(counts.read) == sorted(set(TEXTS))
+        model[0].tokenizer.encode_batch(TEXTS, add_special_tokens=True)
+        assert len(counts.read) == 2 * len(set(TEXTS))
+    assert model[0].tokenizer is counts
 
 
 @both
@@ -398,16 +432,19 @@ def test_an_optimizer_of_other_weights():
         inside.step()
 
 
-def test_what_it_refuses():
-    model = static()
+def test_a_model_without_texts():
     with pytest.raises(ValueError, match="pass them, or pass the Trainer"):
-        stm.trimmed_vocabulary(model).__enter__()
-    with (
-        stm.trimmed_vocabulary(model, TEXTS),
-        pytest.raises(ValueError, match="trimmed already"),
-        stm.trimmed_vocabulary(model, TEXTS),
-    ):
-        pass
+        stm.trimmed_vocabulary(static()).__enter__()
+
+
+def test_a_block_in_a_block_changes_nothing(caplog):
+    model = static()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        weight = table_of(model).weight
+        with stm.trimmed_vocabulary(model, ["tea"]):
+            assert table_of(model).weight is weight
+        assert table_of(model).weight is weight
+    assert "an outer block, or accelerate, has replaced its forward" in caplog.text
 
 
 def tie(trainer):
