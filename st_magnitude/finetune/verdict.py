@@ -121,8 +121,8 @@ class Verdict(Result):
         if self.caveat or confirmed.queries >= self.queries:
             return f"The line on the {split} split counts, as none of its queries chose anything."
         said = (
-            f"The verdict on held-out queries counts, as it rests on more of them ({self.queries:,} against"
-            f" {confirmed.queries:,})."
+            "The verdict on held-out queries counts, as it rests on more of them"
+            f" ({self.queries:,} against {confirmed.queries:,})."
         )
         gain = abs(self.saved.gain.mean)
         if gain and test.mean > test.low:

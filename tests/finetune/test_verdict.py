@@ -234,8 +234,8 @@ def confirmed(gain, queries, **options) -> Verdict:
         (
             verdict_of(BETTER),
             confirmed(OPEN, 90),
-            "The verdict on held-out queries counts, as it rests on more of them (200 against 90). To show 5.0"
-            " points in four of five draws, the test split would need about 67.",
+            "The verdict on held-out queries counts, as it rests on more of them (200 against 90)."
+            " To show 5.0 points in four of five draws, the test split would need about 67.",
         ),
         (verdict_of(BETTER), confirmed(OPEN, 200), "The line on the test split counts"),
         (
