@@ -1,4 +1,4 @@
-"""False negatives: the documents of a batch that a loss leaves out of the negatives."""
+"""False negatives, which a loss leaves out of the negatives, and copies of a text in a batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from st_magnitude.similarity import DOT, Similarity, at_least_float32, without_a
 
 logger = logging.getLogger(__name__)
 
-SameText = Literal["exclude", "keep"]
+SameText = Literal["once", "exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
 
 MOST = 0.75  # the share of negatives that may be left out without a warning
@@ -75,7 +75,7 @@ class FalseNegatives:
         """The keys of the texts of a batch that the model reads."""
         keys: list[Tensor] = []
         bare: list[Tensor] = []
-        if self.same_text == "exclude":
+        if self.same_text != "keep":
             keys = [text_keys(features, i) for i, features in enumerate(columns)]
             bare = bare_keys(columns, keys, model)
         return Texts(keys=keys, bare=bare, are_plain=all(map(is_plain_text, columns)))
@@ -84,9 +84,7 @@ class FalseNegatives:
         self, texts: Texts, batch: Gathered, documents: Sequence[Tensor]
     ) -> list[Tensor | Ids | Above]:
         """``exclude`` of infonce, for documents (B, D) of each column."""
-        exclude: list[Tensor | Ids | Above] = []
-        if texts.keys:
-            exclude += self._ids(texts, batch)
+        exclude: list[Tensor | Ids | Above] = [*self._ids(texts, batch)] if texts.keys else []
         if self.margin is not None:
             spares = self._explicit(batch, documents) if self.keep_explicit_negatives else None
             exclude.append(Above(self._threshold, spares=spares))
@@ -99,23 +97,35 @@ class FalseNegatives:
         of_positives = batch.join(unlike_all(positives, 1))
         return Ids(of_rows, torch.cat([of_positives, *(of_rows for _ in negatives)]))
 
-    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
-        """The keys of the documents' texts and of their queries, (M,) each, and of queries and
-        documents without their prompts.
+    def copies(self, texts: Texts, batch: Gathered) -> list[Tensor]:
+        """The keys (M,) of documents and (Q,) of queries in a softmax, if copies share a weight."""
+        if self.same_text != "once" or not texts.keys:
+            return []
+        queries, *documents = texts.keys
+        return [torch.cat([batch.join(x) for x in documents]), batch.join_queries(queries)]
 
-        Documents that share one of the first two are not negatives of each other. In the second an
-        explicit negative is like no other document. A document is not a negative of a query that is
-        the same text.
+    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
+        """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
+        the documents' texts and of their queries, (M,) each.
+
+        A document is not a negative of a query that is the same text. Documents that share one of
+        the others are not negatives of each other; in the last, an explicit negative is like no
+        other document. With ``"once"`` this holds for two queries or two documents.
         """
+        bare_queries, *bare = map(batch.join, texts.bare)
+        itself = Ids(bare_queries, torch.cat(bare))
+        if self.same_text == "once" and not {"query_to_query", "doc_to_doc"} & set(
+            batch.directions
+        ):
+            return [itself]
         queries, *documents = texts.keys
         start = len(texts.keys)  # after the columns that text_keys has numbered
         others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
         of_texts = torch.cat([batch.join(x) for x in documents])
         of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
-        if not texts.bare:
-            return [of_texts, of_queries]
-        bare_queries, *bare = map(batch.join, texts.bare)
-        return [of_texts, of_queries, Ids(bare_queries, torch.cat(bare))]
+        if self.same_text == "once":
+            return [Ids(of_texts, ~of_texts), Ids(of_queries, ~of_queries), itself]
+        return [of_texts, of_queries, itself]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -171,7 +181,9 @@ class FalseNegatives:
             return 0.0
         keys = [text_keys(f, column) for column, f in enumerate(columns)]
         queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in keys]
-        exclude = self._ids(Texts(keys), Gathered(queries))
+        texts = Texts(keys, bare=keys)
+        batch = Gathered(queries)
+        exclude = [*self._ids(texts, batch), *self.copies(texts, batch)[:1]]
         mask = left_out(Batch(queries, torch.cat(documents), exclude=exclude), DOT, [Term()])
         return (mask.sum(dim=1) >= mask.shape[1] - 1).float().mean().item()
 

@@ -159,7 +159,8 @@ COUNTS = (
     {"see below": 50, "returns a list": 3},
 )
 RULES = [
-    {},
+    {"same_text": "exclude"},
+    {"same_text": "once"},
     {"margin": 0.1, "margin_strategy": "relative"},
     {"margin": 0.3, "keep_explicit_negatives": True},
     {"prior": COUNTS},
@@ -169,6 +170,8 @@ OF_TEXTS = [
     (gather, options, *way)
     for gather, options, way in itertools.product(("ring", True), RULES, WAYS)
 ]
+JOINT = {"same_text": "once", "partition_mode": "joint"}
+OF_TEXTS.append((True, JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
 
 
 def of_texts(folder, case, rows):
@@ -177,11 +180,8 @@ def of_texts(folder, case, rows):
     model, options = load_transformer(folder).double(), dict(options)
     if "prior" in options:
         options["prior"] = stm.DocumentPrior.from_texts(model, *options["prior"])
-    options |= {
-        "directions": direction,
-        "partition_mode": "per_direction",
-        "mini_batch_size": mini_batch_size,
-    }
+    options = {"partition_mode": "per_direction"} | options
+    options |= {"directions": direction, "mini_batch_size": mini_batch_size}
     loss = stm.QNormRankingLoss(
         model, scale=3.0, **options, gather_across_devices=dist.is_initialized() and gather
     )
