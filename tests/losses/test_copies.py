@@ -154,3 +154,9 @@ def test_copies_are_counted_in_the_log_and_the_warning(model, caplog):
     assert loss.false_negatives.share_without_negatives(batch_of(model, one_answer)) == 1
     different = loss.false_negatives.share_without_negatives(batch_of(model, ROWS[:4]))
     assert different == 0
+
+
+def test_weights_of_negatives_leave_copies_of_the_positive_out(model):
+    """Which "once" keeps; they would weigh as negatives."""
+    chosen = [stm.CosineRankingLoss(model, hardness_strength=x) for x in (0.0, 5.0)]
+    assert [loss.get_config_dict()["same_text"] for loss in chosen] == ["once", "exclude"]
