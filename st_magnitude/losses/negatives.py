@@ -73,12 +73,11 @@ class FalseNegatives:
 
     def texts(self, model: nn.Module, columns: Sequence[Features]) -> Texts:
         """The keys of the texts of a batch that the model reads."""
-        keys: list[Tensor] = []
-        bare: list[Tensor] = []
-        if self.same_text != "keep":
-            keys = [text_keys(features, i) for i, features in enumerate(columns)]
-            bare = bare_keys(columns, keys, model)
-        return Texts(keys=keys, bare=bare, are_plain=all(map(is_plain_text, columns)))
+        are_plain = all(map(is_plain_text, columns))
+        if self.same_text == "keep":
+            return Texts(are_plain=are_plain)
+        keys = [text_keys(features, i) for i, features in enumerate(columns)]
+        return Texts(keys, bare_keys(columns, keys, model), are_plain=are_plain)
 
     def exclude(
         self, texts: Texts, batch: Gathered, documents: Sequence[Tensor]
@@ -114,9 +113,7 @@ class FalseNegatives:
         """
         bare_queries, *bare = map(batch.join, texts.bare)
         itself = Ids(bare_queries, torch.cat(bare))
-        if self.same_text == "once" and not {"query_to_query", "doc_to_doc"} & set(
-            batch.directions
-        ):
+        if self.same_text == "once" and not batch.compares_a_kind:
             return [itself]
         queries, *documents = texts.keys
         start = len(texts.keys)  # after the columns that text_keys has numbered

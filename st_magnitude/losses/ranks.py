@@ -28,7 +28,7 @@ class Gathered:
         gather_across_devices: bool | str = False,
         directions: Sequence[Direction] = ("query_to_doc",),
     ) -> None:
-        self.directions = directions
+        self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
         self._dtype = torch.promote_types(queries.dtype, torch.float32)
         ranks = num_ranks() if gather_across_devices else 1
         self.is_ring = ranks > 1 and gather_across_devices == "ring"
