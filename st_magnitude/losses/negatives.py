@@ -139,11 +139,11 @@ class FalseNegatives:
         return {"excluded_negatives": share}
 
     def count(self, mask: Tensor, are_plain: bool) -> None:
-        """Counts the documents that queries leave out, booleans (n, M), for the log.
+        """Counts the documents that are no negatives of queries, booleans (n, M), for the log.
 
-        Of other inputs than plain texts, only a margin leaves documents out. It warns if queries of
-        the first batch leave out all or most of them; on a GPU at the second batch, which does not
-        have to wait for the first.
+        For other inputs than plain texts, only a margin decides. It warns if all or most documents
+        of the first batch are no negatives; on a GPU at the second batch, which does not have to
+        wait for the first.
         """
         numbers = mask.sum(dim=1)  # (n,)
         most = mask.shape[1] - 1
@@ -161,10 +161,10 @@ class FalseNegatives:
         empty, share = self._first.mean(dim=1).tolist()
         if empty or share > MOST:
             logger.warning(
-                "%d of %d queries of the first batch have no negative and a loss of 0, and %.0f %%"
-                " of the negatives are left out: documents that have the text of the positive, as"
-                " far as the model reads, belong to the same query, are the query itself, or score"
-                " above the margin, if there is one (margin=%s). Look at max_seq_length, long"
+                "%d of %d queries of the first batch have no negative and learn nothing, and %.0f %%"
+                " of the documents are no negatives: they have the text of the positive, as far as"
+                " the model reads, are the query itself, score above the margin (margin=%s), or"
+                " belong to the same query (same_text='exclude'). Look at max_seq_length, long"
                 " prompts, words that the tokenizer does not know, and the size of the batch.",
                 round(empty * self._first.shape[1]),
                 self._first.shape[1],
