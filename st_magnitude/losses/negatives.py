@@ -161,11 +161,11 @@ class FalseNegatives:
         empty, share = self._first.mean(dim=1).tolist()
         if empty or share > MOST:
             logger.warning(
-                "%d of %d queries of the first batch have no negative and learn nothing, and %.0f %%"
-                " of the documents are no negatives: they have the text of the positive, as far as"
-                " the model reads, are the query itself, score above the margin (margin=%s), or"
-                " belong to the same query (same_text='exclude'). Look at max_seq_length, long"
-                " prompts, words that the tokenizer does not know, and the size of the batch.",
+                "%d of %d queries of the first batch have no negative and learn nothing; %.0f %% of"
+                " the documents are no negatives: they have the text of the positive, as far as the"
+                " model reads, are the query itself, score above the margin (margin=%s), or belong"
+                " to the same query (same_text='exclude'). Look at max_seq_length, long prompts,"
+                " words that the tokenizer does not know, and the size of the batch.",
                 round(empty * self._first.shape[1]),
                 self._first.shape[1],
                 100 * share,

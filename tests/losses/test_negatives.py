@@ -179,7 +179,7 @@ def test_what_is_not_text_has_no_share():
 def test_a_margin_that_leaves_out_most_warns(caplog, model, margin, warns):
     loss = stm.CosineRankingLoss(model, margin=margin, margin_strategy="relative")
     loss(batch_of(model, ROWS))
-    assert ("of the documents are no negatives" in caplog.text) is warns
+    assert ("the documents are no negatives" in caplog.text) is warns
 
 
 @pytest.mark.parametrize(
