@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -80,28 +79,6 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
     monkeypatch.setattr("st_magnitude.losses.keys.get_rank", lambda: 1)
     keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
     assert len({key for column in keys for key in column}) == 16
-
-
-MASKING_LOSSES = {
-    "cosine": stm.CosineRankingLoss,
-    "qnorm": stm.QNormRankingLoss,
-    "learnable": stm.LearnableNormLoss,
-    "terms": partial(
-        stm.QNormRankingLoss, terms=[Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
-    ),
-}
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("loss_class", MASKING_LOSSES.values(), ids=MASKING_LOSSES)
-@BATCHING
-def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
-    options = {"scale": 3.0, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}
-    loss = loss_class(model, directions=direction, same_text="exclude", **options).double()
-    columns = batch_of(model, TWICE)
-    embeddings = raw_embeddings(model, columns)
-    expected = reference(embeddings, loss.similarity, loss.terms, direction, equal_texts(TWICE))
-    assert_same(model, loss(columns), expected)
 
 
 @BATCHING
