@@ -105,11 +105,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
-        same_text: ``"once"``: the n copies of a text in a softmax weigh 1 / n each, but 1 / q with
-            a ``prior``, and a document that is the query does not count. ``"exclude"``: nor do
-            copies of the positive, and the positives of other rows with the same query; other
-            copies weigh 1 each. ``"keep"``: all count, as in sentence-transformers, and as inputs
-            without token ids do. Texts are the same if their tokens are.
+        same_text: ``"once"``: the n copies of a text weigh 1 / n each (with a ``prior`` 1 / q), and
+            a document that is the query does not count. ``"exclude"``: nor do copies of the
+            positive and positives of rows with the same query; others weigh 1 each. ``"keep"``:
+            each copy counts, as in sentence-transformers. Only token ids tell copies.
         margin: A document that scores above the positive's score minus the margin does not count as
             a negative. Scores are the model's own, before the temperature. -0.1 leaves out what the
             model ranks far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: no
