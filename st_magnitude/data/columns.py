@@ -16,15 +16,12 @@ from st_magnitude.data.tables import PARTS, Row
 HIGHEST_GRADE = 3  # whole scores up to it are grades
 RELEVANT = 0.8  # of the highest score, where scores are no grades
 
-# Names of columns without case, spaces and underscores, by role; the first line with a match counts.
+# Names of columns without case, spaces and underscores, by role; the first with a match counts.
 CLASSES = "category intent class labeltext"
+_QUERIES = "query question anchor sentence1 sentencea text1"
 _DOCUMENTS = "document doc passage answer positive pos context response sentence2 sentenceb text2"
 ROLES: dict[str, tuple[str, ...]] = {
-    "query": (
-        "query question anchor sentence1 sentencea text1",
-        "prompt input instruction",
-        "text",
-    ),
+    "query": (_QUERIES, "prompt input instruction", "text"),
     "document": (_DOCUMENTS, "output completion", "text", CLASSES, "label"),
     "score": ("score label relevance similarity grade",),
     "split": ("split",),

@@ -68,7 +68,7 @@ def test_no_encoding_is_a_fault(place, tmp_path):
     few = ("train", "compare", "diagnose", "check-serving")  # queries, and nobody listens
     assert {codes.pop(name) for name in few} <= {0, 2, 3}
     assert {*codes.values()} == {0}, codes
-    assert r"\u2192" in done.stdout
+    assert r"\u2211" in done.stdout  # of a document
 
 
 def test_every_line_of_a_pipe_is_a_question(place, monkeypatch):
