@@ -99,6 +99,13 @@ def test_no_row_is_lost_to_a_quote(tmp_path: Path, mark: str, quoting: int) -> N
         assert any("quotes were read as they stand" in note for note in splits.notes)
 
 
+def test_a_quote_that_ends_rows_later_swallows_none(tmp_path: Path) -> None:
+    pairs = [('"Tea', "d0"), *((f"q{i}", f"d{i}") for i in range(1, 9)), ('rain"', "d9")]
+    text = written(csv.QUOTE_NONE, "\t", [("query", "document"), *pairs])
+    (tmp_path / "a.tsv").write_text(text)
+    assert pairs_of(load_splits(tmp_path / "a.tsv")) == {*pairs}
+
+
 @pytest.mark.parametrize("mark", "\t,")
 def test_cells_that_span_lines_are_counted(tmp_path: Path, mark: str) -> None:
     pairs = [("a\nb", "c\td,e"), ("f", "g\n\n\nh"), ("i", "j")]
