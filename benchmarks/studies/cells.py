@@ -167,6 +167,7 @@ def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
 
 def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
     options: Figures = {"regularizers": [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []}
+    options["same_text"] = "exclude"  # in all stored cells
     if cell.loss == "tempagg":
         return stm.TempAggLoss(model, **options)
     options["scale"] = 20.0 if cell.scale == 20 else "auto"

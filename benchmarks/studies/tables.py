@@ -20,7 +20,7 @@ from benchmarks.studies.boilerplate import pages
 from benchmarks.studies.cells import ROOT
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
-from benchmarks.studies.inheritance import inheritance
+from benchmarks.studies.copies import copies
 from benchmarks.studies.known import defaults, few_shot, known, scope
 from benchmarks.studies.magnitude import magnitude
 from benchmarks.studies.norm_sign import norm_sign
@@ -42,6 +42,7 @@ TABLES: dict[str, Table] = {
     **temperature.TABLES,
     **compression.TABLES,
     **convergence.TABLES,
+    **copies.TABLES,
     **pages.TABLES,
     **known.TABLES,
     "known scope": scope.table,
@@ -50,7 +51,6 @@ TABLES: dict[str, Table] = {
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
     "decoder": magnitude.decoder_table,
-    **inheritance.TABLES,
     **recommendation.TABLES,
     **{f"prior, {name}": partial(prior.table, name) for name in prior.SETTINGS},
 }

@@ -78,6 +78,8 @@ def _report(
     figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
     figures["norm_warning"] = trained.norm_warning
     if verdict is not None:
+        if verdict.decision is not None:
+            say(str(verdict.decision))
         say(f"{verdict.headline(dev_split)} {caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
     if trained.output is None:

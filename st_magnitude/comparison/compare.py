@@ -22,8 +22,10 @@ from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.choice import choose
 from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.measure import bm25_control
 from st_magnitude.finetune.trainer import check_length
@@ -276,7 +278,8 @@ class _Run:
             self.progress.test = measured
             self._save()
         lexical, no_control = bm25_control(test)
-        bm25 = [] if lexical is None else lexical.ndcg.tolist()
+        folds = folds_of(test, DEFAULT_FOLDS, self.trials.config.seed)
+        bm25 = choose(lexical, folds).ranking.ndcg.tolist() if lexical else []
         scores = self.progress.test | ({BM25: bm25} if bm25 else {})
         before = scores["pretrained"]
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}

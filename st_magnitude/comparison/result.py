@@ -136,7 +136,7 @@ class CompareResult(Result):
         if over_bm25 is not None and not over_bm25.is_better:
             verdict = _verdict(over_bm25, "", "clearly worse", "not clearly better")
             found.append(
-                f"It is {verdict} than BM25: {over_bm25}. Consider fusing both (HybridEvaluator)."
+                f"It is {verdict} than BM25: {over_bm25}. `train` with these options weighs both."
             )
         if self.test.no_control:
             found.append(self.test.no_control)

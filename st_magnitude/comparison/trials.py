@@ -19,12 +19,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from st_magnitude.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.finetune.train import save_trained
 from st_magnitude.finetune.trainer import (
     is_uneven,

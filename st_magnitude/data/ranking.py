@@ -75,6 +75,10 @@ class Ranking(Mapping[str, Mapping[str, float]]):
             counts = (values > -np.inf) & (places != own)
             places = places[counts]
             values = values[counts]
+            if len(values) > k:  # of many, only the best have to be sorted
+                best = values >= np.partition(values, -k)[-k]
+                places = places[best]
+                values = values[best]
             order = np.lexsort((places, -values))[:k]
             columns[row, : len(order)] = places[order]
             scores[row, : len(order)] = values[order]

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
-from st_magnitude._checks import InputError, at_least, needs
+from st_magnitude._checks import InputError, at_least
 from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.ranking import Ranking
-from st_magnitude.data.retrieval import Judgments, RetrievalData
+from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
+from st_magnitude.evaluation.lexical import bm25_run
 from st_magnitude.evaluation.scoring import scoring_of
 
 __all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
 
 Run = dict[str, dict[str, float]]
-FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 
 logger = logging.getLogger(__name__)
 
@@ -72,80 +68,6 @@ def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     if lost := next((document for document, score in scores.items() if math.isnan(score)), None):
         raise InputError(f"A run has the score nan for {lost!r}; remove what has no score.")
     return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
-
-
-def bm25_run(
-    data: RetrievalData,
-    top_k: int = 100,
-    stopwords: str | list[str] | None = "en",
-    tokenizer: Callable[[str], list[str]] | None = None,
-) -> Ranking:
-    """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
-
-        score(q, d) = sum_{t in q}  idf_t * f / (f + k1 (1 - b + b |d| / mean |d|)),
-        idf_t = log(1 + (N - n_t + 1/2) / (n_t + 1/2))
-
-    Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number
-    of documents with t, N the number of all documents, k1 = 1.5 and b = 0.75, as in mteb. A run has
-    no documents without a word of the query, and ranks ties by id.
-
-    Args:
-        top_k: Number of documents for each query.
-        stopwords: Words that do not count, in any case: a language that bm25s knows, a list, or
-            None, which is best for code.
-        tokenizer: Splits a text, in lower case and in Unicode's form NFC, into words. By default a
-            word has two letters or digits and more between spaces or punctuation, as in mteb, which
-            finds nothing in Chinese, Japanese or Thai, and cuts words of Hindi at vowel signs:
-            there pass a segmenter, or ``list`` for single characters.
-
-    Logs a warning if fewer than 80 % of the queries have a document with one of their words.
-
-    Raises:
-        ImportError: If bm25s is not installed.
-        ValueError: If bm25s does not know the language of the stop words.
-
-    Example:
-        >>> corpus = {"d1": "Bees make honey.", "d2": "Honey, honey!"}
-        >>> data = RetrievalData({"q1": "honey", "q2": "tea"}, corpus, {})
-        >>> {query: list(found) for query, found in bm25_run(data).items()}
-        {'q1': ['d2', 'd1'], 'q2': []}
-
-    Source: Lù, BM25S, arXiv 2407.03618; the formula is "Lucene (accurate)" of Kamphuis et al.,
-    Which BM25 Do You Mean?, 2020.
-    """
-    with needs("BM25", "eval"):
-        import bm25s
-
-    def spelled(text: str) -> str:
-        return unicodedata.normalize("NFC", text).lower()
-
-    split = tokenizer or re.compile(r"\b\w\w+\b").findall
-    left_out = {*map(spelled, bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords)}
-
-    def words(text: str) -> list[str]:
-        return [word for word in split(spelled(text)) if word not in left_out]
-
-    documents = [words(data.corpus[document]) for document in data.document_ids]
-    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
-    if any(documents):
-        index.index(documents, create_empty_token=False, show_progress=False)
-
-    def found(text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if not any(documents):
-            return np.empty(0, dtype=np.int64), np.empty(0)
-        scores = index.get_scores_from_ids(index.get_tokens_ids(words(text)))  # (m,)
-        places = np.flatnonzero(scores > 0)
-        return places, scores[places]
-
-    ranking = Ranking.of(data, list(data.queries), map(found, data.queries.values()), top_k)
-    without = [query for query in ranking if not ranking[query]]
-    if len(without) > (1 - FEW_HITS) * len(ranking):
-        logger.warning(
-            f"BM25 finds no document for {len(without):,} of {len(ranking):,} queries, such as"
-            f" {without[0]!r}: no document has one of their words. For languages without spaces,"
-            " pass bm25_run a tokenizer."
-        )
-    return ranking
 
 
 class HybridEvaluator(SearchEvaluator):

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.hybrid import reciprocal_rank_fusion
+from st_magnitude.evaluation.choice import System, choose, decide, fusions
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.finetune.measure import bm25_control, card_figures, encode
 from st_magnitude.finetune.settings import TrainConfig
@@ -22,6 +23,12 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Baseline"]
+
+NAMES = {  # in the table
+    "BM25": "BM25 of {}",
+    "the pretrained model with BM25": "pretrained + BM25",
+    "the trained model with BM25": "trained + BM25",
+}
 
 
 class Baseline:
@@ -52,7 +59,9 @@ class Baseline:
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
             encoded, similarity = encode(model, data)
-            self.found = encoded.search(similarity)
+            self.exponent = float(similarity.exponents[1])
+            self.found = encoded.search(Similarity(1.0, self.exponent))
+            self.folds = folds_of(data, DEFAULT_FOLDS, config.seed)
             self.lexical, self.no_control = bm25_control(data)
         self.geometry = self._geometry(encoded)
         self.seconds = time.perf_counter() - began
@@ -98,10 +107,18 @@ class Baseline:
         gain = found.minus(self.found, seed=self.config.seed)
         scored = Scored(exponent, found.mean, gain)
         changes = found.ndcg - self.found.ndcg
-        others = {}
-        if self.lexical is not None:
-            fused = reciprocal_rank_fusion([found, self.lexical])
-            others = {"BM25": self.lexical, "trained + BM25": Ranking.of_run(self.data, fused)}
+        before = System("the pretrained model", self.found)
+        after = System("the trained model", found)
+        systems = [before, after]
+        if self.lexical:
+            bm25 = choose(self.lexical, self.folds)
+            systems = [System("BM25", bm25.ranking, bm25.value)]
+            for one, its_exponent in ((before, self.exponent), (after, exponent)):
+                options = fusions(one.ranking, self.lexical, its_exponent == 1.0)
+                fused = choose(options, self.folds)
+                name = f"{one.name} with BM25"
+                systems += [one, System(name, fused.ranking, str(fused.value))]
+        others = [system for system in systems if system not in (before, after)]
         return Verdict(
             queries=gain.queries,
             pretrained=self.found.mean,
@@ -110,9 +127,14 @@ class Baseline:
             saved=scored,
             curve=None,
             controls=tuple(
-                Control(name, other.mean, found.minus(other, seed=self.config.seed))
-                for name, other in others.items()
+                Control(
+                    NAMES[one.name].format(one.how),
+                    one.ranking.mean,
+                    found.minus(one.ranking, seed=self.config.seed),
+                )
+                for one in others
             ),
+            decision=decide(systems, self.config.seed),
             gained=int((changes > 0).sum()),
             lost=int((changes < 0).sum()),
             changes=changes_of(self.found, found),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.beir import canonical
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.measure import encode
@@ -19,9 +19,8 @@ from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, train_copy
 from st_magnitude.training.stopping import refuse_diverged
 
-__all__ = ["DEFAULT_FOLDS", "cross_validate", "folds_of", "num_folds"]
+__all__ = ["cross_validate", "num_folds"]
 
-DEFAULT_FOLDS = 5
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 
 
@@ -73,18 +72,3 @@ def cross_validate(
         encoded, similarity = encode(trainer.model, asked)
         found.append(encoded.search(similarity))
     return Ranking.joined(judged, found)
-
-
-def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:
-    """Ids of the queries with an answer, in folds. Queries with the same text are in one fold."""
-
-    def place(key: str) -> str:
-        return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
-
-    by_text: dict[str, list[str]] = {}
-    for query, text in data.asked.items():
-        by_text.setdefault(canonical(text), []).append(query)
-    folds: list[set[str]] = [set() for _ in range(number)]
-    for index, key in enumerate(sorted(by_text, key=place)):
-        folds[index % number].update(by_text[key])
-    return folds

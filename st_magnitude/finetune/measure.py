@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
-from st_magnitude.evaluation.hybrid import bm25_run
+from st_magnitude.evaluation.lexical import TOKENS, bm25_run, words
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import Similarity
@@ -29,25 +29,29 @@ NUM_QUERIES = 100
 DEPTH = 100  # documents of BM25's run for each query
 
 
-def bm25_control(data: RetrievalData) -> tuple[Ranking | None, str]:
-    """BM25's run of the data, or None and a sentence that says why it is no control.
+def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
+    """BM25's rankings by `TOKENS`, or none and a sentence that says why it is no control.
 
-    It is one where at least half of the queries share a word with an answer, or have `DEPTH`
-    documents or more, of which no more are read. Without bm25s, the log says so.
+    It is a control where at least half of the queries share a word with a document that answers
+    them. For queries with `DEPTH` documents or more this is unknown, and counts as such.
+    Without bm25s the log says what is missing, and the sentence is empty.
     """
+    data = data.only(data.query_ids)
     try:
-        run = bm25_run(data.only(data.query_ids), DEPTH)
+        by_words = bm25_run(data, DEPTH)
     except ImportError as error:
         logger.warning(f"Not measured: {error}")
-        return None, ""
-    relevant = {query: data.relevant[query].keys() for query in data.query_ids}
-    shared = sum(bool(ids & run[q].keys()) or len(run[q]) == DEPTH for q, ids in relevant.items())
-    if 2 * shared >= len(relevant):
-        return run, ""
-    return None, (
-        f"BM25 finds a word in common with an answer for {shared:,} of {len(relevant):,} queries"
-        " only, so it is no control."
-    )
+        return {}, ""
+    is_full = by_words.columns[:, -1] >= 0
+    shared = int((is_full | (by_words.gains > 0).any(axis=1)).sum())
+    if 2 * shared < len(by_words):
+        return {}, (
+            f"BM25 finds a word in common with an answer for {shared:,} of {len(by_words):,}"
+            " queries only, so it is no control."
+        )
+    others = {name: split for name, split in TOKENS.items() if split is not words}
+    found = {name: bm25_run(data, DEPTH, tokenizer=split) for name, split in others.items()}
+    return {"words": by_words, **found}, ""
 
 
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:

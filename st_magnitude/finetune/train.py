@@ -43,6 +43,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 
@@ -167,7 +168,7 @@ def train(
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
-        with reading(model, config.max_length):
+        with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint, say)
         remember_rows(trainer)
         if baseline is None:

@@ -38,6 +38,7 @@ from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of, readers_of
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 
 __all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
 __all__ += ["train_copy", "warn_of_left_out"]
@@ -169,7 +170,7 @@ def train_copy(
     trainer = make_trainer(copy.deepcopy(model), data, rows, config, output, saves=False)
     for callback in callbacks:
         trainer.add_callback(callback)
-    with reading(trainer.model, config.max_length):
+    with reading(trainer.model, config.max_length), trimmed_vocabulary(trainer):
         trainer.train()
     remember_rows(trainer)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16

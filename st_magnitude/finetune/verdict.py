@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.choice import Decision
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.judge import Difference, nothing_found
 from st_magnitude.result import Result, Table
@@ -84,6 +85,7 @@ class Verdict(Result):
     lost: int = 0
     changes: tuple[Change, ...] = ()  # the largest gain, the median change and the largest loss
     folds: int = 0  # in which the queries were held out; 0 for one split
+    decision: Decision | None = None  # what to deploy
     no_control: str = ""  # why BM25 is none, in a sentence
 
     @property
@@ -109,8 +111,7 @@ class Verdict(Result):
         if self.folds:
             where = f"{self.queries:,} queries, held out in {self.folds} folds"
         said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against the pretrained model"
-        bm25 = " ".join(map(self._about, self.controls[:1])) or self.no_control
-        return f"{said}, on {where}. {bm25}".strip()
+        return f"{said}, on {where}. {self._about_bm25}".strip()
 
     def which_counts(self, confirmed: Verdict, split: str) -> str:
         """Where the verdict on another split is another one: which of the two counts, and why."""
@@ -120,8 +121,8 @@ class Verdict(Result):
         if self.caveat or confirmed.queries >= self.queries:
             return f"The line on the {split} split counts, as none of its queries chose anything."
         said = (
-            f"The first line counts, as it rests on more queries ({self.queries:,} against"
-            f" {confirmed.queries:,})."
+            "The verdict on held-out queries counts, as it rests on more of them"
+            f" ({self.queries:,} against {confirmed.queries:,})."
         )
         gain = abs(self.saved.gain.mean)
         if gain and test.mean > test.low:
@@ -143,7 +144,6 @@ class Verdict(Result):
         elif not self.is_better:
             remedy = "Train on more pairs or with another learning rate, or keep the old model."
             found += [remedy, self._power()]
-        found += map(self._about, self.controls[1:])
         if max(self.pretrained, self.saved.ndcg) < LOW:
             found.append(
                 "nDCG@10 is low for every model. If several documents answer a query and the data"
@@ -158,15 +158,17 @@ class Verdict(Result):
         smallest = 100 * POWER * (gain.mean - gain.low)
         return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
 
-    def _about(self, control: Control) -> str:
-        if control != self.controls[0]:
-            said = f"Fused with BM25 by rank it has {control.ndcg:.4f}, clearly more than alone."
-            return said if control.gain.is_worse else ""
-        if control.gain.is_worse:
-            return f"{control.name}, which needs no training, is better: {control.ndcg:.4f}."
-        if control.gain.is_better:
+    @property
+    def _about_bm25(self) -> str:
+        """A sentence where the saved model is not clearly better than BM25."""
+        bm25 = next((one for one in self.controls if one.name.startswith("BM25")), None)
+        if bm25 is None:
+            return self.no_control
+        if bm25.gain.is_worse:
+            return f"{bm25.name}, which needs no training, is better: {bm25.ndcg:.4f}."
+        if bm25.gain.is_better:
             return ""
-        return f"It is not clearly better than {control.name}, which needs no training."
+        return f"It is not clearly better than {bm25.name}, which needs no training."
 
     def tables(self) -> Iterable[Table | str]:
         rows: list[list[object]] = [["pretrained", self.pretrained, self.saved.gain]]

@@ -1,4 +1,4 @@
-"""False negatives: the documents of a batch that a loss leaves out of the negatives."""
+"""False negatives, which a loss leaves out of the negatives, and copies of a text in a batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from st_magnitude.similarity import DOT, Similarity, at_least_float32, without_a
 
 logger = logging.getLogger(__name__)
 
-SameText = Literal["exclude", "keep"]
+SameText = Literal["once", "exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
 
 MOST = 0.75  # the share of negatives that may be left out without a warning
@@ -73,20 +73,17 @@ class FalseNegatives:
 
     def texts(self, model: nn.Module, columns: Sequence[Features]) -> Texts:
         """The keys of the texts of a batch that the model reads."""
-        keys: list[Tensor] = []
-        bare: list[Tensor] = []
-        if self.same_text == "exclude":
-            keys = [text_keys(features, i) for i, features in enumerate(columns)]
-            bare = bare_keys(columns, keys, model)
-        return Texts(keys=keys, bare=bare, are_plain=all(map(is_plain_text, columns)))
+        are_plain = all(map(is_plain_text, columns))
+        if self.same_text == "keep":
+            return Texts(are_plain=are_plain)
+        keys = [text_keys(features, i) for i, features in enumerate(columns)]
+        return Texts(keys, bare_keys(columns, keys, model), are_plain=are_plain)
 
     def exclude(
         self, texts: Texts, batch: Gathered, documents: Sequence[Tensor]
     ) -> list[Tensor | Ids | Above]:
         """``exclude`` of infonce, for documents (B, D) of each column."""
-        exclude: list[Tensor | Ids | Above] = []
-        if texts.keys:
-            exclude += self._ids(texts, batch)
+        exclude: list[Tensor | Ids | Above] = [*self._ids(texts, batch)] if texts.keys else []
         if self.margin is not None:
             spares = self._explicit(batch, documents) if self.keep_explicit_negatives else None
             exclude.append(Above(self._threshold, spares=spares))
@@ -99,23 +96,33 @@ class FalseNegatives:
         of_positives = batch.join(unlike_all(positives, 1))
         return Ids(of_rows, torch.cat([of_positives, *(of_rows for _ in negatives)]))
 
-    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
-        """The keys of the documents' texts and of their queries, (M,) each, and of queries and
-        documents without their prompts.
+    def copies(self, texts: Texts, batch: Gathered) -> list[Tensor]:
+        """The keys (M,) of documents and (Q,) of queries in a softmax, if copies share a weight."""
+        if self.same_text != "once" or not texts.keys:
+            return []
+        queries, *documents = texts.keys
+        return [torch.cat([batch.join(x) for x in documents]), batch.join_queries(queries)]
 
-        Documents that share one of the first two are not negatives of each other. In the second an
-        explicit negative is like no other document. A document is not a negative of a query that is
-        the same text.
+    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
+        """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
+        the documents' texts and of their queries, (M,) each.
+
+        A document is not a negative of a query that is the same text. Documents that share one of
+        the others are not negatives of each other; in the last, an explicit negative is like no
+        other document. With ``"once"`` this holds for two queries or two documents.
         """
+        bare_queries, *bare = map(batch.join, texts.bare)
+        itself = Ids(bare_queries, torch.cat(bare))
+        if self.same_text == "once" and not batch.compares_a_kind:
+            return [itself]
         queries, *documents = texts.keys
         start = len(texts.keys)  # after the columns that text_keys has numbered
         others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
         of_texts = torch.cat([batch.join(x) for x in documents])
         of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
-        if not texts.bare:
-            return [of_texts, of_queries]
-        bare_queries, *bare = map(batch.join, texts.bare)
-        return [of_texts, of_queries, Ids(bare_queries, torch.cat(bare))]
+        if self.same_text == "once":
+            return [Ids(of_texts, ~of_texts), Ids(of_queries, ~of_queries), itself]
+        return [of_texts, of_queries, itself]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -132,11 +139,11 @@ class FalseNegatives:
         return {"excluded_negatives": share}
 
     def count(self, mask: Tensor, are_plain: bool) -> None:
-        """Counts the documents that queries leave out, booleans (n, M), for the log.
+        """Counts the documents that are no negatives of queries, booleans (n, M), for the log.
 
-        Of other inputs than plain texts, only a margin leaves documents out. It warns if queries of
-        the first batch leave out all or most of them; on a GPU at the second batch, which does not
-        have to wait for the first.
+        For other inputs than plain texts, only a margin decides. It warns if all or most documents
+        of the first batch are no negatives; on a GPU at the second batch, which does not have to
+        wait for the first.
         """
         numbers = mask.sum(dim=1)  # (n,)
         most = mask.shape[1] - 1
@@ -154,11 +161,11 @@ class FalseNegatives:
         empty, share = self._first.mean(dim=1).tolist()
         if empty or share > MOST:
             logger.warning(
-                "%d of %d queries of the first batch have no negative and a loss of 0, and %.0f %%"
-                " of the negatives are left out: documents that have the text of the positive, as"
-                " far as the model reads, belong to the same query, are the query itself, or score"
-                " above the margin, if there is one (margin=%s). Look at max_seq_length, long"
-                " prompts, words that the tokenizer does not know, and the size of the batch.",
+                "%d of %d queries of the first batch have no negative and learn nothing; %.0f %% of"
+                " the documents are no negatives: they have the text of the positive, as far as the"
+                " model reads, are the query itself, score above the margin (margin=%s), or belong"
+                " to the same query (same_text='exclude'). Look at max_seq_length, long prompts,"
+                " words that the tokenizer does not know, and the size of the batch.",
                 round(empty * self._first.shape[1]),
                 self._first.shape[1],
                 100 * share,
@@ -171,7 +178,9 @@ class FalseNegatives:
             return 0.0
         keys = [text_keys(f, column) for column, f in enumerate(columns)]
         queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in keys]
-        exclude = self._ids(Texts(keys), Gathered(queries))
+        texts = Texts(keys, bare=keys)
+        batch = Gathered(queries)
+        exclude = [*self._ids(texts, batch), *self.copies(texts, batch)[:1]]
         mask = left_out(Batch(queries, torch.cat(documents), exclude=exclude), DOT, [Term()])
         return (mask.sum(dim=1) >= mask.shape[1] - 1).float().mean().item()
 

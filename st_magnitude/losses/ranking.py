@@ -104,9 +104,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
-        same_text: ``"exclude"``: a document with the tokens of the positive or the query, and the
-            positive of another query with the tokens of this one, do not count as negatives.
-            ``"keep"``: they do, as in sentence-transformers, and as inputs without token ids do.
+        same_text: ``"once"``: the n copies of a text weigh 1 / n each (with a ``prior`` 1 / q), and
+            a document that is the query does not count. ``"exclude"``: nor do copies of the
+            positive and positives of rows with the same query; others weigh 1 each. ``"keep"``:
+            each copy counts, as in sentence-transformers. Only token ids tell copies.
         margin: A document that scores above the positive's score minus the margin does not count as
             a negative. Scores are the model's own, before the temperature. -0.1 leaves out what the
             model ranks far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: no
@@ -124,7 +125,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from all logits.
-        hardness_strength: Weight exp(hardness_strength · s) of negatives, a constant.
+        hardness_strength: Weight exp(hardness_strength · s) of negatives, a constant. Above 0,
+            ``"once"`` is ``"exclude"``, as copies of the positive would be such negatives.
 
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
@@ -162,7 +164,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         gather_across_devices: bool | Literal["ring"] = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint",
-        same_text: SameText = "exclude",
+        same_text: SameText = "once",
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
         keep_explicit_negatives: bool = False,
@@ -186,6 +188,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
+        if hardness_strength and same_text == "once":
+            same_text = "exclude"
         self.false_negatives = FalseNegatives(
             same_text, margin, margin_strategy, keep_explicit_negatives
         )
@@ -263,7 +267,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
         # The documents of all ranks, column by column, and their queries if a softmax needs them
         batch = Gathered(queries, self.gather_across_devices, self.directions)
-        log_q = log_q_queries = None
+        copies = self.false_negatives.copies(texts, batch)
+        log_q, log_q_queries = [batch.log_counts(x) for x in copies] or (None, None)
         if self.prior is not None:
             log_q, log_q_queries = self.prior.of_batch(texts.log_q, batch)
 
@@ -285,7 +290,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 queries,
                 all_documents,
                 batch.offset,
-                exclude=exclude,
+                exclude=[*exclude, *copies[:1]],
                 positives=positives,
                 targets=targets,
             )

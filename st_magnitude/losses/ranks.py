@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor
+from torch.nn.functional import pad
 
 from st_magnitude._checks import InputError
 from st_magnitude._distributed import agree, num_ranks
@@ -28,6 +29,8 @@ class Gathered:
         gather_across_devices: bool | str = False,
         directions: Sequence[Direction] = ("query_to_doc",),
     ) -> None:
+        self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
+        self._dtype = torch.promote_types(queries.dtype, torch.float32)
         ranks = num_ranks() if gather_across_devices else 1
         self.is_ring = ranks > 1 and gather_across_devices == "ring"
         self._gathers = ranks > 1 and not self.is_ring
@@ -53,6 +56,18 @@ class Gathered:
     def join_queries(self, x: Tensor) -> Tensor:
         """Likewise for rows of queries, if a softmax runs over queries."""
         return x if self.all_queries is None else self.join(x)
+
+    def log_counts(self, keys: Tensor) -> Tensor:
+        """log n of joined keys (M,), where n counts the texts of a key on all ranks."""
+        everywhere = keys
+        if self.is_ring:
+            sizes = [size for (size,) in agree(keys.device, lambda: [len(keys)], 1)]
+            most = max(sizes)
+            parts = all_gather(pad(keys, (0, most - len(keys)))).split(most)
+            everywhere = torch.cat([x[:size] for x, size in zip(parts, sizes, strict=True)])
+        ordered = everywhere.sort().values
+        ends = torch.searchsorted(ordered, keys, right=True)
+        return (ends - torch.searchsorted(ordered, keys)).to(self._dtype).log()
 
 
 def check_on_all_ranks(

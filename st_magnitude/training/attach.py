@@ -30,9 +30,9 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log the figures of losses, and checks that it can train them on its data.
 
-    The log shows as ``excluded_negatives`` the share of documents that ``same_text`` and ``margin``
-    leave out of the negatives, since the line before. This figure and those of a NormMonitor reach
-    Weights & Biases, TensorBoard and others. ``st-magnitude train`` makes the call.
+    The log shows as ``excluded_negatives`` the share of documents that are no negatives, as copies
+    of the positive or by the margin, since the line before. This figure and those of a NormMonitor
+    reach Weights & Biases, TensorBoard and others. ``st-magnitude train`` makes the call.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
@@ -226,9 +226,9 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         shares.append(loss.false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
         raise InputError(
-            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a"
-            " loss of 0: all other documents have the text of the positive, as far as the model"
-            f" reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query."
+            f"{share:.0%} of the rows have no negative in a batch of {size}, and would learn"
+            " nothing: all other documents have the text of the positive, as far as the model"
+            f" reads (max_seq_length={trainer.model.max_seq_length}), or are the query itself."
             " Read more tokens (max_length), leave out a prompt or letterhead that fills them,"
             " take a model whose tokenizer knows the language, or raise the batch size."
         )

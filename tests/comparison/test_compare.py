@@ -361,7 +361,11 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
         (result_with("qnorm", LOSS), "cosine", ["clear loss"]),
         (result_with("cosine", None), "cosine", ["is clearly better", "every server"]),
         (result_with("cosine", None, LEVEL), "cosine", ["is not clearly better"]),
-        (result_with("cosine", None, over_bm25=LOSS), "cosine", ["Use BM25. The best", "fusing"]),
+        (
+            result_with("cosine", None, over_bm25=LOSS),
+            "cosine",
+            ["Use BM25. The best", "weighs both"],
+        ),
         (
             result_with("cosine", None, over_bm25=LEVEL),
             "cosine",

@@ -1,7 +1,6 @@
 """Fusion and BM25 against literal loops, the others against sentence-transformers."""
 
 import math
-import re
 import sys
 from itertools import permutations
 
@@ -61,102 +60,6 @@ def test_fusion_equals_the_loop_and_no_order_matters(rankings, k, top_k, data):
         assert list(again[query].items()) == list(found.items())[:top_k]
 
 
-def bm25_loop(queries, corpus, k1=1.5, b=0.75):
-    """Kamphuis et al., Table 1, "Lucene (accurate)", one word and one document at a time."""
-
-    def tokens(text):
-        return re.findall(r"\b\w\w+\b", text.lower())
-
-    documents = {document: tokens(text) for document, text in corpus.items()}
-    mean_length = sum(map(len, documents.values())) / len(documents)
-    run = {}
-    for query, text in queries.items():
-        run[query] = {}
-        for document, words in documents.items():
-            score = 0.0
-            for word in tokens(text):
-                n = sum(word in others for others in documents.values())
-                idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
-                f = words.count(word)
-                score += idf * f / (f + k1 * (1 - b + b * len(words) / mean_length)) if f else 0.0
-            if score > 0:
-                run[query][document] = score
-    return run
-
-
-def search(queries, corpus, **options):
-    return bm25_run(RetrievalData(queries, corpus, {}), **options)
-
-
-def test_bm25_equals_the_formula(task):
-    queries = task["queries"] | {"twice": "tea tea wine"}
-    corpus = task["corpus"] | {"empty": "", "dots": "... a !"}
-    run = search(queries, corpus, top_k=1000, stopwords=None)
-    expected = bm25_loop(queries, corpus)
-    assert run.keys() == expected.keys()
-    for query, found in run.items():
-        assert found == pytest.approx(expected[query], rel=1e-12)
-        assert list(found.values()) == sorted(found.values(), reverse=True)
-    # the documents without a word of the query are not there
-    assert 0 < len(run["twice"]) < len(corpus)
-
-
-def test_bm25_stop_words_top_k_and_ties():
-    corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
-    assert search({"q": "the bees"}, corpus)["q"].keys() == {"d1"}
-    assert search({"q": "the bees"}, corpus, stopwords=None)["q"].keys() == {"d1", "d2"}
-    strange = {"strange": "zebra", "empty": "", "stop": "the"}
-    assert search(strange, corpus) == {query: {} for query in strange}
-    equal = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
-    for top_k in (3, 99):
-        found = search({"q": "bees"}, equal, top_k=top_k)["q"]
-        assert list(found) == ["best", "d0", "d1", "d2", "d3"][:top_k]
-
-
-def test_bm25_in_other_scripts(caplog):
-    """Words are in NFC, and a tokenizer finds those that no spaces separate."""
-    corpus = {"d1": "我想喝绿茶", "d2": "今天下雨", "d3": "un caf\u00e9"}
-    assert search({"q": "cafe\u0301"}, corpus)["q"].keys() == {"d3"}
-    assert "finds no document" not in caplog.text
-    assert search({"q": "绿茶"}, corpus) == {"q": {}}
-    assert "BM25 finds no document for 1 of 1 queries, such as 'q'" in caplog.text
-    assert search({"q": "绿茶"}, corpus, tokenizer=list)["q"].keys() == {"d1"}
-
-
-WORDLESS = {
-    "letters": list("ABCDE"),
-    "punctuation": ["?!", "...", "--", ""],
-    "one-letter words": ["a b c", "x y", "1 2"],
-    "stop words": ["the", "to be or not to be"],
-    "an unknown script": ["\ue000\ue001", "\ue002", "\ue003"],
-    "no document": [],
-}
-
-
-@pytest.mark.parametrize("documents", WORDLESS.values(), ids=WORDLESS)
-@pytest.mark.parametrize("tokenizer", [None, lambda text: []])
-def test_documents_without_words_are_found_by_no_query(documents, tokenizer, recwarn, caplog):
-    queries = {"what": "which of them?", "same": "A the ?! \ue000", "empty": ""}
-    corpus = {f"d{i}": text for i, text in enumerate(documents)}
-    assert search(queries, corpus, tokenizer=tokenizer) == {query: {} for query in queries}
-    assert "no document for 3 of 3 queries" in caplog.text
-    assert not [str(warned.message) for warned in recwarn if "divide" in str(warned.message)]
-
-
-def test_stop_words_are_those_of_any_tokenizer_in_any_case_and_form():
-    corpus = {"d1": "The caf\u00e9", "d2": "bees"}
-    queries = {"q": "THE bees", "cafe": "cafe\u0301"}
-    for tokenizer in (None, str.split):
-        found = search(queries, corpus, tokenizer=tokenizer)
-        assert [list(found[query]) for query in queries] == [["d2"], ["d1"]]
-        found = search(queries, corpus, tokenizer=tokenizer, stopwords=None)
-        assert found["q"].keys() == {"d1", "d2"}
-        found = search(queries, corpus, tokenizer=tokenizer, stopwords=["The", "CAFE\u0301"])
-        assert [list(found[query]) for query in queries] == [["d2"], []]
-    with pytest.raises(ValueError, match="latin not recognized"):
-        search(queries, corpus, stopwords="latin")
-
-
 def test_without_bm25s(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ImportError, match=r"BM25 needs bm25s.*eval"):
@@ -198,7 +101,7 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
-    run = dict(search(task["queries"], task["corpus"], top_k=20, stopwords=None))
+    run = dict(bm25_run(RetrievalData(task["queries"], task["corpus"], {}), top_k=20))
     run["unjudged"] = {"elsewhere": 1.0}
     del run["q8"]
     evaluator = HybridEvaluator(**task, top_k=10, bm25=run)

@@ -8,6 +8,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.lexical import TOKENS
 from st_magnitude.finetune.measure import (
     DEPTH,
     NUM_DOCUMENTS,
@@ -35,9 +36,9 @@ def four(*answers):
 def test_a_search_that_shares_no_words_is_no_control(answers, number):
     run, said = bm25_control(four(*answers))
     if number is None:
-        assert (list(run["q0"]), said) == (["d0"], "")
+        assert (list(run), list(run["words"]["q0"]), said) == ([*TOKENS], ["d0"], "")
         return
-    assert run is None
+    assert run == {}
     assert said == (
         f"BM25 finds a word in common with an answer for {number} of 4 queries only, so it is no"
         " control."
@@ -48,18 +49,18 @@ def test_a_word_of_many_documents_says_nothing_against_a_control():
     """Of 200 documents with a word of the query, a run has the first 100."""
     many = {f"a{i:03}": "please" for i in range(2 * DEPTH)}
     data = four("one please", "two", "three", "four")
-    assert bm25_control(data)[0] is None
+    assert bm25_control(data)[0] == {}
     run, no_control = bm25_control(
         RetrievalData(data.queries, data.corpus | many, {q: {"d3"} for q in data.queries})
     )
     assert no_control == ""
-    assert {len(found) for found in run.values()} == {DEPTH}
-    assert "d3" not in run["q3"]
+    assert {len(found) for found in run["words"].values()} == {DEPTH}
+    assert "d3" not in run["words"]["q3"]
 
 
 def test_without_bm25s_there_is_no_control_and_the_log_says_so(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    assert bm25_control(four("word0", "word1", "word2", "word3")) == (None, "")
+    assert bm25_control(four("word0", "word1", "word2", "word3")) == ({}, "")
     assert "Not measured: BM25 needs bm25s" in caplog.text
 
 

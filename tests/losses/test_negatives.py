@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -82,28 +81,6 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
     assert len({key for column in keys for key in column}) == 16
 
 
-MASKING_LOSSES = {
-    "cosine": stm.CosineRankingLoss,
-    "qnorm": stm.QNormRankingLoss,
-    "learnable": stm.LearnableNormLoss,
-    "terms": partial(
-        stm.QNormRankingLoss, terms=[Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
-    ),
-}
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("loss_class", MASKING_LOSSES.values(), ids=MASKING_LOSSES)
-@BATCHING
-def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
-    options = {"scale": 3.0, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}
-    loss = loss_class(model, directions=direction, **options).double()
-    columns = batch_of(model, TWICE)
-    embeddings = raw_embeddings(model, columns)
-    expected = reference(embeddings, loss.similarity, loss.terms, direction, equal_texts(TWICE))
-    assert_same(model, loss(columns), expected)
-
-
 @BATCHING
 def test_keep_is_sentence_transformers(model, mini_batch_size):
     columns = batch_of(model, TWICE)
@@ -123,7 +100,7 @@ def test_a_document_that_is_the_query_is_known_by_its_text(model, prompts):
     queries, *documents = zip(*TWICE, strict=True)
     columns = [dict(model.preprocess(list(queries), prompt=prompts[0]))]
     columns += [dict(model.preprocess(list(x), prompt=prompts[1])) for x in documents]
-    loss = stm.CosineRankingLoss(model, scale=3.0)
+    loss = stm.CosineRankingLoss(model, scale=3.0, same_text="exclude")
     embeddings = raw_embeddings(model, columns)
     expected = reference(embeddings, stm.COSINE, loss.terms, excluded=equal_texts(TWICE))
     torch.testing.assert_close(loss(columns), expected)
@@ -132,7 +109,8 @@ def test_a_document_that_is_the_query_is_known_by_its_text(model, prompts):
 @pytest.mark.parametrize("margin", [None, -0.1])
 @BATCHING
 def test_the_share_that_is_left_out(model, caplog, mini_batch_size, margin):
-    loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size, margin=margin)
+    options = {"same_text": "exclude", "mini_batch_size": mini_batch_size}
+    loss = stm.CosineRankingLoss(model, margin=margin, **options)
     absent = equal_texts(TWICE)
     if margin:
         queries, *documents = raw_embeddings(model, batch_of(model, TWICE))
@@ -178,7 +156,7 @@ def test_what_is_not_text_has_no_share():
 def test_a_margin_that_leaves_out_most_warns(caplog, model, margin, warns):
     loss = stm.CosineRankingLoss(model, margin=margin, margin_strategy="relative")
     loss(batch_of(model, ROWS))
-    assert ("of the negatives are left out" in caplog.text) is warns
+    assert ("the documents are no negatives" in caplog.text) is warns
 
 
 @pytest.mark.parametrize(
@@ -192,7 +170,7 @@ def test_a_margin_that_leaves_out_most_warns(caplog, model, margin, warns):
     ],
 )
 def test_a_first_batch_without_negatives_warns_once(model, caplog, rows, number):
-    loss = stm.CosineRankingLoss(model)
+    loss = stm.CosineRankingLoss(model, same_text="exclude")
     values = [loss(batch_of(model, rows)) for _ in range(2)]
     assert (values[0] == 0) == (number == len(rows))
     assert caplog.text.count(
@@ -211,6 +189,7 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     rows = [row[:3] for row in ROWS]
     options = {"margin": margin, "margin_strategy": strategy, "mini_batch_size": mini_batch_size}
     options |= {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
+    options["same_text"] = "exclude"
     loss = stm.QNormRankingLoss(model, terms=[Term(8, 0.1), Term(24, 0.05)], **options)
     columns = batch_of(model, rows)
     embeddings = raw_embeddings(model, columns)
@@ -233,6 +212,7 @@ def test_explicit_negatives_of_a_row_can_stay(model, monkeypatch, plain_scores, 
     """For the query of the row, whatever they score; other queries leave them out."""
     monkeypatch.setattr("st_magnitude.kernel.infonce.PLAIN_SCORES", plain_scores)
     options = {"scale": 3.0, "margin": 0.3, "mini_batch_size": mini_batch_size}
+    options["same_text"] = "exclude"
     loss = stm.CosineRankingLoss(model, keep_explicit_negatives=True, **options)
     columns = batch_of(model, ROWS[:5])  # with two negatives each
     embeddings = raw_embeddings(model, columns)

@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
+from st_magnitude.losses.ranks import Gathered
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = needs_fork
@@ -50,6 +51,7 @@ def wrapped(folder, case, gather, dtype, **options):
         directions=direction,
         partition_mode="per_direction",
         gather_across_devices=gather,
+        same_text="exclude",
         **options,
     )
     loss.to(dtype)
@@ -159,7 +161,8 @@ COUNTS = (
     {"see below": 50, "returns a list": 3},
 )
 RULES = [
-    {},
+    {"same_text": "exclude"},
+    {"same_text": "once"},
     {"margin": 0.1, "margin_strategy": "relative"},
     {"margin": 0.3, "keep_explicit_negatives": True},
     {"prior": COUNTS},
@@ -169,6 +172,20 @@ OF_TEXTS = [
     (gather, options, *way)
     for gather, options, way in itertools.product(("ring", True), RULES, WAYS)
 ]
+JOINT = {"same_text": "once", "partition_mode": "joint"}
+OF_TEXTS.append((True, JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
+
+
+def log_counts():
+    """Of blocks of two and three keys on two ranks, among them that of an empty text, 0."""
+    keys = torch.tensor([[0, 7], [0, 0, 3]][dist.get_rank()])
+    return Gathered(torch.zeros(len(keys), 1), "ring").log_counts(keys).exp()
+
+
+def test_a_ring_counts_the_texts_of_blocks_of_any_size():
+    first, second = on_ranks(2, log_counts)
+    torch.testing.assert_close(first, torch.tensor([3.0, 1.0]))
+    torch.testing.assert_close(second, torch.tensor([3.0, 3.0, 1.0]))
 
 
 def of_texts(folder, case, rows):
@@ -177,11 +194,8 @@ def of_texts(folder, case, rows):
     model, options = load_transformer(folder).double(), dict(options)
     if "prior" in options:
         options["prior"] = stm.DocumentPrior.from_texts(model, *options["prior"])
-    options |= {
-        "directions": direction,
-        "partition_mode": "per_direction",
-        "mini_batch_size": mini_batch_size,
-    }
+    options = {"partition_mode": "per_direction"} | options
+    options |= {"directions": direction, "mini_batch_size": mini_batch_size}
     loss = stm.QNormRankingLoss(
         model, scale=3.0, **options, gather_across_devices=dist.is_initialized() and gather
     )

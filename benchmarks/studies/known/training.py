@@ -134,8 +134,8 @@ def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
     share = 1 / len(cell.temperatures)
     terms = [stm.Term(temperature=t, weight=share) for t in cell.temperatures]
     if keeps_norms := KEEP_NORMS.get(cell.loss):
-        return keeps_norms(model, terms=terms, scale=cell.scale)
-    options: dict[str, Any] = {"hardness_strength": cell.hardness}
+        return keeps_norms(model, terms=terms, scale=cell.scale, same_text="exclude")
+    options: dict[str, Any] = {"hardness_strength": cell.hardness, "same_text": "exclude"}
     if cell.loss == "Cosine, classes":
         options["labels"] = "classes"
     elif cell.loss == "SIGReg":
@@ -143,23 +143,21 @@ def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
     return stm.CosineRankingLoss(model, terms=terms, **options)
 
 
-def batches(rows: Dataset, cell: Cell) -> Iterator[list[int]]:
+def batches(rows: Dataset, size: int, seed: int, no_duplicates: bool) -> Iterator[list[int]]:
     """Row numbers of one step after another, epoch after epoch."""
-    generator = torch.Generator().manual_seed(cell.seed)
+    generator = torch.Generator().manual_seed(seed)
     sampler = None
-    if cell.loss == "MNRL, NO_DUPLICATES":
-        rows = rows.remove_columns("label")  # else it is one of the values that a batch has once
-    if cell.loss in ("MNRL, NO_DUPLICATES", "MNRL, other classes"):
-        options = {"generator": generator, "seed": cell.seed, "precompute_hashes": True}
-        sampler = NoDuplicatesBatchSampler(rows, cell.batch, drop_last=True, **options)
+    if no_duplicates:
+        options = {"generator": generator, "seed": seed, "precompute_hashes": True}
+        sampler = NoDuplicatesBatchSampler(rows, size, drop_last=True, **options)
     epoch = 0
     while True:
         if sampler is not None:
             sampler.set_epoch(epoch)
             yield from sampler
         else:
-            order = torch.randperm(len(rows), generator=generator).split(cell.batch)
-            yield from (part.tolist() for part in order if len(part) == cell.batch)
+            order = torch.randperm(len(rows), generator=generator).split(size)
+            yield from (part.tolist() for part in order if len(part) == size)
         epoch += 1
 
 
@@ -167,11 +165,15 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     """The model after training, and its document exponent."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(base_model(cell.base)).train()
-    columns = [rows[name][:] for name in rows.column_names if name != "label"]
+    texts = [name for name in rows.column_names if name != "label"]
+    columns = [rows[name][:] for name in texts]
     loss = objective(model, cell)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
     with rows_alone(model, chain(*columns)) if cell.base == "table" else nullcontext():
-        fit(cell, loss, columns, batches(rows, cell), labels)
+        named = rows if cell.loss == "MNRL, other classes" else rows.select_columns(texts)
+        no_duplicates = cell.loss in ("MNRL, NO_DUPLICATES", "MNRL, other classes")
+        order = batches(named, cell.batch, cell.seed, no_duplicates)
+        fit(cell, loss, columns, order, labels)
     learned = getattr(model[-1], "gamma_document", None)
     own = 0.0 if cell.loss in ("QNorm", "Dot") else 1.0 if learned is None else float(learned)
     return model.eval(), own

@@ -134,7 +134,8 @@ def measure(base: Base, loss: str, rows: str, seed: int, suite: Suite) -> Figure
     torch.manual_seed(seed)
     model = stm.strip_normalize(base.load())
     if rows != "none":
-        train(model, LOSSES[loss].load()(model), suite.train[rows], seed, **base.how)
+        objective = LOSSES[loss].load()(model, same_text="exclude")
+        train(model, objective, suite.train[rows], seed, **base.how)
     model.eval()
     slow = base.load is decoder and base.how["bf16"]
     with torch.autocast("cpu", torch.bfloat16, enabled=slow):

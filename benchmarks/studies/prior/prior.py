@@ -66,11 +66,12 @@ BASELINES = replace(SETTINGS["dependencies"], loss="baselines")
 
 def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
     name, _, way = cell.loss.partition("-")
+    tau = float(cell.temperature)
     if name == "mnrl":
-        return MultipleNegativesRankingLoss(model, scale=1 / float(cell.temperature))
+        return MultipleNegativesRankingLoss(model, scale=1 / tau)
     texts = data.rows["positive"]
     prior = stm.DocumentPrior.from_texts(model, texts) if way == "logq" else None
-    return LOSSES[name].load()(model, temperature=cell.temperature, prior=prior)
+    return LOSSES[name].load()(model, temperature=tau, prior=prior, same_text="exclude")
 
 
 def measure(cell: Cell) -> Figures:

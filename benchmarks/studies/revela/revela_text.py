@@ -174,7 +174,7 @@ def measure(cell: Cell) -> Figures:
     if loss is None:
         how = {"max_steps": cell.steps, "learning_rate": RATE}
         how["per_device_train_batch_size"] = GROUPS * 2 * PLACES
-        objective = stm.CosineRankingLoss(model, temperature=TAU)
+        objective = stm.CosineRankingLoss(model, temperature=TAU, same_text="exclude")
         train(model, objective, half_rows(data().pairs), cell.seed, [watch], **how)
     else:
         train_revela(cell, model, loss, watch)
