@@ -1,5 +1,5 @@
-"""Train a retriever on your own pairs: large batches in a fraction of the time and memory, and a
-verdict on what helped.
+"""The magnitude, temperature and geometry of embeddings as parts of training, for
+sentence-transformers and open_clip.
 
 Every name is imported when it is first used, so ``import st_magnitude`` and ``st-magnitude --help``
 are fast.

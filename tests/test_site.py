@@ -124,7 +124,8 @@ def test_the_site_builds(tmp_path):
     assert ":class:" not in losses
     home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert 'href="how_to.html"' in home_page
-    assert 'src="training.png"' in home_page
+    kernel_page = (tmp_path / "site" / "kernel.html").read_text(encoding="utf-8")
+    assert 'src="training.png"' in kernel_page
     assert 'src="assets/iframe-worker.js"' in home_page
     index = (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
     assert index.startswith("var __index")

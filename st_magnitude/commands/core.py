@@ -40,8 +40,8 @@ Figures = Mapping[str, Any]
 
 app = typer.Typer(
     name="st-magnitude",
-    help="Train a retriever on your own pairs: large batches in a fraction of the time and memory,"
-    " and a verdict on what helped.",
+    help="The magnitude, temperature and geometry of embeddings as parts of training, for"
+    " sentence-transformers and open_clip.",
     epilog="'st-magnitude COMMAND --help' lists the options of a command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
