@@ -20,9 +20,9 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from st_magnitude._checks import needs
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude.revela.attention import base_model
+from st_magnitude.surgery.adapters import lora_config
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from st_magnitude.revela.loss import RevelaLoss
 
 LM_FILE = "language_model.safetensors"
-
-
-def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
-    """The paper's LoRA, in all linear layers of attention and feed-forward blocks."""
-    with needs("LoRA", "revela"):
-        from peft import LoraConfig
-    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.1, target_modules="all-linear")
 
 
 class RevelaTrainer(SentenceTransformerTrainer):

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel, Trainer
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude.surgery.raw import unwrapped
 
@@ -84,7 +85,7 @@ def trimmed_vocabulary(
     model: SentenceTransformer = unwrapped(given)
     texts = list(texts)
     if trainer is None and not texts:
-        raise ValueError(
+        raise InputError(
             "trimmed_vocabulary(model) lacks the training texts: pass them, or pass the Trainer."
         )
     with ExitStack() as stack:
@@ -219,8 +220,7 @@ def _rows_to_train(model: SentenceTransformer, table: Table, is_used: Tensor) ->
 class _Trimmed:
     """A word table whose weight is, until `close`, a parameter of the kept rows.
 
-    The module keeps its place, class, hooks and name. Its weight and its forward are others, and
-    state dicts hold the whole table.
+    The module keeps its place, class, hooks and name, and state dicts hold the whole table.
     """
 
     def __init__(self, table: Table, kept: Tensor) -> None:
@@ -272,7 +272,7 @@ class _Trimmed:
         if ids.is_cuda or torch.compiler.is_compiling():
             return
         if (others := ids[places == len(self.kept)]).numel():
-            raise ValueError(
+            raise InputError(
                 f"The token {int(others[0])} of a training batch is in no text that"
                 " trimmed_vocabulary read, so it has no row to train. Pass the texts that have it,"
                 " with their prompts: trimmed_vocabulary(..., texts=[...]). Under torch.no_grad()"
@@ -321,14 +321,11 @@ class _Trimmed:
         """Makes a state of all rows, with the zeros that it has without trimming."""
         for place, weight in enumerate(_weights(optimizer)):
             if weight is self.table.weight and place in state["state"]:
-                state["state"][place] = {
-                    name: self._expanded(value) for name, value in state["state"][place].items()
-                }
-
-    def _expanded(self, value: Any) -> Any:
-        if not torch.is_tensor(value) or value.shape != self.table.weight.shape:
-            return value
-        return value.new_zeros(self.whole.shape).index_copy(0, self.kept.to(value.device), value)
+                values = state["state"][place] = dict(state["state"][place])
+                for name, value in values.items():
+                    if torch.is_tensor(value) and value.shape == weight.shape:
+                        rows = value.new_zeros(self.whole.shape)
+                        values[name] = rows.index_copy_(0, self.kept.to(value.device), value)
 
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:
@@ -336,7 +333,7 @@ def _weights(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _refuse(*_: object) -> None:
-    raise ValueError(
+    raise InputError(
         "This optimizer trains a word table as it is outside of a block of trimmed_vocabulary, or"
         " as it was inside, and would leave it as it is. Make the optimizer where it trains; a"
         " Trainer makes a new one if you set trainer.optimizer = None."

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from _processes import python
 from _ranks import needs_fork, on_ranks
 from _tiny import load_transformer, save_decoder
 from benchmarks.studies.revela import copy_task
@@ -23,7 +22,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever, merge_lora
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever
 from st_magnitude.revela.attention import base_model
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
@@ -182,30 +181,6 @@ def test_the_papers_lora_fits_any_architecture(tmp_path, is_encoder) -> None:
     if is_encoder:
         expected = "q_lin k_lin v_lin out_lin lin1 lin2"
     assert layers == set(expected.split())
-
-
-@pytest.mark.slow
-def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
-    """In a process that cannot import st_magnitude or peft, after a merged LoRA."""
-    model = load_retriever(save_decoder(tmp_path / "decoder", seed=3))
-    args = arguments(tmp_path / "out", learning_rate=3e-2)
-    loras = {"lm_lora": LORA, "retriever_lora": LORA}
-    RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
-    before = model.encode_query("green tea")
-    merged = merge_lora(model)
-    np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
-    merged.save_pretrained(str(tmp_path / "saved"))
-    code = (
-        "import sys; sys.modules['st_magnitude'] = sys.modules['peft'] = None\n"
-        "from sentence_transformers import SentenceTransformer\n"
-        f"model = SentenceTransformer({str(tmp_path / 'saved')!r}, device='cpu')\n"
-        "print(model.encode_query('green tea').tolist())"
-    )
-    np.testing.assert_allclose(
-        eval(python("-c", code).stdout.strip().splitlines()[-1]), before, atol=1e-5
-    )
-    untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
-    assert abs(untrained - before).max() > 1e-4
 
 
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
