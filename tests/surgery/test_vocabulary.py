@@ -346,16 +346,15 @@ def test_a_token_without_a_row(tmp_path, build):
         trainer.train()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_error_in_the_block(tmp_path, error):
+def test_an_error_in_the_block(tmp_path):
     class Stops(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
-            raise error
+            raise KeyboardInterrupt
 
     model = static()
     table, start, hooks = table_of(model), static().state_dict(), dict(vars(table_of(model)))
     trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, callbacks=[Stops()])
-    with pytest.raises(error), stm.trimmed_vocabulary(trainer):
+    with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(trainer):
         trainer.train()
     assert 50 < (table.weight != start["0.embedding.weight"]).any(dim=1).sum() < 200
     assert vars(table) == hooks
