@@ -129,12 +129,10 @@ def evaluate(
     if output is not None:
         _refuse_torn(Path(output))
         cache = mteb.ResultCache(output)
-    options: Any = {"show_progress_bar": False, **encode}
-    bars = options["show_progress_bar"]
+    bars = encode.setdefault("show_progress_bar", False)
+    options: Any = {"encode_kwargs": encode, "show_progress_bar": bars}
     with foreign():
-        return mteb.evaluate(
-            runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars
-        )
+        return mteb.evaluate(runs, chosen, cache=cache, **options)
 
 
 def _file_name(name: str) -> str:

@@ -44,11 +44,8 @@ class Neighbours:
     def of(
         cls, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
     ) -> Neighbours:
-        """Chooses the pairs for similarity (B, B) and attention_mask (B, L).
-
-        Pairs of a similarity above 1e-7 count, and only they get a gradient. The CPU chooses,
-        once in a pass: layers do not wait for the GPU.
-        """
+        """Chooses the pairs for similarity (B, B) and attention_mask (B, L), of which only those
+        above 1e-7 get a gradient, on the CPU, once in a pass: layers do not wait for the GPU."""
         allowed = (similarity.detach() > SPARSE_BELOW).cpu()
         device = similarity.device
         queries, sources = (index.to(device) for index in allowed.nonzero(as_tuple=True))
@@ -81,15 +78,8 @@ def in_batch_attention(
     in the queries; the same channel hides padding. So no mask and no (L, L) scores exist outside
     PyTorch's fused kernel. Pairs are handled a few at a time, and again in the backward pass.
 
-    Args:
-        query: (B, H, L, d) queries of the h stream, positions applied.
-        key: (B, H_kv, L, d) keys of the e stream; H is a multiple of H_kv.
-        value: (B, H_kv, L, d_v) values of the e stream.
-        neighbours: The weights and the pairs that count.
-        scaling: Factor of the scores, d^-0.5 by default.
-
-    Returns:
-        (B, H, L, d_v) in the query's dtype; sums over documents are taken in float32 or wider.
+    Queries (B, H, L, d) of the h stream, keys (B, H_kv, L, d) and values (B, H_kv, L, d_v) of the e
+    stream give (B, H, L, d_v), with sums over documents in float32 or wider.
 
     Source: Revela (Cai et al.), section 3.2.
     """
@@ -138,10 +128,7 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """One layer for the stacked batch [e; h]: self-attention (Eq. 4), and h + b for h (Eq. 8).
-
-    Without ``in_batch`` this is transformers' ``sdpa``.
-    """
+    """One layer for the stacked batch [e; h]: self-attention (Eq. 4), and h + b for h (Eq. 8)."""
     output, _ = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )
@@ -195,10 +182,8 @@ def _check_supported(base: PreTrainedModel) -> None:
 
 
 def set_in_batch_attention(lm: nn.Module) -> None:
-    """Switches all layers of a decoder to in-batch attention, in place; it is not saved.
-
-    Without ``in_batch`` (generation, evaluation) the model computes what ``sdpa`` computes.
-    """
+    """Switches all layers of a decoder to in-batch attention, in place; it is not saved. Without
+    ``in_batch`` (generation, evaluation) the model computes what ``sdpa`` computes."""
     base = base_model(lm)
     _check_supported(base)
     AttentionInterface.register(NAME, _attention)
@@ -207,14 +192,8 @@ def set_in_batch_attention(lm: nn.Module) -> None:
 
 
 def two_streams(lm: nn.Module, input_ids: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
-    """Last hidden states, (B, L, D) each, of the plain model (e) and of h, which reads others too.
-
-    Documents (B, L) are padded on the right; values at padding are meaningless. The model must have
-    been through :func:`set_in_batch_attention`. Gradient checkpointing may not be reentrant, which
-    would leave ``neighbours.similarity`` without a gradient.
-
-    Source: Revela, Eq. 3-8, section 3.4.
-    """
+    """Last hidden states, (B, L, D) each, of the plain model (e) and of h, which reads others too
+    (section 3.4), of documents (B, L) with padding on the right, where they mean nothing."""
     base = base_model(lm)
     decoder = base.get_decoder()
     neighbours.calls = 0
@@ -234,10 +213,7 @@ def next_token_loss(
     lm: nn.Module, states: Tensor, input_ids: Tensor, attention_mask: Tensor
 ) -> Tensor:
     """Mean next-token cross-entropy in nats of states (B, L, D); 0 if no token has a predecessor.
-
-    The (tokens, vocabulary) logits exist for 512 tokens at a time, in float32, and are computed
-    again in the backward pass.
-    """
+    Logits exist for 512 tokens at a time, and are computed again in the backward pass."""
     head = base_model(lm).get_output_embeddings()
     mask = attention_mask.to(torch.bool)
     counted = mask[:, 1:] & mask[:, :-1]

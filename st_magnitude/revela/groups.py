@@ -95,10 +95,8 @@ def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:
 
 
 def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
-    """Cuts a sequence into groups of different chunks; a repeated chunk waits for the next group.
-
-    Waiting chunks come first there, so fewer than two groups of different chunks ever wait.
-    """
+    """Cuts a sequence into groups of different chunks; a repeated chunk waits for the next group,
+    where it comes first."""
     remaining = iter(chunks)
     waiting: dict[str, list[Chunk]] = {}  # equal chunks by their folded text
     while True:

@@ -20,9 +20,9 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from st_magnitude._checks import needs
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude.revela.attention import base_model
+from st_magnitude.surgery.adapters import lora_config
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from st_magnitude.revela.loss import RevelaLoss
 
 LM_FILE = "language_model.safetensors"
-
-
-def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
-    """The paper's LoRA, in all linear layers of attention and feed-forward blocks."""
-    with needs("LoRA", "revela"):
-        from peft import LoraConfig
-    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.1, target_modules="all-linear")
 
 
 class RevelaTrainer(SentenceTransformerTrainer):
@@ -122,14 +115,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
         self.track_loss_components(self.loss.logs)
         return result
 
-    def training_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Tensor:
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Also averages the language model's gradients over processes, once per update."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients and self.args.world_size > 1:
             for parameter in self.lm_parameters().values():
                 if parameter.grad is None:
@@ -179,24 +167,18 @@ class _LanguageModelCallback(TrainerCallback):
     def __init__(self, trainer: RevelaTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: object, control: object, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, *_: object, **__: object) -> None:
         if args.world_size > 1:
             with torch.no_grad():
                 for parameter in self.trainer.lm_parameters().values():
                     dist.broadcast(parameter, 0)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: object, control: object, **_: object
-    ) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, *_: object, **__: object) -> None:
         limit = args.max_grad_norm if args.max_grad_norm > 0 else float("inf")
         if parameters := list(self.trainer.lm_parameters().values()):
             self.trainer.lm_grad_norm = clip_grad_norm_(parameters, limit)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: object, **_: object
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         parameters = self.trainer.lm_parameters()
         if args.should_save and parameters and not args.save_only_model:
             folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"

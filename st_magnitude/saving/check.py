@@ -40,16 +40,8 @@ EXACT = 1e-4  # relative error of two computations in float32 on the same proces
 
 
 def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] = ()) -> None:
-    """Loads a model that was written into a folder, on the CPU, and compares its embeddings of the
-    first texts, as queries and as documents, with those of the model in memory.
-
-    Args:
-        texts: n texts, of which 8 are read; none: fixed ones.
-
-    Raises:
-        ValueError: If embeddings differ by more than rounding, are not finite, or the model cannot
-            be loaded.
-    """
+    """Loads a model that was written into a folder, on the CPU, and refuses it if its embeddings of
+    the first 8 texts, or of fixed ones, are not those of the model in memory."""
     kinds = [type(module) for module in model.modules() if isinstance(module, Module)]
     classes = OURS | {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
     read = [text[:MOST_CHARACTERS] for text in (list(texts) or TEXTS)[:MOST_TEXTS]]
@@ -95,14 +87,11 @@ def _embeddings(model: SentenceTransformer, texts: list[str]) -> Tensor:
 
 
 def _rounding(model: SentenceTransformer) -> float:
-    """The relative error that is not a difference.
-
-    It is larger for another processor, which may compute float32 in TF32, and for a model in half
-    precision whose adapter was merged in float32.
-    """
+    """The relative error that is not a difference: larger for another processor, and for a model in
+    half precision whose adapter was merged in float32."""
     sizes = [torch.finfo(x.dtype).eps for x in model.parameters() if x.is_floating_point()]
     if model.device.type != "cpu":
-        sizes.append(2**-10)
+        sizes.append(2**-10)  # of TF32
     elif not has_adapter(model):
         return EXACT
     return max([EXACT, *(16 * size for size in sizes)])

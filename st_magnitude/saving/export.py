@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
 from st_magnitude.saving.table import TABLE, load_table
-from st_magnitude.surgery.adapters import merged
+from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.surgery.raw import (
     keeps_modes,
     num_positions,
@@ -79,7 +80,7 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
 def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] = ()) -> None:
     """Writes the files of :func:`export` into a folder, keeps its other files, and compares the
     model in it with the one in memory (see `check_saved`)."""
-    plain = merged(model)
+    plain = merge_lora(deepcopy(model)) if has_adapter(model) else model
     with keeps_modes(model):
         try:
             plain.save_pretrained(str(folder))
@@ -194,11 +195,8 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
 
 
 def _refuse_cross_encoder(path: str, place: Mapping[str, Any]) -> None:
-    """Refuses a CrossEncoder of older versions, which sentence-transformers loads without a word.
-
-    It is a folder of transformers with a classification head. Where a model names its class,
-    sentence-transformers warns that it converts it.
-    """
+    """Refuses a CrossEncoder of older versions, a folder of transformers with a classification
+    head, which sentence-transformers loads without a word."""
     try:
         if load_file_path(path, "modules.json", **place):
             return
@@ -215,12 +213,7 @@ def _refuse_cross_encoder(path: str, place: Mapping[str, Any]) -> None:
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:
-    """Limits how many tokens of a text a model reads, by every route of a Router.
-
-    Raises:
-        ValueError: If the model, or a route of it, reads texts of any number of tokens or has no
-            positions for so many. Its limit is then as it was.
-    """
+    """Limits how many tokens of a text a model reads, by every route of a Router, or by none."""
     readers = readers_of(model)
     for reader in readers:
         if getattr(reader, "max_seq_length", None) in (None, math.inf):

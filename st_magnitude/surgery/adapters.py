@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from copy import deepcopy
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -15,10 +14,12 @@ from st_magnitude._checks import InputError, needs
 from st_magnitude._upstream import forget_adapter
 from st_magnitude.modules import ExponentNorm
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
-
 
 MERGE_FIRST = (
     "Merge it into the weights, and train the model of the new folder: stm.export(stm.load(folder),"
@@ -26,30 +27,27 @@ MERGE_FIRST = (
 )
 
 
-def add_lora(model: SentenceTransformer, rank: int) -> None:
-    """Adds a LoRA on all linear layers, with alpha = 2 * rank.
+def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
+    """Revela's LoRA, in all linear layers of attention and feed-forward blocks."""
+    with needs("LoRA", "revela"):
+        from peft import LoraConfig
+    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.1, target_modules="all-linear")
 
-    Raises:
-        ImportError: If peft is not installed.
-        ValueError: If the model has no transformer, as a static table, or has an adapter already.
-    """
+
+def add_lora(model: SentenceTransformer, rank: int) -> None:
+    """Adds a LoRA on all linear layers, with alpha = 2 * rank, to a transformer without adapter."""
     if has_adapter(model):
         raise InputError(
             f"lora={rank} adds an adapter, and this model has one already. {MERGE_FIRST}"
         )
-    with needs("LoRA", "revela"):
-        from peft import LoraConfig
     if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
         raise InputError(f"lora={rank} needs a transformer with linear layers; leave it out.")
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.1, target_modules="all-linear")
-    model.add_adapter(config)
+    model.add_adapter(lora_config(r=rank, lora_alpha=2 * rank))
 
 
 def refuse_frozen(model: nn.Module) -> None:
-    """Refuses (ValueError) a model of which training could change nothing but learned exponents.
-
-    Who freezes a model without an adapter may want to learn the exponents alone.
-    """
+    """Refuses a model of which training could change nothing, or nothing but exponents although an
+    adapter is there; who freezes a model without one may want to learn the exponents alone."""
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     norms = [module for module in model.modules() if isinstance(module, ExponentNorm)]
     exponents = {parameter for norm in norms for parameter in norm.parameters()}
@@ -62,11 +60,6 @@ def refuse_frozen(model: nn.Module) -> None:
         f" frozen. {MERGE_FIRST} To train the adapter on: `for name, weight in"
         " model.named_parameters(): weight.requires_grad_('lora_' in name)`."
     )
-
-
-def merged(model: Model) -> Model:
-    """The model itself or, if it has an adapter of peft, a copy in which that is merged."""
-    return merge_lora(deepcopy(model)) if has_adapter(model) else model
 
 
 def has_adapter(model: nn.Module) -> bool:

@@ -84,11 +84,8 @@ def num_positions(reader: nn.Module) -> float:
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
-    """Whether a model ends in ``Normalize``, which Dropout and ExponentNorm may follow.
-
-    Losses then see unit embeddings. What ``encode`` returns: :func:`returns_unit_vectors`.
-    ``routes`` is ``any`` or ``all``: how many routes of a last Router have to end in Normalize.
-    """
+    """Whether a model, and any or all ``routes`` of a last Router, ends in ``Normalize``, which
+    Dropout and ExponentNorm may follow."""
     for module in reversed(list(unwrapped(model).children())):
         if isinstance(module, Router):
             return routes(normalizes_output(route, routes) for route in routes_of(module).values())
@@ -98,10 +95,7 @@ def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool]
 
 
 def returns_unit_vectors(model: nn.Module) -> bool:
-    """Whether ``encode`` returns unit vectors: all routes end in Normalize, and none is cut.
-
-    ``truncate_dim`` cuts after Normalize, so the norms of prefixes are below 1 and differ.
-    """
+    """Whether ``encode`` returns unit vectors; ``truncate_dim`` cuts them after Normalize."""
     return normalizes_output(model, all) and not is_cut(model)
 
 
@@ -112,11 +106,8 @@ def is_cut(model: nn.Module) -> bool:
 
 
 def prompt_of(model: nn.Module, role: str) -> str:
-    """The prompt that ``encode_query`` or ``encode_document`` puts before a text, or "".
-
-    As in sentence-transformers, documents get the first of "document", "passage" and "corpus" that
-    is a key of ``model.prompts``, even if it is empty; a loaded model has the key "document".
-    """
+    """The prompt that ``encode_query`` or ``encode_document`` puts before a text, or ""; documents
+    get that of the first name that is a key of ``model.prompts``, even if it is empty."""
     model = unwrapped(model)
     prompts: Mapping[str | None, str] = getattr(model, "prompts", {})
     names = ("query",) if role == "query" else _DOCUMENT_PROMPTS
@@ -262,9 +253,6 @@ def encode_raw(
 def raw_features(
     model: Callable[[dict[str, Tensor]], dict[str, Tensor]], features: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Runs the model and returns its embedding before ExponentNorm, (n, D), for a loss.
-
-    A model that ends in Normalize gives unit embeddings: losses that learn from the norm refuse it.
-    """
+    """Runs the model and returns its embedding before ExponentNorm, (n, D), for a loss."""
     features = model(features)
     return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}

@@ -220,8 +220,7 @@ def _rows_to_train(model: SentenceTransformer, table: Table, is_used: Tensor) ->
 class _Trimmed:
     """A word table whose weight is, until `close`, a parameter of the kept rows.
 
-    The module keeps its place, class, hooks and name. Its weight and its forward are others, and
-    state dicts hold the whole table.
+    The module keeps its place, class, hooks and name, and state dicts hold the whole table.
     """
 
     def __init__(self, table: Table, kept: Tensor) -> None:
@@ -322,14 +321,11 @@ class _Trimmed:
         """Makes a state of all rows, with the zeros that it has without trimming."""
         for place, weight in enumerate(_weights(optimizer)):
             if weight is self.table.weight and place in state["state"]:
-                state["state"][place] = {
-                    name: self._expanded(value) for name, value in state["state"][place].items()
-                }
-
-    def _expanded(self, value: Any) -> Any:
-        if not torch.is_tensor(value) or value.shape != self.table.weight.shape:
-            return value
-        return value.new_zeros(self.whole.shape).index_copy(0, self.kept.to(value.device), value)
+                values = state["state"][place] = dict(state["state"][place])
+                for name, value in values.items():
+                    if torch.is_tensor(value) and value.shape == weight.shape:
+                        rows = value.new_zeros(self.whole.shape)
+                        values[name] = rows.index_copy_(0, self.kept.to(value.device), value)
 
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:

@@ -53,10 +53,6 @@ def test_literal_loops():
 def test_the_diagonal_is_the_default_and_ties_go_to_the_lower_index():
     found = evaluate_retrieval(torch.ones(3, 2), torch.ones(3, 2), ks=(1, 2, 3))
     assert [found[f"cosine_i2t_recall@{k}"] for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
-    with pytest.raises(ValueError, match="relevant"):
-        evaluate_retrieval(torch.ones(3, 2), torch.ones(2, 2))
-    with pytest.raises(ValueError, match="not finite"):
-        evaluate_retrieval(torch.ones(3, 2) * torch.nan, torch.ones(3, 2))
 
 
 ODD = {

@@ -4,7 +4,6 @@ import pytest
 import torch
 from revela_reference import VOCABULARY, decoder, padded
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from st_magnitude.revela import attention as A
 from st_magnitude.revela.attention import (
@@ -75,15 +74,6 @@ def test_zero_values_and_huge_scores_stay_finite(v_norm: bool) -> None:
     (gradient,) = torch.autograd.grad(result.sum(), value)
     assert (result == 0).all()
     assert torch.isfinite(gradient).all()
-
-
-def test_nothing_of_it_is_saved(tmp_path) -> None:
-    model = decoder().float()
-    set_in_batch_attention(model)
-    model.save_pretrained(tmp_path)
-    assert "st_magnitude" not in (tmp_path / "config.json").read_text()
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert again.config._attn_implementation != A.NAME
 
 
 def test_the_loss_of_documents_of_one_token_is_zero(lm) -> None:

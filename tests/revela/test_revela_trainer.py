@@ -1,6 +1,5 @@
 """RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
 
-import copy
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from _processes import python
 from _ranks import needs_fork, on_ranks
 from _tiny import load_transformer, save_decoder
 from benchmarks.studies.revela import copy_task
@@ -23,7 +21,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever, merge_lora
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever
 from st_magnitude.revela.attention import base_model
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
@@ -184,30 +182,6 @@ def test_the_papers_lora_fits_any_architecture(tmp_path, is_encoder) -> None:
     assert layers == set(expected.split())
 
 
-@pytest.mark.slow
-def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
-    """In a process that cannot import st_magnitude or peft, after a merged LoRA."""
-    model = load_retriever(save_decoder(tmp_path / "decoder", seed=3))
-    args = arguments(tmp_path / "out", learning_rate=3e-2)
-    loras = {"lm_lora": LORA, "retriever_lora": LORA}
-    RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
-    before = model.encode_query("green tea")
-    merged = merge_lora(model)
-    np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
-    merged.save_pretrained(str(tmp_path / "saved"))
-    code = (
-        "import sys; sys.modules['st_magnitude'] = sys.modules['peft'] = None\n"
-        "from sentence_transformers import SentenceTransformer\n"
-        f"model = SentenceTransformer({str(tmp_path / 'saved')!r}, device='cpu')\n"
-        "print(model.encode_query('green tea').tolist())"
-    )
-    np.testing.assert_allclose(
-        eval(python("-c", code).stdout.strip().splitlines()[-1]), before, atol=1e-5
-    )
-    untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
-    assert abs(untrained - before).max() > 1e-4
-
-
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     folder = save_decoder(tmp_path / "decoder", seed=3)
     model = load_retriever(folder, max_length=6)
@@ -274,25 +248,17 @@ def test_two_processes_keep_one_language_model(folder, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_the_copy_task_is_learned(tmp_path) -> None:
-    """Similarity moves to the partner, but not where groups are random (the paper's ablation)."""
+    """Similarity moves to the partner."""
     lm = copy_task.warmed_lm(seed=0, v_norm=True)
     rng = random.Random(1)
     groups = [copy_task.group(rng) for _ in range(200)]
-    kth = [list(documents) for documents in zip(*groups, strict=True)]  # of all groups
-    apart = [documents[i : i + 8] for documents in kth for i in range(0, 200, 8)]
-    rows = {"together": groups, "apart": apart}
-    mass = {}
-    for name, chunks in rows.items():
-        model = copy_task.retriever()
-        options = {"temperature": 0.05, "prefixes": ("", "")}
-        loss = RevelaLoss(model, copy.deepcopy(lm), copy_task.tokenizer(), **options)
-        before = copy_task.partner_mass(loss)
-        args = arguments(tmp_path / name, max_steps=100, learning_rate=3e-2)
-        data = Dataset.from_list([copy_task.row_of(row) for row in chunks])
-        RevelaTrainer(
-            model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4
-        ).train()
-        mass[name] = copy_task.partner_mass(loss)
-    assert before < 0.35
-    assert mass["together"] > 0.8
-    assert mass["apart"] < 0.4
+    model = copy_task.retriever()
+    options = {"temperature": 0.05, "prefixes": ("", "")}
+    loss = RevelaLoss(model, lm, copy_task.tokenizer(), **options)
+    assert copy_task.partner_mass(loss) < 0.35
+    args = arguments(tmp_path, max_steps=100, learning_rate=3e-2)
+    data = Dataset.from_list([copy_task.row_of(row) for row in groups])
+    RevelaTrainer(
+        model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4
+    ).train()
+    assert copy_task.partner_mass(loss) > 0.8

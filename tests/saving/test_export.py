@@ -86,12 +86,6 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
     assert again.count("### Indexing and scoring") == 1
 
 
-def test_load_is_plain_for_plain_models(minilm_path):
-    loaded = stm.load(minilm_path, device="cpu", truncate_dim=64)
-    assert types(loaded) == ["Transformer", "Pooling", "Normalize"]
-    assert loaded.encode("tea").shape == (64,)
-
-
 def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
     monkeypatch.setattr(MODULES_CACHE, str(tmp_path / "cache"))
     path, proof = tmp_path / "model", tmp_path / "it_ran"

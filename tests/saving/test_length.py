@@ -64,6 +64,8 @@ KINDS = {
 def test_the_limit_cuts_by_every_route_or_is_refused(tmp_path, kind):
     model = SentenceTransformer(modules=KINDS[kind](tmp_path), device="cpu")
     both = (model.encode_query, model.encode_document)
+    if kind == "Router":
+        readers_of(model)[0].max_seq_length = 9
     limits = [getattr(reader, "max_seq_length", None) for reader in readers_of(model)]
     before = [encode(LONG) for encode in both]
     if kind not in ("Transformer", "WordEmbeddings", "Router"):
@@ -71,6 +73,7 @@ def test_the_limit_cuts_by_every_route_or_is_refused(tmp_path, kind):
             pass
     else:
         with reading(model, 3):
+            assert {reader.max_seq_length for reader in readers_of(model)} == {3}
             during = [encode(LONG) for encode in both]
         for x, y in zip(before, during, strict=True):
             assert abs(x - y).max() > 1e-3
@@ -83,15 +86,6 @@ def test_all_modules_that_read_texts_are_walked():
     known = (getattr(modules, name) for name in modules.__all__)
     readers = {x.__name__ for x in known if isinstance(x, type) and issubclass(x, InputModule)}
     assert readers - {"InputModule", "Asym", "CLIPModel"} == {kind.split()[0] for kind in KINDS}
-
-
-def test_routes_get_their_own_limits_back(tmp_path):
-    model = SentenceTransformer(modules=KINDS["Router"](tmp_path), device="cpu")
-    readers = readers_of(model)
-    readers[0].max_seq_length = 9
-    with reading(model, 3):
-        assert [reader.max_seq_length for reader in readers] == [3, 3]
-    assert [reader.max_seq_length for reader in readers] == [9, 40]
 
 
 @pytest.mark.parametrize("model_type", POSITIONS)

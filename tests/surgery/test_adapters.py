@@ -8,7 +8,7 @@ import pytest
 import torch
 from _surgery import DOCUMENTS
 from _tiny import load_transformer, save_transformer
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from torch import nn
 
 import st_magnitude as stm
@@ -52,14 +52,6 @@ def test_merged_and_exported_models_are_plain(tmp_path, options):
     for saved in (model, stm.load(exported), stm.load(tmp_path / "merged")):
         np.testing.assert_allclose(saved.encode(DOCUMENTS), expected, rtol=0, atol=1e-5)
         assert not any("peft" in type(module).__module__ for module in saved.modules())
-
-
-def test_a_model_of_peft_inside_is_merged(folder):
-    model = load_transformer(folder)
-    model[0].model = get_peft_model(model[0].model, config(init_lora_weights=False))
-    expected = model.encode(DOCUMENTS)
-    np.testing.assert_allclose(merge_lora(model).encode(DOCUMENTS), expected, rtol=0, atol=1e-5)
-    assert type(model[0].model).__name__ == "DistilBertModel"
 
 
 def test_an_adapter_whose_base_has_moved_is_not_called_absent(tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from _tiny import ROWS, columns, load_transformer, save_transformer, tokenizer
 from _trainer import make_trainer
 from datasets import Dataset, DatasetDict
 from sentence_transformers import InputExample, SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -78,6 +78,8 @@ def trained(model, trims, output, loss=stm.CosineRankingLoss, resume=None, **opt
     start, weight = table_of(model).weight.detach().clone(), table_of(model).weight
     with stm.trimmed_vocabulary(trainer) if trims else nullcontext():
         trainer.train(resume_from_checkpoint=resume)
+        read = model.encode(UNSEEN + TEXTS)
+    assert (read == model.encode(UNSEEN + TEXTS)).all()
     assert bool(shapes.rows) == weight.requires_grad
     if shapes.rows:
         assert all((rows < NUM_ROWS / 10) == trims for rows in shapes.rows)
@@ -94,11 +96,8 @@ def assert_same(found, expected):
 
 
 OPTIONS = {
-    "fused AdamW": {"optim": "adamw_torch_fused"},
     "AdamW": {"optim": "adamw_torch", "learning_rate": 0.1},
-    "SGD": {"optim": "sgd", "learning_rate": 0.5},
     "SGD with momentum": {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.5},
-    "RMSprop": {"optim": "rmsprop"},
     "clipping": {"max_grad_norm": 1e-3, "optim": "sgd", "learning_rate": 100.0},
     "accumulation": {"gradient_accumulation_steps": 2},
     "bfloat16": {"bf16": True},
@@ -116,14 +115,8 @@ def test_the_weights_are_those_of_a_whole_table(tmp_path, build, options):
     assert_same(*models)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda model: stm.CosineRankingLoss(model, mini_batch_size=3),
-        lambda model: stm.LearnableNormLoss(model, mini_batch_size=3),
-    ],
-)
-def test_gradcache(tmp_path, loss):
+def test_gradcache(tmp_path):
+    loss = partial(stm.LearnableNormLoss, mini_batch_size=3)
     assert_same(*(trained(encoder(), trims, tmp_path, loss) for trims in (True, False)))
 
 
@@ -144,39 +137,6 @@ def test_a_run_continues_with_and_without_trimming(tmp_path, build):
     for state in states[1:]:
         for number, values in states[0].items():
             assert_same(values, state[number])
-
-
-class Reads(SentenceEvaluator):
-    """Reads any text, in both modes, and likes the first steps most."""
-
-    def __init__(self):
-        super().__init__()
-        self.primary_metric = "order"
-        self.found = []
-
-    def __call__(self, model, output_path=None, epoch=-1, steps=-1):
-        embeddings = model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
-        model.train()
-        with torch.no_grad():
-            again = model(model.preprocess(UNSEEN))["sentence_embedding"]
-        self.found += [embeddings, again]
-        return {"order": -float(steps)}
-
-
-@both
-def test_evaluators_and_the_best_checkpoint(tmp_path, build):
-    options = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
-    options |= {"save_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "order"}
-    evaluators = [Reads(), Reads()]
-    models = [
-        trained(build(), trims, tmp_path / str(trims), evaluator=evaluator, **options)
-        for trims, evaluator in zip((True, False), evaluators, strict=True)
-    ]
-    assert_same(*models)
-    assert_same(models[0], SentenceTransformer(f"{tmp_path}/False/checkpoint-2", device="cpu"))
-    assert len(evaluators[0].found) == 6
-    for found, expected in zip(*(evaluator.found for evaluator in evaluators), strict=True):
-        assert torch.equal(found, expected)
 
 
 @both
@@ -392,16 +352,15 @@ def test_padding_has_a_row_where_no_text_is_padded():
         model(model.preprocess(["tea", "tea rain"]))["sentence_embedding"].sum().backward()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_error_in_the_block(tmp_path, error):
+def test_an_error_in_the_block(tmp_path):
     class Stops(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
-            raise error
+            raise KeyboardInterrupt
 
     model = static()
     table, start, hooks = table_of(model), static().state_dict(), dict(vars(table_of(model)))
     trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, callbacks=[Stops()])
-    with pytest.raises(error), stm.trimmed_vocabulary(trainer):
+    with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(trainer):
         trainer.train()
     assert 50 < (table.weight != start["0.embedding.weight"]).any(dim=1).sum() < 200
     assert vars(table) == hooks
