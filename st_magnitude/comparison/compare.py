@@ -28,7 +28,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import choose
 from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.measure import bm25_control
-from st_magnitude.finetune.trainer import check_length
+from st_magnitude.finetune.trainer import reading
 from st_magnitude.finetune.verdict import model_ranking
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
@@ -81,7 +81,8 @@ def compare(
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
     base = load(model) if isinstance(model, str) else copy(model)
-    check_length(base, config.max_length)
+    with reading(base, config.max_length):
+        pass  # it refuses models and lengths that do not fit
     score_by_cosine(base, say)
     splits = make_splits(base, data, config, dev, test)
     for note in splits.notes:

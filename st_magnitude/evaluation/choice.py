@@ -55,7 +55,7 @@ def fusions(
     found: dict[Fusion, Ranking] = {}
     for tokens, ranking in lexical.items():
         scale = _mean_best(ranking)
-        columns, of_model, of_bm25 = _union(dense, ranking)
+        columns, (of_model, of_bm25) = _union(dense, ranking)
         for weight in WEIGHTS:
             fusion = Fusion(weight, unit, scale, tokens)
             if weight in (0.0, 1.0):
@@ -68,16 +68,14 @@ def fusions(
 
 def _mean_best(ranking: Ranking) -> float:
     """The mean over queries of the best score; 1 if it is not above 0."""
-    best = ranking.scores[:, 0]
-    mean = float(best[np.isfinite(best)].mean()) if np.isfinite(best).any() else 0.0
+    best = ranking.scores[ranking.columns[:, 0] >= 0, 0]
+    mean = float(best.mean()) if len(best) else 0.0
     return mean if mean > 0 else 1.0
 
 
-def _union(
-    first: Ranking, second: Ranking
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """The documents of both by position, -1 where there are fewer, and their scores in each, 0
-    where it has no score: (n, 2k)."""
+def _union(first: Ranking, second: Ranking) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The documents of both by position, -1 where there are fewer, (n, 2k), and their scores in
+    each, 0 where it has no score, (2, n, 2k)."""
     width = first.columns.shape[1] + second.columns.shape[1]
     columns = np.full((len(first), width), -1)
     scores = np.zeros((2, len(first), width))
@@ -90,7 +88,7 @@ def _union(
             is_found = part >= 0
             places = np.searchsorted(joined, part[is_found])
             scores[i, row, places] = ranking.scores[row, is_found]
-    return columns, scores[0], scores[1]
+    return columns, scores
 
 
 def _sorted(like: Ranking, columns: NDArray[np.int64], scores: NDArray[np.float64]) -> Ranking:
@@ -125,17 +123,17 @@ def choose(options: Mapping[V, Ranking], folds: Sequence[Iterable[str]]) -> Choi
         held_out[[rows[query] for query in fold]] = True
         if held_out.all():  # one fold: nothing else can choose
             continue
-        best = options[names[_first_best(values[:, ~held_out])]]
+        best = options[names[highest_rows(values[:, ~held_out])[0]]]
         columns[held_out] = best.columns[held_out]
         scores[held_out] = best.scores[held_out]
     ranking = Ranking(first.data, first.query_ids, columns, scores)
-    return Choice(names[_first_best(values)], ranking)
+    return Choice(names[highest_rows(values)[0]], ranking)
 
 
-def _first_best(values: NDArray[np.float64]) -> int:
-    """The first row whose mean is the highest, up to rounding: (options, n)."""
+def highest_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The rows with the highest mean, up to rounding: (options, n)."""
     means = np.nanmean(values, axis=1)
-    return int(np.flatnonzero(means >= means.max() - 1e-12)[0])
+    return np.flatnonzero(means >= means.max() - 1e-12)
 
 
 @dataclass(frozen=True)

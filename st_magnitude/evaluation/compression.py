@@ -231,11 +231,7 @@ def search_compressed(
     similarity: Similarity,
     own: Tensor,
 ) -> dict[str, Tensor]:
-    """Columns of the ten best documents, best first, by kind of rescoring.
-
-    Queries are (n, k), documents (m, k) and columns (n, <= 10). ``own`` is that of `EncodedTask`,
-    whose documents are left out.
-    """
+    """Columns of the ten best documents, (n, <= 10), by kind of rescoring: (n, k), (m, k)."""
     if precision == "rabitq":
         task = replace(rabitq(queries, documents), own=own)
     else:
@@ -275,11 +271,8 @@ def _through_int8(documents: Tensor) -> Tensor:
 
 
 def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
-    """Embeddings whose inner products are RaBitQ's estimates from one bit.
-
-    (n, k), (m, k) -> (n, k + 1), (m, k + 1): the last dimension adds the part of the inner product
-    with the mean of the documents that the bits lose.
-    """
+    """Embeddings whose inner products are RaBitQ's estimates: (n, k), (m, k) -> one more dimension,
+    the part of the inner product with the mean of the documents that the bits lose."""
     x = documents.double()
     center = x.mean(dim=0)
     generator = torch.Generator().manual_seed(0)

@@ -32,12 +32,8 @@ NAMES = {  # in the table
 
 
 class Baseline:
-    """The pretrained baseline: a model and BM25, measured on held-out queries before training.
-
-    Args:
-        held_out: The queries to measure on; None: only the norms of a sample of the data.
-        answers: Ids of documents that answer a query of any split.
-    """
+    """A model and BM25, measured before training on held-out queries; without any, only the norms
+    of a sample of the data, whose answers to any split are given by their ids."""
 
     def __init__(
         self,
@@ -69,10 +65,8 @@ class Baseline:
     def compare(
         self, of_folds: Ranking | None = None, folds: int = 0
     ) -> tuple[Verdict | None, dict[str, float]]:
-        """The verdict on the trained model, and the figures of its norms.
-
-        ``of_folds`` is the ranking of `cross_validate`, on which the verdict is then based.
-        """
+        """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
+        of its norms."""
         verdict = None
         encoded = None
         if of_folds is not None:
@@ -102,8 +96,7 @@ class Baseline:
         return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
 
     def _verdict(self, exponent: float, found: Ranking) -> Verdict:
-        """The verdict on a ranking of the trained model, with the document exponent of its
-        scoring."""
+        """The verdict on a ranking of the trained model by a document exponent."""
         gain = found.minus(self.found, seed=self.config.seed)
         scored = Scored(exponent, found.mean, gain)
         changes = found.ndcg - self.found.ndcg

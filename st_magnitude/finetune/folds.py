@@ -27,10 +27,7 @@ MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 def num_folds(
     model: SentenceTransformer, data: RetrievalData, dev: RetrievalData | None, config: TrainConfig
 ) -> int:
-    """The number of folds, 0 for none: by default five for a static table without dev data.
-
-    ``data`` has the queries to divide. ValueError: they are too few for ``config.folds``.
-    """
+    """The number of folds, 0 for none: by default five for a static table without dev data."""
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if config.folds and not is_alone:
         raise InputError(f"folds={config.folds} train one after another: start one process.")
@@ -56,11 +53,8 @@ def cross_validate(
     folds: int,
     output: Path,
 ) -> Ranking:
-    """The ranking of copies of a model, none of which was trained on the queries that it answers.
-
-    ``judged`` has the queries that are divided. A copy trains on all data but the rows with a query
-    of one fold, as query or as document, and searches for the queries of that fold.
-    """
+    """The ranking of copies of a model, each of which trains on all rows without a text of a query
+    of one fold of ``judged``, and searches for the queries of that fold."""
     found = []
     held_out = folds_of(judged, folds, config.seed)
     for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):

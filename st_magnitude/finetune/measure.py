@@ -55,10 +55,7 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
 
 
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
-    """The raw embeddings of queries and corpus, and the similarity under which the model ranks.
-
-    On a terminal there is a progress bar where it may take long.
-    """
+    """The raw embeddings of queries and corpus, and the similarity under which the model ranks."""
     shows = sys.stderr.isatty() and not has_static_embedding_input(model)
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
@@ -73,12 +70,8 @@ def card_figures(
     seed: int,
     encoded: EncodedTask | None = None,
 ) -> dict[str, float]:
-    """Norms and directions of a sample of queries and documents, for the model card.
-
-    Args:
-        answers: Ids of the documents that answer a query of any split.
-        encoded: The embeddings of all data; None encodes the sample alone.
-    """
+    """Norms and directions of a sample of queries and documents, for the model card. Without the
+    embeddings of all data, only the sample is encoded."""
     rng = np.random.default_rng(seed)
     asked = rng.permutation(len(data.query_ids))[:NUM_QUERIES]
     drawn = np.sort(rng.permutation(len(data.document_ids))[:NUM_DOCUMENTS])
@@ -97,11 +90,10 @@ def card_figures(
 class RetrievalEvaluator(SentenceEvaluator):
     """Writes given figures into the model card, with the first of them in bold."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
+    def note(
+        self, model: SentenceTransformer, name: str, figures: dict[str, float], steps: int
+    ) -> None:
         self.name = name
-
-    def note(self, model: SentenceTransformer, figures: dict[str, float], steps: int) -> None:
-        metrics = self.prefix_name_to_metrics(figures, self.name)
+        metrics = self.prefix_name_to_metrics(figures, name)
         self.primary_metric = next(iter(metrics))
         self.store_metrics_in_model_card_data(model, metrics, -1, steps)
