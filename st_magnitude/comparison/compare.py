@@ -33,7 +33,7 @@ from st_magnitude.finetune.verdict import model_ranking
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
-from st_magnitude.training.run_folder import list_differences
+from st_magnitude.training.run_folder import refuse_others
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
@@ -127,11 +127,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
         progress = _Progress(entries=entries, **known)
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is damaged; choose another output folder.") from error
-    if differences := list_differences(progress.settings, settings):
-        raise FileExistsError(
-            f"The comparison in {output} was started with other settings: {differences}. "
-            "Give the same settings to continue it, or choose another output folder."
-        )
+    refuse_others(output, progress.settings, settings)
     return progress
 
 

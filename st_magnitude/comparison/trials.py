@@ -136,7 +136,6 @@ class Trials:
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
             # the model is saved with the limit that it had
-            # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 encoded = self.splits["dev"].encode(model)

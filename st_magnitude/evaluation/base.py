@@ -15,7 +15,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from st_magnitude.data.ranking import Ranking
-from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import norm_warning
@@ -134,14 +133,6 @@ class SearchEvaluator(SentenceEvaluator):
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""
         raise NotImplementedError
-
-    def figures(self, rankings: Mapping[str, Ranking], k: int) -> dict[str, float]:
-        """The means of `Ranking.metrics`, by the name of each ranking."""
-        found: dict[str, float] = {}
-        for name, ranking in rankings.items():
-            self.per_query[name] = ranking.ndcg
-            found |= {f"{name}_{key}": float(x.mean()) for key, x in ranking.metrics(k).items()}
-        return found
 
     def figures(self, rankings: Mapping[str, Ranking], k: int) -> dict[str, float]:
         """The means of `Ranking.metrics`, by the name of each ranking."""

@@ -15,7 +15,6 @@ from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.choice import highest_rows
-from st_magnitude.evaluation.choice import highest_rows
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few

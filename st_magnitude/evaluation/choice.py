@@ -178,12 +178,13 @@ def decide(systems: Sequence[System], seed: int = 0) -> Decision:
     one.
     """
     falling = sorted(systems, key=lambda system: -system.ranking.mean)
-    for place, system in enumerate(systems):
-        better = [other for other in falling if other.ranking.mean > system.ranking.mean]
-        if any(other.ranking.minus(system.ranking, seed=seed).is_better for other in better):
-            continue
-        simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
-        lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
-        over = "" if simpler is None else simpler.name
-        return Decision(system.name, system.ranking.mean, system.how, over, lead)
-    raise AssertionError("something beats the highest mean")
+
+    def is_beaten(system: System) -> bool:
+        better = (other for other in falling if other.ranking.mean > system.ranking.mean)
+        return any(other.ranking.minus(system.ranking, seed=seed).is_better for other in better)
+
+    place, system = next(pair for pair in enumerate(systems) if not is_beaten(pair[1]))
+    simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
+    lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
+    over = "" if simpler is None else simpler.name
+    return Decision(system.name, system.ranking.mean, system.how, over, lead)

@@ -33,8 +33,7 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
     """BM25's rankings by `TOKENS`, or none and a sentence that says why it is no control.
 
     It is a control where at least half of the queries share a word with a document that answers
-    them. For queries with `DEPTH` documents or more this is unknown, and counts as such.
-    Without bm25s the log says what is missing, and the sentence is empty.
+    them, or find `DEPTH` documents or more. Without bm25s the sentence is empty.
     """
     data = data.only(data.query_ids)
     try:

@@ -275,8 +275,6 @@ def _save_unless_worse(
         RetrievalEvaluator().note(model, when, shown, steps[when])
     width = output_width(model) or 0
     trained_from = f"Trained from `{Path(base).name}`. " if base else ""
-    width = output_width(model) or 0
-    trained_from = f"Trained from `{Path(base).name}`. " if base else ""
     sections = {
         f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,
         "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,

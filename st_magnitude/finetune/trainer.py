@@ -263,11 +263,8 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
 
 
 def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
-    """Batches of different texts, if at least half of an epoch fits into them.
-
-    Where texts repeat, they hold more different negatives than batches at random. A prior asks for
-    the latter, as it corrects for how often a document is drawn.
-    """
+    """Batches of different texts, if at least half of an epoch fits into them. A prior asks for
+    batches at random, as it corrects for how often a document is drawn."""
     if config.prior and is_uneven(rows["positive"]):
         return BatchSamplers.BATCH_SAMPLER
     size = min(cast(int, config.batch_size), len(rows))
