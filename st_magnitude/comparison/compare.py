@@ -27,7 +27,7 @@ from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import choose
 from st_magnitude.evaluation.scoring import score_by_cosine
-from st_magnitude.finetune.measure import bm25_control
+from st_magnitude.finetune.held_out import bm25_control
 from st_magnitude.finetune.trainer import reading
 from st_magnitude.finetune.verdict import model_ranking
 from st_magnitude.judge import Difference, judge

@@ -20,9 +20,12 @@ from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.scoring import score_by_cosine
-from st_magnitude.finetune.baseline import Baseline
-from st_magnitude.finetune.folds import cross_validate, num_folds
-from st_magnitude.finetune.measure import RetrievalEvaluator
+from st_magnitude.finetune.held_out import (
+    Baseline,
+    RetrievalEvaluator,
+    cross_validate,
+    num_folds,
+)
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import (
     is_uneven,
@@ -195,7 +198,7 @@ def _held_out(
             if config.folds:
                 raise
         else:
-            if folds := num_folds(model, judged, None, config):
+            if folds := num_folds(model, judged, config):
                 return joined, judged, folds
     return data, None if dev is None else dev.unread_by(model), 0
 
