@@ -108,10 +108,8 @@ class Choice(Generic[V]):
 
 
 def choose(options: Mapping[V, Ranking], folds: Sequence[Iterable[str]]) -> Choice[V]:
-    """Chooses by mean nDCG@10, once by all queries, and once for each fold by those of the others.
-
-    Of equal options the first is taken. ``folds`` are query ids, as `folds_of` gives them.
-    """
+    """Chooses by mean nDCG@10, the first of equal options: once by all queries, and once for each
+    fold of query ids by those of the others."""
     names = list(options)
     values = np.stack([options[name].ndcg for name in names])  # (options, n)
     first = options[names[0]]
@@ -172,11 +170,7 @@ class Decision:
 
 
 def decide(systems: Sequence[System], seed: int = 0) -> Decision:
-    """Decides among systems in the order from the simplest on.
-
-    It exists, as nothing clearly beats the highest mean, and it is never clearly behind another
-    one.
-    """
+    """Decides among systems, the simplest first. Nothing clearly beats the highest mean."""
     falling = sorted(systems, key=lambda system: -system.ranking.mean)
 
     def is_beaten(system: System) -> bool:
