@@ -14,7 +14,7 @@ from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
-from st_magnitude.finetune.baseline import Baseline
+from st_magnitude.finetune.held_out import Baseline
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.judge import Difference
 

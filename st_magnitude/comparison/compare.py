@@ -27,13 +27,13 @@ from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import choose
 from st_magnitude.evaluation.scoring import score_by_cosine
-from st_magnitude.finetune.measure import bm25_control
-from st_magnitude.finetune.trainer import check_length
+from st_magnitude.finetune.held_out import bm25_control
+from st_magnitude.finetune.trainer import reading
 from st_magnitude.finetune.verdict import model_ranking
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
-from st_magnitude.training.run_folder import list_differences
+from st_magnitude.training.run_folder import refuse_others
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
@@ -81,7 +81,8 @@ def compare(
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
     base = load(model) if isinstance(model, str) else copy(model)
-    check_length(base, config.max_length)
+    with reading(base, config.max_length):
+        pass  # it refuses models and lengths that do not fit
     score_by_cosine(base, say)
     splits = make_splits(base, data, config, dev, test)
     for note in splits.notes:
@@ -126,11 +127,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
         progress = _Progress(entries=entries, **known)
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is damaged; choose another output folder.") from error
-    if differences := list_differences(progress.settings, settings):
-        raise FileExistsError(
-            f"The comparison in {output} was started with other settings: {differences}. "
-            "Give the same settings to continue it, or choose another output folder."
-        )
+    refuse_others(output, progress.settings, settings)
     return progress
 
 

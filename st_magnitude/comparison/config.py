@@ -153,11 +153,8 @@ class Candidate:
 
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
-    """All candidates: every loss at the same temperatures and learning rates.
-
-    Plain cosine at the defaults of `TrainConfig` comes first, then at the other learning rates,
-    which matter most, then at the other temperatures, and then the other losses.
-    """
+    """All candidates: every loss at the same temperatures and learning rates, of which the rates
+    matter most. Plain cosine at the defaults of `TrainConfig` comes first."""
     names = [name for name in config.tried if name != COSINE_PRIOR or has_prior]
     temperatures, rates = STATIC_GRID if is_static else USUAL_GRID
     settings = list(product(config.temperatures or temperatures, config.learning_rates or rates))

@@ -87,10 +87,7 @@ class CompareResult(Result):
 
     @property
     def first(self) -> Entry:
-        """The candidate with the highest nDCG@10 on dev at the end; of several, plain cosine.
-
-        Where the first two are not clearly different, a second seed of both decides.
-        """
+        """The best candidate on dev at the end; where two are tied, by a second seed."""
         return self.candidates[0]
 
     @property

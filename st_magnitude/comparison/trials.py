@@ -53,10 +53,7 @@ def make_splits(
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
 ) -> Splits:
-    """Reads the splits, holds out those that are missing, refuses shared queries, and samples.
-
-    No query of dev or test is a text of a training row, or was read by the model before.
-    """
+    """Reads the splits, holds out those that are missing, refuses shared queries, and samples."""
     if isinstance(data, str | Path):
         data = load_splits(data)
     if isinstance(data, RetrievalData):
@@ -134,14 +131,11 @@ class Trials:
         return sorted({max(1, steps // 3), steps})
 
     def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
-        """nDCG@10 of every dev query, one nan if training diverged, and the document exponent of
-        the scoring: `ExponentCurve.best`.
-
-        ``config.max_length`` does not count here: the model is saved with the limit that it had.
-        """
+        """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
         exponent = float(scoring_of(model).exponents[1])
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
+            # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 encoded = self.splits["dev"].encode(model)
@@ -160,10 +154,7 @@ class Trials:
         seed: int | None = None,
     ) -> Entry:
         """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
-
-        ``is_kept`` says at each rung whether to train on, and at the last one whether to save the
-        model in the folder. ``seed`` replaces that of the settings; the rows stay the same.
-        """
+        At the last rung ``is_kept`` says whether to save it in the folder."""
         began = time.perf_counter()
         settings = candidate.settings(self.config, rungs[-1])
         if seed is not None:

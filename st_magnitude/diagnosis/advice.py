@@ -18,10 +18,7 @@ VERDICTS = {"better": DO, "no better": NO_BENEFIT, "worse": NO_BENEFIT, "undecid
 
 
 def exponent(bench: Bench, new: Similarity) -> Recommendation:
-    """Whether to score by the similarity ``new``, whose exponent one half of the queries chose.
-
-    A tie keeps today's exponent, as in `ExponentCurve.best`.
-    """
+    """Whether to score by the similarity ``new``, whose exponent one half of the queries chose."""
     choice = bench.choice
     measuring = ~choice.chose
     today = choice.present
@@ -51,10 +48,7 @@ def exponent(bench: Bench, new: Similarity) -> Recommendation:
 def storage(
     bench: Bench, cells: Sequence[CompressionCell], per_query: Sequence[Array]
 ) -> Recommendation:
-    """The smallest format of `CompressionEvaluator` that keeps enough of nDCG@10.
-
-    ``per_query`` has nDCG@10 of every query in the format of each cell; the first is the full one.
-    """
+    """The smallest format that keeps enough of nDCG@10, (n,) of each cell; the first is full."""
     full, *others = per_query
     tolerance = bench.tolerance
     kept = (1 - tolerance) * full
@@ -103,10 +97,7 @@ def _recommend(
     reasons: Mapping[str, str],
     compared: Array,
 ) -> Recommendation:
-    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not.
-
-    ``compared`` is nDCG@10 of every query, without which nothing can be compared.
-    """
+    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not."""
     nothing = nothing_found(float(compared.mean()))
     verdict = VERDICTS[judged.verdict] if judged and not nothing else NOT_ENOUGH
     return Recommendation(

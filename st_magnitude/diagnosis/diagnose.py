@@ -16,7 +16,7 @@ from st_magnitude.diagnosis import advice, measure
 from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior
-from st_magnitude.evaluation.compression import compression_cells, measure_formats
+from st_magnitude.evaluation.compression import measure_formats
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.saving.card import model_name
 from st_magnitude.similarity import COSINE, Similarity
@@ -84,9 +84,8 @@ def diagnose(
     new = Similarity(1.0, choice.candidate)
     first = advice.exponent(bench, new)
     bench = replace(bench, scoring=new if first.verdict == DO else today)
-    formats = measure_formats(task, bench.scoring)
+    formats, cells = measure_formats(task, bench.scoring)
     directions = COSINE.document(task.documents)
-    cells = compression_cells(formats, directions.shape[1])
     recommendations = [first, advice.storage(bench, cells, list(formats.values()))]
     if log_p is not None:
         recommendations.append(advice.prior(bench, data.query_ids, log_p))

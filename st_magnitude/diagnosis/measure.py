@@ -14,12 +14,8 @@ from torch import Tensor
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import QUANTILES, ExponentChoice, Mask, NormStatistics
-from st_magnitude.evaluation.calibration import (
-    exponent_curve,
-    exponents_with,
-    highest_rows,
-    ndcg_by_exponent,
-)
+from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
+from st_magnitude.evaluation.choice import highest_rows
 from st_magnitude.evaluation.scoring import are_unit
 from st_magnitude.similarity import Similarity
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import norm_warning
@@ -113,13 +114,10 @@ class SearchEvaluator(SentenceEvaluator):
         self.primary_metric = f"{name}_{self.primary}" if name else self.primary
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
         self.encoding = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
-        prompts = {
-            "query_prompt": query_prompt,
-            "query_prompt_name": query_prompt_name,
-            "corpus_prompt": corpus_prompt,
-            "corpus_prompt_name": corpus_prompt_name,
-        }
-        self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
+        names = ("query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
+        prompts = (query_prompt, query_prompt_name, corpus_prompt, corpus_prompt_name)
+        given = zip(names, prompts, strict=True)
+        self.prompts = {name: prompt for name, prompt in given if prompt is not None}
         self.first_d = math.nan
         self._has_encoded = False
 
@@ -135,6 +133,14 @@ class SearchEvaluator(SentenceEvaluator):
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""
         raise NotImplementedError
+
+    def figures(self, rankings: Mapping[str, Ranking], k: int) -> dict[str, float]:
+        """The means of `Ranking.metrics`, by the name of each ranking."""
+        found: dict[str, float] = {}
+        for name, ranking in rankings.items():
+            self.per_query[name] = ranking.ndcg
+            found |= {f"{name}_{key}": float(x.mean()) for key, x in ranking.metrics(k).items()}
+        return found
 
     def report(self, metrics: dict[str, float]) -> str:
         """The text for the log."""
@@ -173,9 +179,8 @@ class SearchEvaluator(SentenceEvaluator):
 
 def _append(path: Path, row: Mapping[str, float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.is_file()
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
-        if is_new:
+        if not file.tell():
             writer.writeheader()
         writer.writerow(row)

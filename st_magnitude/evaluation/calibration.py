@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.choice import highest_rows
 from st_magnitude.evaluation.scoring import are_unit, scoring_of
 from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
@@ -213,12 +214,6 @@ def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:
     return np.stack([encoded.ndcg(top) for top in tops])
 
 
-def highest_rows(per_query: Array) -> NDArray[np.int64]:
-    """The rows with the highest mean, up to rounding."""
-    means = per_query.mean(axis=1)
-    return np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))
-
-
 @dataclass(frozen=True, repr=False)
 class PriorCurve(_Curve):
     """nDCG@10 over the weight of the document prior, and the recommended weight.
@@ -336,7 +331,13 @@ def prior_curve(
     variances = ((q @ torch.cov(d.T)) * q).sum(dim=1)
     unit = float(variances.clamp(min=0).sqrt().mean()) / (float(prior.std()) or np.inf)
     weights = np.unique(np.append(0.0, FACTORS * unit))
-    per_query = np.stack([_with_prior(encoded, q, d, weight * prior) for weight in weights])
+    bias = torch.as_tensor(prior).to(d)[:, None]
+    queries = torch.cat([q, torch.ones_like(q[:, :1])], dim=1)
+    rows = []
+    for weight in weights:
+        documents = torch.cat([d, weight * bias], dim=1)
+        rows.append(encoded.ndcg(replace(encoded, queries=queries, documents=documents).top(DOT)))
+    per_query = np.stack(rows)
 
     fold = np.random.default_rng(seed).permutation(per_query.shape[1]) % PRIOR_FOLDS
     held_out = np.empty(len(fold))
@@ -364,10 +365,3 @@ def aligned_prior(data: RetrievalData, log_p: Mapping[str, float]) -> Array:
             "finite."
         )
     return values
-
-
-def _with_prior(encoded: EncodedTask, q: torch.Tensor, d: torch.Tensor, bias: Array) -> Array:
-    """nDCG@10 of every query by q · d + bias, one more dimension: (n, D), (m, D), (m,) -> (n,)."""
-    queries = torch.cat([q, torch.ones_like(q[:, :1])], dim=1)
-    documents = torch.cat([d, torch.as_tensor(bias[:, None]).to(d)], dim=1)
-    return encoded.ndcg(replace(encoded, queries=queries, documents=documents).top(DOT))

@@ -55,7 +55,7 @@ def fusions(
     found: dict[Fusion, Ranking] = {}
     for tokens, ranking in lexical.items():
         scale = _mean_best(ranking)
-        columns, of_model, of_bm25 = _union(dense, ranking)
+        columns, (of_model, of_bm25) = _union(dense, ranking)
         for weight in WEIGHTS:
             fusion = Fusion(weight, unit, scale, tokens)
             if weight in (0.0, 1.0):
@@ -68,16 +68,14 @@ def fusions(
 
 def _mean_best(ranking: Ranking) -> float:
     """The mean over queries of the best score; 1 if it is not above 0."""
-    best = ranking.scores[:, 0]
-    mean = float(best[np.isfinite(best)].mean()) if np.isfinite(best).any() else 0.0
+    best = ranking.scores[ranking.columns[:, 0] >= 0, 0]
+    mean = float(best.mean()) if len(best) else 0.0
     return mean if mean > 0 else 1.0
 
 
-def _union(
-    first: Ranking, second: Ranking
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """The documents of both by position, -1 where there are fewer, and their scores in each, 0
-    where it has no score: (n, 2k)."""
+def _union(first: Ranking, second: Ranking) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The documents of both by position, -1 where there are fewer, (n, 2k), and their scores in
+    each, 0 where it has no score, (2, n, 2k)."""
     width = first.columns.shape[1] + second.columns.shape[1]
     columns = np.full((len(first), width), -1)
     scores = np.zeros((2, len(first), width))
@@ -90,7 +88,7 @@ def _union(
             is_found = part >= 0
             places = np.searchsorted(joined, part[is_found])
             scores[i, row, places] = ranking.scores[row, is_found]
-    return columns, scores[0], scores[1]
+    return columns, scores
 
 
 def _sorted(like: Ranking, columns: NDArray[np.int64], scores: NDArray[np.float64]) -> Ranking:
@@ -110,10 +108,8 @@ class Choice(Generic[V]):
 
 
 def choose(options: Mapping[V, Ranking], folds: Sequence[Iterable[str]]) -> Choice[V]:
-    """Chooses by mean nDCG@10, once by all queries, and once for each fold by those of the others.
-
-    Of equal options the first is taken. ``folds`` are query ids, as `folds_of` gives them.
-    """
+    """Chooses by mean nDCG@10, the first of equal options: once by all queries, and once for each
+    fold of query ids by those of the others."""
     names = list(options)
     values = np.stack([options[name].ndcg for name in names])  # (options, n)
     first = options[names[0]]
@@ -125,17 +121,17 @@ def choose(options: Mapping[V, Ranking], folds: Sequence[Iterable[str]]) -> Choi
         held_out[[rows[query] for query in fold]] = True
         if held_out.all():  # one fold: nothing else can choose
             continue
-        best = options[names[_first_best(values[:, ~held_out])]]
+        best = options[names[highest_rows(values[:, ~held_out])[0]]]
         columns[held_out] = best.columns[held_out]
         scores[held_out] = best.scores[held_out]
     ranking = Ranking(first.data, first.query_ids, columns, scores)
-    return Choice(names[_first_best(values)], ranking)
+    return Choice(names[highest_rows(values)[0]], ranking)
 
 
-def _first_best(values: NDArray[np.float64]) -> int:
-    """The first row whose mean is the highest, up to rounding: (options, n)."""
+def highest_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The rows with the highest mean, up to rounding: (options, n)."""
     means = np.nanmean(values, axis=1)
-    return int(np.flatnonzero(means >= means.max() - 1e-12)[0])
+    return np.flatnonzero(means >= means.max() - 1e-12)
 
 
 @dataclass(frozen=True)
@@ -174,18 +170,15 @@ class Decision:
 
 
 def decide(systems: Sequence[System], seed: int = 0) -> Decision:
-    """Decides among systems in the order from the simplest on.
-
-    It exists, as nothing clearly beats the highest mean, and it is never clearly behind another
-    one.
-    """
+    """Decides among systems, the simplest first. Nothing clearly beats the highest mean."""
     falling = sorted(systems, key=lambda system: -system.ranking.mean)
-    for place, system in enumerate(systems):
-        better = [other for other in falling if other.ranking.mean > system.ranking.mean]
-        if any(other.ranking.minus(system.ranking, seed=seed).is_better for other in better):
-            continue
-        simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
-        lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
-        over = "" if simpler is None else simpler.name
-        return Decision(system.name, system.ranking.mean, system.how, over, lead)
-    raise AssertionError("something beats the highest mean")
+
+    def is_beaten(system: System) -> bool:
+        better = (other for other in falling if other.ranking.mean > system.ranking.mean)
+        return any(other.ranking.minus(system.ranking, seed=seed).is_better for other in better)
+
+    place, system = next(pair for pair in enumerate(systems) if not is_beaten(pair[1]))
+    simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
+    lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
+    over = "" if simpler is None else simpler.name
+    return Decision(system.name, system.ranking.mean, system.how, over, lead)

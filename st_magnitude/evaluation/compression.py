@@ -150,9 +150,7 @@ class CompressionEvaluator(SearchEvaluator):
             )
         encoded = self.encode(model)
         options = (self.dims, self.precisions, self.top_k)
-        self.per_query = measure_formats(encoded, similarity, *options)
-        self.cells = compression_cells(self.per_query, encoded.queries.shape[1])
-
+        self.per_query, self.cells = measure_formats(encoded, similarity, *options)
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
             metrics[f"{cell.key}_ndcg@10"] = cell.ndcg
@@ -170,8 +168,8 @@ def measure_formats(
     dims: Sequence[int] | None = None,
     precisions: Sequence[str] = PRECISIONS,
     top_k: int = 100,
-) -> dict[Format, NDArray[np.float64]]:
-    """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each."""
+) -> tuple[dict[Format, NDArray[np.float64]], list[CompressionCell]]:
+    """nDCG@10 of every query in every format, (n,) each, and a cell for each."""
     full = encoded.queries.shape[1]
     sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
     found: dict[Format, NDArray[np.float64]] = {}
@@ -184,23 +182,16 @@ def measure_formats(
                 searched = search_compressed(q, d, precision, top_k, similarity, encoded.own)
                 for rescoring, best in searched.items():
                     found[dim, precision, rescoring] = encoded.ndcg(best)
-    return found
-
-
-def compression_cells(
-    per_query: Mapping[Format, NDArray[np.float64]], full: int
-) -> list[CompressionCell]:
-    """Cells from the result of `measure_formats`; the reference is ``full`` in float32."""
-    means = {key: float(values.mean()) for key, values in per_query.items()}
+    means = {key: float(values.mean()) for key, values in found.items()}
     reference = means[full, "float32", "none"] or math.nan
     cells = []
     for (dim, precision, rescoring), mean in means.items():
         bits = math.ceil(dim / 8)
-        sizes = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}
-        size = sizes[precision] + (NORM_BYTES if rescoring == "norm" else 0)
+        coded = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}
+        size = coded[precision] + (NORM_BYTES if rescoring == "norm" else 0)
         retention = mean / reference
         cells.append(CompressionCell(dim, precision, rescoring, size, mean, retention))
-    return cells
+    return found, cells
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
@@ -231,11 +222,7 @@ def search_compressed(
     similarity: Similarity,
     own: Tensor,
 ) -> dict[str, Tensor]:
-    """Columns of the ten best documents, best first, by kind of rescoring.
-
-    Queries are (n, k), documents (m, k) and columns (n, <= 10). ``own`` is that of `EncodedTask`,
-    whose documents are left out.
-    """
+    """Columns of the ten best documents, (n, <= 10), by kind of rescoring: (n, k), (m, k)."""
     if precision == "rabitq":
         task = replace(rabitq(queries, documents), own=own)
     else:
@@ -275,11 +262,8 @@ def _through_int8(documents: Tensor) -> Tensor:
 
 
 def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
-    """Embeddings whose inner products are RaBitQ's estimates from one bit.
-
-    (n, k), (m, k) -> (n, k + 1), (m, k + 1): the last dimension adds the part of the inner product
-    with the mean of the documents that the bits lose.
-    """
+    """Embeddings whose inner products are RaBitQ's estimates: (n, k), (m, k) -> one more dimension,
+    the part of the inner product with the mean of the documents that the bits lose."""
     x = documents.double()
     center = x.mean(dim=0)
     generator = torch.Generator().manual_seed(0)

@@ -142,9 +142,4 @@ class HybridEvaluator(SearchEvaluator):
         fused = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         hybrid = Ranking.of_run(self.task, fused, self.top_k)
         self.runs = {"dense": dense, "bm25": self.runs["bm25"], "hybrid": hybrid}
-        metrics: dict[str, float] = {}
-        for key, ranking in (self.runs | {"bm25": lexical}).items():
-            self.per_query[key] = ranking.ndcg
-            of_query = ranking.metrics(self.top_k)
-            metrics |= {f"{key}_{name}": float(x.mean()) for name, x in of_query.items()}
-        return metrics
+        return self.figures(self.runs | {"bm25": lexical}, self.top_k)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -54,16 +54,11 @@ def words(text: str) -> list[str]:
         (['wi', 'fi', '6', '絵は', 'は駅'], ['茶'])
     """
     spelled = unicodedata.normalize("NFKC", text).lower().translate(_SPACES)
-    return [word for run in _RUN.findall(spelled) for word in _words_of(run)]
-
-
-def _words_of(run: str) -> Iterator[str]:
-    if not _IS_UNSPACED.match(run):
-        yield from run.split()
-    elif len(run) == 1:
-        yield run
-    else:
-        yield from map("".join, pairwise(run))
+    found: list[str] = []
+    for run in _RUN.findall(spelled):
+        is_unspaced = _IS_UNSPACED.match(run) and len(run) > 1
+        found += map("".join, pairwise(run)) if is_unspaced else run.split()
+    return found
 
 
 def grams(text: str) -> list[str]:

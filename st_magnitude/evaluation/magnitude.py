@@ -80,12 +80,8 @@ class MagnitudeEvaluator(SearchEvaluator):
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
         encoded = self.encode(model)
-        metrics: dict[str, float] = {}
         rankings = encoded.searches(list(similarities.values()), k=100)
-        for name, ranking in zip(similarities, rankings, strict=True):
-            self.per_query[name] = ranking.ndcg
-            of_query = ranking.metrics(100)
-            metrics |= {f"{name}_{key}": float(value.mean()) for key, value in of_query.items()}
+        metrics = self.figures(dict(zip(similarities, rankings, strict=True)), 100)
         cosine = metrics["cosine_ndcg@10"]
         dot = metrics["dot_ndcg@10"]
         if cosine < COLLAPSED_BELOW * dot:
@@ -103,10 +99,7 @@ class MagnitudeEvaluator(SearchEvaluator):
 def geometry_figures(
     sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None = None
 ) -> dict[str, float]:
-    """Norms and directions of each side, (n, D), and Cohen's d of the norms of its documents.
-
-    Formulas and their sources: `st_magnitude.geometry`.
-    """
+    """Norms and directions of each side, (n, D), and Cohen's d of the norms of its documents."""
     figures: dict[str, float] = {}
     for role, side in sides.items():
         values = geometry.norms(side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -92,37 +93,34 @@ def mine_negatives(
     return mined
 
 
+@dataclass(frozen=True)
 class _Scorer:
     """A model as ``mine_hard_negatives`` sees it: its embeddings and their inner products.
 
     The embedding of a query ends in the column of the document that is the query itself, or -1.
     """
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        similarity: Similarity,
-        own: Mapping[str, int],
-        num_candidates: int,
-    ) -> None:
-        self._model = model
-        self._similarity = similarity
-        self._own = own  # text of a query -> that column
-        self._num_candidates = num_candidates  # of the documents, the first
-        self.device = model.device
+    model: SentenceTransformer
+    scoring: Similarity
+    own: Mapping[str, int]  # text of a query -> that column
+    num_candidates: int  # of the documents, the first
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     def encode_query(self, texts: list[str], **options: Any) -> Tensor:
-        embeddings = self._similarity.query(self._raw("query", texts, options))
-        own = torch.tensor([self._own.get(text, -1) for text in texts]).to(embeddings)
+        embeddings = self.scoring.query(self._raw("query", texts, options))
+        own = torch.tensor([self.own.get(text, -1) for text in texts]).to(embeddings)
         return torch.cat([embeddings, own[:, None]], dim=1)
 
     def encode_document(self, texts: list[str], **options: Any) -> Tensor:
-        return self._similarity.document(self._raw("document", texts, options))
+        return self.scoring.document(self._raw("document", texts, options))
 
     def _raw(self, role: str, texts: list[str], options: Mapping[str, Any]) -> Tensor:
         """Embeddings after a closing Normalize, but before an ExponentNorm: (n, D)."""
         given = {name: options[name] for name in ("batch_size", "prompt", "prompt_name")}
-        embeddings = encode_raw(self._model, texts, role, keep_normalize=True, **given)
+        embeddings = encode_raw(self.model, texts, role, keep_normalize=True, **given)
         check_finite(embeddings, role, texts)
         if not 1e-15 < (longest := float(embeddings.norm(dim=1).max())) < 1e15:
             raise InputError(
@@ -136,7 +134,7 @@ class _Scorer:
         scores = dot_score(queries[:, :-1], documents)
         hide_own(scores, queries[:, -1].long().cpu())
         # mine_hard_negatives puts the positives behind the candidates
-        scores[:, self._num_candidates :] = -torch.inf
+        scores[:, self.num_candidates :] = -torch.inf
         return scores
 
     def similarity_pairwise(self, queries: Tensor, documents: Tensor) -> Tensor:

@@ -20,12 +20,14 @@ from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.scoring import score_by_cosine
-from st_magnitude.finetune.baseline import Baseline
-from st_magnitude.finetune.folds import cross_validate, num_folds
-from st_magnitude.finetune.measure import RetrievalEvaluator
+from st_magnitude.finetune.held_out import (
+    Baseline,
+    RetrievalEvaluator,
+    cross_validate,
+    num_folds,
+)
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import (
-    check_length,
     is_uneven,
     make_rows,
     make_trainer,
@@ -142,7 +144,8 @@ def train(
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
         checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
-        check_length(model, config.max_length)
+        with reading(model, config.max_length):
+            pass  # it refuses models and lengths that do not fit
         refuse_frozen(model)
         score_by_cosine(model, say)
         answers = _answers(data, dev, test) | set(also_relevant)
@@ -195,7 +198,7 @@ def _held_out(
             if config.folds:
                 raise
         else:
-            if folds := num_folds(model, judged, None, config):
+            if folds := num_folds(model, judged, config):
                 return joined, judged, folds
     return data, None if dev is None else dev.unread_by(model), 0
 
@@ -256,12 +259,6 @@ def _about_prior(rows: Dataset) -> str:
     )
 
 
-def _about_size(model: SentenceTransformer, name: str | None) -> str:
-    width = output_width(model) or 0
-    trained_from = f"Trained from `{Path(name).name}`. " if name else ""
-    return f"{trained_from}An embedding takes {4 * width:,} bytes, and {width:,} as int8."
-
-
 def _save_unless_worse(
     trained: TrainedModel, output: Path, config: TrainConfig, held_out: str, base: str | None
 ) -> TrainedModel:
@@ -278,11 +275,13 @@ def _save_unless_worse(
     steps = {"before": 0, "after": trained.trainer.state.global_step}
     for when, shown in trained.geometry.items():
         shown = {"ndcg@10": ndcg[when], **shown} if ndcg else shown
-        RetrievalEvaluator(when).note(model, shown, steps[when])
+        RetrievalEvaluator().note(model, when, shown, steps[when])
+    width = output_width(model) or 0
+    trained_from = f"Trained from `{Path(base).name}`. " if base else ""
     sections = {
         f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,
         "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
-        "Size": _about_size(model, base),
+        "Size": f"{trained_from}An embedding takes {4 * width:,} bytes, and {width:,} as int8.",
         "Document prior": trained.prior,
         "Norms": trained.norm_warning,
     }

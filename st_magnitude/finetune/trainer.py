@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +39,7 @@ from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of, readers_of
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 
-__all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
+__all__ = ["is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
 __all__ += ["train_copy", "warn_of_left_out"]
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ MANY_ROWS = 50_000  # above, small batches take a static table minutes
 @contextmanager
 def reading(model: SentenceTransformer, length: int | SentenceTransformer | None) -> Iterator[None]:
     """Within the block, a model reads at most this number of tokens, or as many as a model of its
-    kind; None changes nothing."""
+    kind; None changes nothing. ValueError: it reads texts of any number."""
     if length is None:
         yield
         return
@@ -67,12 +66,6 @@ def reading(model: SentenceTransformer, length: int | SentenceTransformer | None
     finally:
         for reader, limit in zip(readers, before, strict=True):
             reader.max_seq_length = limit
-
-
-def check_length(model: SentenceTransformer, length: int | None) -> None:
-    """Refuses (ValueError) a number of tokens for a model that reads texts of any number."""
-    with reading(model, length):
-        pass
 
 
 def make_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
@@ -100,21 +93,17 @@ def is_uneven(positives: Iterable[str]) -> bool:
     return len(set(Counter(positives).values())) > 1
 
 
-def with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
-    """The settings with the defaults for a kind of model.
-
-    For static tables they were chosen on five data sets (docs/research/known.md).
-    """
+def _with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
+    """The settings with the defaults for a kind of model; of tables docs/research/known.md."""
     is_table = has_static_embedding_input(model)
     is_plain = config.loss == "cosine" and config.dims is None and config.temperatures is None
-    defaults: dict[str, Any] = {
+    defaults = {
         "epochs": 3.0 if is_table else 1.0,
         "batch_size": 512 if is_table and num_rows > MANY_ROWS else 32,
         "temperature": 0.1 if is_table and is_plain else None,
     }
-    given = vars(config)
-    missing = {name: x for name, x in defaults.items() if given[name] is None}
-    return replace(config, **missing)
+    given = {name: value for name, value in vars(config).items() if value is not None}
+    return TrainConfig(**defaults | given)
 
 
 def make_trainer(
@@ -125,11 +114,8 @@ def make_trainer(
     output: Path,
     saves: bool = True,
 ) -> SentenceTransformerTrainer:
-    """The Trainer of a run, with a model fit for the loss.
-
-    A Trainer that saves no checkpoints shows no progress either.
-    """
-    config = with_defaults(config, model, len(rows))
+    """The Trainer of a run, with a model fit for the loss. One that saves nothing shows nothing."""
+    config = _with_defaults(config, model, len(rows))
     card = model.model_card_data
     card.ir_model = True
     card.task_name = "semantic search and other retrieval tasks"
@@ -277,11 +263,8 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
 
 
 def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
-    """Batches of different texts, if at least half of an epoch fits into them.
-
-    Where texts repeat, they hold more different negatives than batches at random. A prior asks for
-    the latter, as it corrects for how often a document is drawn.
-    """
+    """Batches of different texts, if at least half of an epoch fits into them. A prior asks for
+    batches at random, as it corrects for how often a document is drawn."""
     if config.prior and is_uneven(rows["positive"]):
         return BatchSamplers.BATCH_SAMPLER
     size = min(cast(int, config.batch_size), len(rows))

@@ -99,11 +99,8 @@ def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
     """The data sets of both splits, each with its name and its place in the arguments."""
     for split in ("train_dataset", "eval_dataset"):
         given = getattr(trainer, split)
-        if not isinstance(given, dict):
-            yield "", split, given
-            continue
-        for name, dataset in given.items():
-            yield name, f"{split}[{name!r}]", dataset
+        for name, dataset in (given if isinstance(given, dict) else {"": given}).items():
+            yield name, f"{split}[{name!r}]" if name else split, dataset
 
 
 def lay_lists_end_to_end(trainer: Trainer) -> None:
@@ -207,10 +204,7 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
 
 
 def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
-    """Refuses data in which most rows have no negative, as where all documents begin alike.
-
-    It reads 1,024 rows, but at least a batch, in random batches of the Trainer's.
-    """
+    """Refuses data in which most rows have no negative, by 1,024 rows in random batches."""
     loss = trainer.loss
     data = trainer.train_dataset
     if not isinstance(loss, MagnitudeRankingLoss) or not isinstance(data, Dataset):

@@ -87,18 +87,18 @@ def remove_checkpoints(output: Path) -> None:
 
 def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
     """Refuses (FileExistsError) to resume a run of other settings, such as the loss or the data."""
-    before = _json_of(output / RUN_RECORD)
-    if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
+    refuse_others(output, _json_of(output / RUN_RECORD), json.loads(json.dumps(to_plain(settings))))
+
+
+def refuse_others(output: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Refuses (FileExistsError) settings with other values than an earlier run had."""
+    changed = [name for name, value in now.items() if before.get(name) != value]
+    if changed:
+        said = (f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
         raise FileExistsError(
-            f"The run in {output} was started with other settings: {differences}. Resume with the"
-            " same settings, or choose another output folder."
+            f"The run in {output} was started with other settings: {', '.join(said)}. Continue it"
+            " with the same settings, or choose another output folder."
         )
-
-
-def list_differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """The settings that an earlier run had with other values."""
-    changed = (name for name, value in now.items() if before.get(name) != value)
-    return ", ".join(f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
 
 
 def record_run(output: Path, settings: Mapping[str, object]) -> None:

@@ -62,9 +62,8 @@ def refuse_diverged(trainer: Trainer) -> None:
 class _StopOnSignal(TrainerCallback):
     """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint.
 
-    A second signal has its usual effect. Of several processes each would stop at another step, and
-    only the main thread may handle signals: there the callback ignores them. transformers'
-    ``enable_jit_checkpoint`` ignores Ctrl-C, and ends ``train`` without telling its caller.
+    A second signal has its usual effect. The callback is idle in several processes, of which each
+    would stop at another step, and outside of the main thread, which alone may handle signals.
     """
 
     def __init__(self) -> None:
@@ -128,10 +127,7 @@ def train_or_stop(
     checkpoint: Path | None = None,
     say: Callable[[str], None] = logger.info,
 ) -> None:
-    """Calls `attach` and trains. Afterwards the model encodes without the autocast of training.
-
-    ``say`` hears how long a run of minutes takes.
-    """
+    """Calls `attach` and trains; ``say`` hears how long a run of minutes takes."""
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"

@@ -78,5 +78,5 @@ def test_both_halves_of_the_queries_have_to_find_an_exponent(calibrated, gain, v
     assert found.verdict == verdict
     use = 'stm.prepare(model, "cosine")'
     assert found.choice == (use if verdict == "do" else "keep dot")
-    assert found.num_queries == 100
+    assert found.gain.queries == 100
     assert ("judge more queries" in found.reason) == (verdict == "not enough data")

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.lexical import TOKENS, bm25_run, grams, words
+from st_magnitude.evaluation.lexical import bm25_run, grams, words
 
 
 def bm25_loop(queries, corpus, k1=1.5, b=0.75):
@@ -88,21 +88,6 @@ def test_grams_are_characters_of_the_canonical_text():
     assert grams("") == []
 
 
-def test_bm25_in_other_scripts(caplog):
-    corpus = {
-        "d1": "\u6211\u60f3\u559d\u7eff\u8336",
-        "d2": "\u4eca\u5929\u4e0b\u96e8",
-        "d3": "un caf\u00e9",
-    }
-    for tokenizer in TOKENS.values():
-        for query, found in (("cafe\u0301", "d3"), ("\u7eff\u8336", "d1")):
-            query = f"un {query}" if tokenizer is grams and found == "d3" else query
-            expected = set() if tokenizer is grams and found == "d1" else {found}
-            assert search({"q": query}, corpus, tokenizer=tokenizer)["q"].keys() == expected
-    assert "BM25 finds no document for 1 of 1 queries, such as 'q'" in caplog.text
-    assert search({"q": "\u7eff\u8336"}, corpus, tokenizer=list)["q"].keys() == {"d1"}
-
-
 WORDLESS = {
     "punctuation": ["?!", "...", "--", ""],
     "stop words": ["the", "to be or not to be"],
@@ -127,10 +112,8 @@ def test_stop_words_are_those_of_any_tokenizer_in_any_case_and_form():
     queries = {"q": "THE bees", "cafe": "cafe\u0301"}
     found = search(queries, corpus)
     assert [set(found[query]) for query in queries] == [{"d1", "d2"}, {"d1"}]
-    for tokenizer in (words, lambda text: words(text)[:9]):
-        found = search(queries, corpus, tokenizer=tokenizer, stopwords="en")
-        assert [list(found[query]) for query in queries] == [["d2"], ["d1"]]
-        found = search(queries, corpus, tokenizer=tokenizer, stopwords=["The", "CAFE\u0301"])
-        assert [list(found[query]) for query in queries] == [["d2"], []]
+    for stopwords, of_cafe in (("en", ["d1"]), (["The", "CAFE\u0301"], [])):
+        found = search(queries, corpus, tokenizer=lambda text: words(text)[:9], stopwords=stopwords)
+        assert [list(found[query]) for query in queries] == [["d2"], of_cafe]
     with pytest.raises(ValueError, match="latin not recognized"):
         search(queries, corpus, stopwords="latin")

@@ -13,7 +13,6 @@ from sentence_transformers.util import mine_hard_negatives
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.mining import _Scorer
 from st_magnitude.modules import ExponentNorm
 
 BOILERPLATE = sorted({text for row in ROWS for text in row[2:]})
@@ -137,15 +136,6 @@ def test_only_candidates_are_negatives():
     ]
     with pytest.raises(ValueError, match="No document can be a negative"):
         stm.mine_negatives(words(), data, candidates={"d9"})
-
-
-def test_scores_are_those_of_the_documents_that_are_given():
-    scorer = _Scorer(words(), stm.DOT, {}, num_candidates=2)
-    options = dict.fromkeys(["prompt", "prompt_name"], None) | {"batch_size": 2}
-    queries = scorer.encode_query(["a b b"], **options)
-    for texts, scores in ((["a", "b"], [1.0, 2.0]), (["b", "c"], [2.0, 0.0])):
-        documents = scorer.encode_document(texts, **options)
-        assert scorer.similarity(queries, documents).tolist() == [scores]
 
 
 def test_every_text_is_encoded_once(static_model, task, monkeypatch):

@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.finetune.baseline import Baseline
+from st_magnitude.finetune.held_out import Baseline
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict
 from st_magnitude.judge import Difference

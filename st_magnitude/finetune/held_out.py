@@ -1,0 +1,265 @@
+"""Held-out queries, and what a trained model has to beat on them: the pretrained model and BM25."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+from tqdm import tqdm
+
+from st_magnitude._checks import InputError
+from st_magnitude.data.beir import canonical
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.task import EncodedTask, encode_texts
+from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
+from st_magnitude.evaluation.choice import System, choose, decide, fusions
+from st_magnitude.evaluation.lexical import TOKENS, bm25_run, words
+from st_magnitude.evaluation.magnitude import geometry_figures
+from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.trainer import make_rows, train_copy
+from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
+from st_magnitude.judge import warn_if_few
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import is_cut, normalizes_output
+from st_magnitude.training.stopping import refuse_diverged
+
+__all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "cross_validate", "num_folds"]
+
+logger = logging.getLogger(__name__)
+
+NUM_DOCUMENTS = 500  # of the sample whose norms are measured
+NUM_QUERIES = 100
+DEPTH = 100  # documents of BM25's run for each query
+MOST_QUERIES = 5_000  # with more, one split shows small gains as well
+NAMES = {  # in the table
+    "BM25": "BM25 of {}",
+    "the pretrained model with BM25": "pretrained + BM25",
+    "the trained model with BM25": "trained + BM25",
+}
+
+
+def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
+    """BM25's rankings by `TOKENS`, or none and a sentence that says why it is no control.
+
+    It is a control where at least half of the queries share a word with a document that answers
+    them, or find `DEPTH` documents or more. Without bm25s the sentence is empty.
+    """
+    data = data.only(data.query_ids)
+    try:
+        by_words = bm25_run(data, DEPTH)
+    except ImportError as error:
+        logger.warning(f"Not measured: {error}")
+        return {}, ""
+    is_full = by_words.columns[:, -1] >= 0
+    shared = int((is_full | (by_words.gains > 0).any(axis=1)).sum())
+    if 2 * shared < len(by_words):
+        return {}, (
+            f"BM25 finds a word in common with an answer for {shared:,} of {len(by_words):,}"
+            " queries only, so it is no control."
+        )
+    others = {name: split for name, split in TOKENS.items() if split is not words}
+    found = {name: bm25_run(data, DEPTH, tokenizer=split) for name, split in others.items()}
+    return {"words": by_words, **found}, ""
+
+
+def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
+    """The raw embeddings of queries and corpus, and the similarity under which the model ranks."""
+    shows = sys.stderr.isatty() and not has_static_embedding_input(model)
+    # parts of unit vectors are ranked as they are served
+    before = not (normalizes_output(model) and is_cut(model))
+    similarity = scoring_of(model, before_normalize=before)
+    return data.encode(model, before_normalize=before, show_progress_bar=shows), similarity
+
+
+def card_figures(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    answers: Collection[str],
+    seed: int,
+    encoded: EncodedTask | None = None,
+) -> dict[str, float]:
+    """Norms and directions of a sample of queries and documents, for the model card. Without the
+    embeddings of all data, only the sample is encoded."""
+    rng = np.random.default_rng(seed)
+    asked = rng.permutation(len(data.query_ids))[:NUM_QUERIES]
+    drawn = np.sort(rng.permutation(len(data.document_ids))[:NUM_DOCUMENTS])
+    documents = [data.document_ids[column] for column in drawn]
+    if encoded is None:
+        queries = [data.query_ids[row] for row in asked]
+        texts = {query: data.queries[query] for query in queries}
+        corpus = {document: data.corpus[document] for document in documents}
+        encoded = encode_texts(model, texts, corpus, before_normalize=True)
+        sides = {"document": encoded.documents, "query": encoded.queries}
+    else:
+        sides = {"document": encoded.documents[drawn], "query": encoded.queries[asked]}
+    return geometry_figures(sides, np.array([document in answers for document in documents]))
+
+
+class RetrievalEvaluator(SentenceEvaluator):
+    """Writes given figures into the model card, with the first of them in bold."""
+
+    def note(
+        self, model: SentenceTransformer, name: str, figures: dict[str, float], steps: int
+    ) -> None:
+        self.name = name
+        metrics = self.prefix_name_to_metrics(figures, name)
+        self.primary_metric = next(iter(metrics))
+        self.store_metrics_in_model_card_data(model, metrics, -1, steps)
+
+
+def num_folds(model: SentenceTransformer, data: RetrievalData, config: TrainConfig) -> int:
+    """The number of folds, 0 for none: by default five for a static table."""
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if config.folds and not is_alone:
+        raise InputError(f"folds={config.folds} train one after another: start one process.")
+    if not is_alone or config.folds == 0:
+        return 0
+    different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
+    if config.folds is not None:
+        if not 2 <= config.folds <= different:
+            raise InputError(
+                f"folds={config.folds}: at least 2, and at most the number of different queries"
+                f" with an answer that the model was not trained on, which are {different:,}."
+            )
+        return config.folds
+    is_small = 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES
+    return DEFAULT_FOLDS if is_small and has_static_embedding_input(model) else 0
+
+
+def cross_validate(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    judged: RetrievalData,
+    config: TrainConfig,
+    folds: int,
+    output: Path,
+) -> Ranking:
+    """The ranking of copies of a model, each of which trains on all rows without a text of a query
+    of one fold of ``judged``, and searches for the queries of that fold."""
+    found = []
+    held_out = folds_of(judged, folds, config.seed)
+    for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
+        asked = judged.only(fold)
+        train = data.only(data.queries.keys() - fold).apart_from(asked)
+        rows = make_rows(train, config.negatives, config.seed)
+        trainer = train_copy(model, train, rows, config, output)
+        refuse_diverged(trainer)
+        encoded, similarity = encode(trainer.model, asked)
+        found.append(encoded.search(similarity))
+    return Ranking.joined(judged, found)
+
+
+class Baseline:
+    """A model and BM25, measured before training on held-out queries; without any, only the norms
+    of a sample of the data, whose answers to any split are given by their ids."""
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        held_out: RetrievalData | None,
+        answers: Collection[str],
+        config: TrainConfig,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.is_judged = held_out is not None
+        self.data = data = held_out or data
+        self.answers = answers
+        if len(data.corpus) < 2:
+            raise DataError("The corpus has one document: there is nothing to tell apart.")
+        began = time.perf_counter()
+        encoded = None
+        if self.is_judged:
+            warn_if_few(data.query_ids, "a model")
+            encoded, similarity = encode(model, data)
+            self.exponent = float(similarity.exponents[1])
+            self.found = encoded.search(Similarity(1.0, self.exponent))
+            self.folds = folds_of(data, DEFAULT_FOLDS, config.seed)
+            self.lexical, self.no_control = bm25_control(data)
+        self.geometry = self._geometry(encoded)
+        self.seconds = time.perf_counter() - began
+
+    def compare(
+        self, of_folds: Ranking | None = None, folds: int = 0
+    ) -> tuple[Verdict | None, dict[str, float]]:
+        """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
+        of its norms."""
+        verdict = None
+        encoded = None
+        if of_folds is not None:
+            exponent = float(scoring_of(self.model, before_normalize=True).exponents[1])
+            verdict = replace(self._verdict(exponent, of_folds), folds=folds)
+        elif self.is_judged:
+            encoded, similarity = encode(self.model, self.data)
+            verdict = self._choose_scoring(encoded, similarity)
+        return verdict, self._geometry(encoded)
+
+    def _geometry(self, encoded: EncodedTask | None) -> dict[str, float]:
+        return card_figures(self.model, self.data, self.answers, self.config.seed, encoded)
+
+    def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
+        """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
+        present = float(similarity.exponents[1])
+        seed = self.config.seed
+        trained = self._verdict(present, encoded.search(Similarity(1.0, present)))
+        if normalizes_output(self.model):
+            return trained
+        exponents = exponents_with(present)
+        per_query = ndcg_by_exponent(encoded, exponents)
+        curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
+        best = self._verdict(curve.best, encoded.search(Similarity(1.0, curve.best)))
+        saved = trained if self.config.keep_scoring else best
+        shown = curve.to_dict()["ndcg@10"]
+        return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
+
+    def _verdict(self, exponent: float, found: Ranking) -> Verdict:
+        """The verdict on a ranking of the trained model by a document exponent."""
+        gain = found.minus(self.found, seed=self.config.seed)
+        scored = Scored(exponent, found.mean, gain)
+        changes = found.ndcg - self.found.ndcg
+        before = System("the pretrained model", self.found)
+        after = System("the trained model", found)
+        systems = [before, after]
+        if self.lexical:
+            bm25 = choose(self.lexical, self.folds)
+            systems = [System("BM25", bm25.ranking, bm25.value)]
+            for one, its_exponent in ((before, self.exponent), (after, exponent)):
+                options = fusions(one.ranking, self.lexical, its_exponent == 1.0)
+                fused = choose(options, self.folds)
+                name = f"{one.name} with BM25"
+                systems += [one, System(name, fused.ranking, str(fused.value))]
+        others = [system for system in systems if system not in (before, after)]
+        return Verdict(
+            queries=gain.queries,
+            pretrained=self.found.mean,
+            as_trained=scored,
+            best=None,
+            saved=scored,
+            curve=None,
+            controls=tuple(
+                Control(
+                    NAMES[one.name].format(one.how),
+                    one.ranking.mean,
+                    found.minus(one.ranking, seed=self.config.seed),
+                )
+                for one in others
+            ),
+            decision=decide(systems, self.config.seed),
+            gained=int((changes > 0).sum()),
+            lost=int((changes < 0).sum()),
+            changes=changes_of(self.found, found),
+            no_control=self.no_control,
+        )
