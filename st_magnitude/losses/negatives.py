@@ -16,6 +16,7 @@ from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
 from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.vectors import may_repeat
 from st_magnitude.losses.keys import (
     Features,
     Texts,
@@ -92,6 +93,10 @@ class FalseNegatives:
             exclude.append(Above(self._threshold, spares=spares))
         return exclude
 
+    def has_rules(self, texts: Texts) -> bool:
+        """Whether anything could be left out of a batch."""
+        return bool(texts.keys) or self.margin is not None
+
     def _explicit(self, batch: Gathered, documents: Sequence[Tensor]) -> Ids:
         """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
         positives, *negatives = documents
@@ -99,7 +104,7 @@ class FalseNegatives:
         of_positives = batch.join(unlike_all(positives, 1))
         return Ids(of_rows, torch.cat([of_positives, *(of_rows for _ in negatives)]))
 
-    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
+    def _ids(self, texts: Texts, batch: Gathered) -> list[Ids]:
         """The keys of the documents' texts and of their queries, (M,) each, and of queries and
         documents without their prompts.
 
@@ -112,10 +117,12 @@ class FalseNegatives:
         others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
         of_texts = torch.cat([batch.join(x) for x in documents])
         of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
-        if not texts.bare:
-            return [of_texts, of_queries]
-        bare_queries, *bare = map(batch.join, texts.bare)
-        return [of_texts, of_queries, Ids(bare_queries, torch.cat(bare))]
+        rules = [Ids(of_texts, of_texts), Ids(of_queries, of_queries)]
+        if texts.bare:
+            bare_queries, *bare = map(batch.join, texts.bare)
+            rules.append(Ids(bare_queries, torch.cat(bare)))
+        # in a ring ids may repeat on other ranks
+        return rules if batch.is_ring else [x for x in rules if may_repeat(x)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -193,7 +200,10 @@ def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Ten
     rows = replace(batch, queries=queries, documents=at_least_float32(batch.documents))
     longest = max(term.dim or queries.shape[1] for term in terms)
     with without_autocast(queries):
-        return Comparison(rows, similarity, {longest}, "query_to_doc").left_out
+        compared = Comparison(rows, similarity, {longest}, "query_to_doc")
+        if compared.left_out is None:
+            return torch.zeros(compared.shape, dtype=torch.bool, device=queries.device)
+        return compared.left_out
 
 
 def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:
