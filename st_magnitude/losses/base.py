@@ -282,7 +282,9 @@ class EmbeddingLoss(nn.Module):
 def joined(columns: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tokens of columns for a static table, (N,), and the first token of each text, (n,)."""
     starts = accumulate((len(features["input_ids"]) for features in columns), initial=0)
-    offsets = [features["offsets"] + start for features, start in zip(columns, starts, strict=False)]
+    offsets = [
+        features["offsets"] + start for features, start in zip(columns, starts, strict=False)
+    ]
     tokens = torch.cat([features["input_ids"] for features in columns])
     return {"input_ids": tokens, "offsets": torch.cat(offsets)}
 
@@ -326,7 +328,7 @@ class FiniteWatch:
         if labels is not None:
             watched["the labels"] = labels
         watched |= losses
-        # A sum is finite if all numbers are, and nothing overflows; on a GPU it would be waited for.
+        # A sum is finite if all numbers are, unless it overflows; a GPU would be waited for.
         if all(x.is_cpu and math.isfinite(x.detach().sum()) for x in watched.values()):
             return
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
