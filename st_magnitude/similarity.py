@@ -13,6 +13,7 @@ The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import numpy as np
@@ -37,7 +38,7 @@ def safe_norm(embeddings: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
     # In float32 the square of 1e19 overflows; an infinite norm would give finite scores but
     # gradients of nan.
-    return norm.masked_fill(norm == 0, 1.0).clamp(max=torch.finfo(norm.dtype).max)
+    return (norm + (norm == 0)).clamp(max=torch.finfo(norm.dtype).max)
 
 
 def at_least_float32(embeddings: Embeddings) -> Tensor:
@@ -50,11 +51,12 @@ def at_least_float32(embeddings: Embeddings) -> Tensor:
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which operations on the device of a tensor keep their precision."""
     device = x.device.type
-    is_known = torch.amp.is_autocast_available(device)
-    return torch.autocast(device if is_known else "cpu", enabled=False)
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 class Similarity:

@@ -13,6 +13,7 @@ mask with the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -31,23 +32,34 @@ def plain_infonce(
 ) -> Tensor:
     """The mean loss over softmaxes; the first direction of each has the positives."""
     losses = []
-    weights = 1.0 if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
+    weights = None if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
     dims = {term.dim or batch.queries.shape[1] for term in terms}
     with without_autocast(batch.queries):
         for directions in softmaxes:
             parts = [Comparison(batch, similarity, dims, direction) for direction in directions]
-            first, *others = [part.targets for part in parts]
-            targets = torch.cat([first, *map(torch.zeros_like, others)], dim=1)
+            first, *others = parts
+            targets = first.targets  # the number of the column of each positive: (B,)
+            if targets is None:
+                targets = first.column_of_pair
+            elif others:
+                none = (targets.new_zeros(x.shape) for x in others)
+                targets = torch.cat([targets, *none], dim=1)
             for term in terms:
-                logits = torch.cat([part.logits(term) for part in parts], dim=1)  # (B, all columns)
-                loss = F.cross_entropy(logits, targets, reduction="none")  # (B,)
-                losses.append(term.weight * (weights * loss).mean())
-    return torch.stack(losses).sum() / len(softmaxes)
+                logits = [part.logits(term) for part in parts]
+                joint = torch.cat(logits, dim=1) if others else logits[0]  # (B, all columns)
+                if weights is None:
+                    loss = F.cross_entropy(joint, targets)
+                else:
+                    loss = (weights * F.cross_entropy(joint, targets, reduction="none")).mean()
+                losses.append(loss if term.weight == 1 else term.weight * loss)
+    total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+    return total if len(softmaxes) == 1 else total / len(softmaxes)
 
 
 class Comparison:
     """Scores, targets and mask, (B, M) each, of one direction: its B rows are queries or their
-    positives."""
+    positives. The targets are None if each row has its positive as the only one, and the mask is
+    None if no rule leaves anything out."""
 
     def __init__(
         self, batch: Batch, similarity: Similarity, dims: set[int], direction: Direction
@@ -60,34 +72,58 @@ class Comparison:
         self.as_column = similarity.query if self.to_query else similarity.document
         self.log_q = batch.log_q_queries if self.to_query else batch.log_q  # (M,)
 
-        start = batch.offset if self.to_query and batch.all_queries is None else 0
-        device = self.rows.device
-        self.columns_are = start + torch.arange(len(self.columns), device=device)  # (M,)
-        self.rows_are = batch.offset + torch.arange(len(self.rows), device=device)  # (B,)
-        self.is_pair = self.rows_are[:, None] == self.columns_are  # (B, M)
-        self.scores = {dim: self._scores(dim) for dim in dims}  # of each prefix, (B, M)
-        scores = self.scores[max(dims)].detach()
+        self.shape = len(self.rows), len(self.columns)
+        self.start = batch.offset if self.to_query and batch.all_queries is None else 0
+        self.longest = max(dims)
+        self._scores: dict[int, Tensor] = {}  # of prefixes
+        self.targets: Tensor | None = None  # (B, M), rows sum to 1
+        self.left_out: Tensor | None
         if self.from_query == self.to_query:
-            self.targets = torch.zeros_like(scores)
             self.left_out = self._same_kind()
         else:
-            self.targets = self._targets(scores.dtype)  # (B, M), rows sum to 1
-            self.left_out = self._false_negatives(scores) & ~self.is_pair & (self.targets == 0)
+            self.targets = self._targets(self.rows.dtype)
+            self.left_out = self._false_negatives()
+            if self.left_out is not None:
+                self.left_out &= ~self.is_pair
+                if self.targets is not None:
+                    self.left_out &= self.targets == 0
 
-    def _scores(self, dim: int) -> Tensor:
+    @property
+    def columns_are(self) -> Tensor:  # (M,)
+        return self.start + torch.arange(self.shape[1], device=self.rows.device)
+
+    @property
+    def rows_are(self) -> Tensor:  # (B,)
+        return self.batch.offset + torch.arange(self.shape[0], device=self.rows.device)
+
+    @property
+    def is_pair(self) -> Tensor:  # (B, M)
+        return self.rows_are[:, None] == self.columns_are
+
+    @property
+    def column_of_pair(self) -> Tensor:
+        """The column of the positive of each row, (B,)."""
+        first = self.batch.offset - self.start
+        return torch.arange(first, first + self.shape[0], device=self.rows.device)
+
+    def scores(self, dim: int) -> Tensor:
         """s(row, column) of a prefix, (B, M)."""
-        rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
-        return rows @ columns.T
+        if dim not in self._scores:
+            rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
+            self._scores[dim] = rows @ columns.T
+        return self._scores[dim]
 
     def logits(self, term: Term) -> Tensor:
         """The logits of the softmax, (B, M)."""
-        scores = self.scores[term.dim or self.rows.shape[1]]
+        scores = self.scores(term.dim or self.rows.shape[1])
         logits = scores / term.temperature
         if self.batch.hardness_strength:
             hardness = self.batch.hardness_strength * scores.detach()
             logits = logits + hardness.masked_fill(self.is_pair, 0)
         if self.log_q is not None:
             logits = logits - self.log_q.detach().to(logits.dtype)
+        if self.left_out is None:
+            return logits
         lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
         return logits.masked_fill(self.left_out, lowest)
 
@@ -104,30 +140,32 @@ class Comparison:
         shared += [self._same(ids) for ids in self.batch.positive_ids]
         return torch.stack([rows[:, None] == columns, *shared]).any(dim=0)
 
-    def _false_negatives(self, scores: Tensor) -> Tensor:
+    def _false_negatives(self) -> Tensor | None:
         """The pairs that ``exclude`` leaves out, by scores of the longest prefix, (B, M)."""
         batch = self.batch
         said = [self._same(ids) for ids in batch.excluded_ids]
         if batch.above is not None:
+            scores = self.scores(self.longest).detach()
             of_pairs = scores.where(self.is_pair, 0).sum(dim=1)  # (B,)
             too_close = scores > batch.above.threshold(of_pairs)[:, None]
             for spares in batch.spares:
                 too_close &= ~self._same(spares)
             said.append(too_close)
-        return torch.stack([torch.zeros_like(self.is_pair), *said]).any(dim=0)
+        return reduce(torch.logical_or, said) if said else None
 
-    def _targets(self, dtype: torch.dtype) -> Tensor:
+    def _targets(self, dtype: torch.dtype) -> Tensor | None:
         """The target distribution of each row over the columns, (B, M); rows sum to 1."""
         batch = self.batch
         given = batch.targets_queries if self.to_query else batch.targets
         if given is None and isinstance(batch.targets, Tensor):
             given = batch.targets[:, batch.pairs].T
         if given is not None:
-            found = given if isinstance(given, Tensor) else given(slice(0, len(self.is_pair)))
+            found = given if isinstance(given, Tensor) else given(slice(0, self.shape[0]))
+        elif batch.positives is None:
+            return None
         else:
-            found = self.is_pair
-            for ids in batch.positive_ids:
-                found = self._same(ids)
+            (ids,) = batch.positive_ids
+            found = self._same(ids)
         found = found.detach().to(dtype)
         names_nothing = found.sum(dim=1, keepdim=True) == 0  # (B, 1); they keep their positive
         found = found + self.is_pair * names_nothing

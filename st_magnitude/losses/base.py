@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -155,6 +156,11 @@ class EmbeddingLoss(nn.Module):
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
         """The raw embeddings of each column of texts, (B, D)."""
         model: Any = partial(raw_features, self.model)
+        if all(features.keys() == {"input_ids", "offsets"} for features in columns):
+            # a static table, whose dense gradient is as large as the table for each pass
+            sizes = [len(features["offsets"]) for features in columns]
+            embeddings: Tensor = model(joined(columns))["sentence_embedding"]
+            return list(embeddings.split(sizes))
         return embed_columns(model, columns)
 
     def start(self) -> None:
@@ -290,6 +296,16 @@ class EmbeddingLoss(nn.Module):
         return queries, _by_mean_norm(documents, similarity.gamma_document, dim, gathers)
 
 
+def joined(columns: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tokens of columns for a static table, (N,), and the first token of each text, (n,)."""
+    starts = accumulate((len(features["input_ids"]) for features in columns), initial=0)
+    offsets = [
+        features["offsets"] + start for features, start in zip(columns, starts, strict=False)
+    ]
+    tokens = torch.cat([features["input_ids"] for features in columns])
+    return {"input_ids": tokens, "offsets": torch.cat(offsets)}
+
+
 def _by_mean_norm(
     embeddings: list[Tensor], gamma: float | Tensor, dim: int | None, gathers: bool
 ) -> list[Tensor]:
@@ -329,6 +345,9 @@ class FiniteWatch:
         if labels is not None:
             watched["the labels"] = labels
         watched |= losses
+        # A sum is finite if all numbers are, unless it overflows; a GPU would be waited for.
+        if all(x.is_cpu and math.isfinite(x.detach().sum()) for x in watched.values()):
+            return
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
         flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
         flags.copy_(broken, non_blocking=broken.is_cuda)

@@ -16,6 +16,7 @@ from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
 from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.vectors import may_repeat
 from st_magnitude.losses.keys import (
     Features,
     Texts,
@@ -89,6 +90,10 @@ class FalseNegatives:
             exclude.append(Above(self._threshold, spares=spares))
         return exclude
 
+    def has_rules(self, texts: Texts) -> bool:
+        """Whether anything could be left out of a batch."""
+        return bool(texts.keys) or self.margin is not None
+
     def _explicit(self, batch: Gathered, documents: Sequence[Tensor]) -> Ids:
         """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
         positives, *negatives = documents
@@ -103,7 +108,7 @@ class FalseNegatives:
         queries, *documents = texts.keys
         return [torch.cat([batch.join(x) for x in documents]), batch.join_queries(queries)]
 
-    def _ids(self, texts: Texts, batch: Gathered) -> list[Tensor | Ids]:
+    def _ids(self, texts: Texts, batch: Gathered) -> list[Ids]:
         """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
         the documents' texts and of their queries, (M,) each.
 
@@ -112,17 +117,17 @@ class FalseNegatives:
         other document. With ``"once"`` this holds for two queries or two documents.
         """
         bare_queries, *bare = map(batch.join, texts.bare)
-        itself = Ids(bare_queries, torch.cat(bare))
-        if self.same_text == "once" and not batch.compares_a_kind:
-            return [itself]
-        queries, *documents = texts.keys
-        start = len(texts.keys)  # after the columns that text_keys has numbered
-        others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
-        of_texts = torch.cat([batch.join(x) for x in documents])
-        of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
-        if self.same_text == "once":
-            return [Ids(of_texts, ~of_texts), Ids(of_queries, ~of_queries), itself]
-        return [of_texts, of_queries, itself]
+        rules = [Ids(bare_queries, torch.cat(bare))]
+        if self.same_text == "exclude" or batch.compares_a_kind:
+            queries, *documents = texts.keys
+            start = len(texts.keys)  # after the columns that text_keys has numbered
+            others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
+            of_texts = torch.cat([batch.join(x) for x in documents])
+            of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
+            is_once = self.same_text == "once"
+            rules += [Ids(x, ~x if is_once else x) for x in (of_texts, of_queries)]
+        # in a ring ids may repeat on other ranks
+        return rules if batch.is_ring else [x for x in rules if may_repeat(x)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -202,7 +207,10 @@ def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Ten
     rows = replace(batch, queries=queries, documents=at_least_float32(batch.documents))
     longest = max(term.dim or queries.shape[1] for term in terms)
     with without_autocast(queries):
-        return Comparison(rows, similarity, {longest}, "query_to_doc").left_out
+        compared = Comparison(rows, similarity, {longest}, "query_to_doc")
+        if compared.left_out is None:
+            return torch.zeros(compared.shape, dtype=torch.bool, device=queries.device)
+        return compared.left_out
 
 
 def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:

@@ -280,9 +280,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         elif self.teacher is not None and labels is not None:
             targets, targets_queries = self.teacher.targets(labels, batch)
 
-        all_documents = torch.cat([batch.join(x) for x in documents])  # (M, D)
+        columns = [batch.join(x) for x in documents]
+        all_documents = torch.cat(columns) if len(columns) > 1 else columns[0]  # (M, D)
         exclude = self.false_negatives.exclude(texts, batch, documents)
-        if exclude and torch.is_grad_enabled() and not batch.is_ring:  # which brings more documents
+        counts = torch.is_grad_enabled() and not batch.is_ring  # which brings more documents
+        if counts and self.false_negatives.has_rules(texts):
             known = Batch(
                 queries,
                 all_documents,
@@ -317,7 +319,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def _scaled_terms(self) -> tuple[Term, ...]:
         """The terms with the temperatures that a fixed scale gives them."""
-        if self.scale == "auto":
+        if self.scale in ("auto", SCALE):
             return self.terms
         factor = SCALE / self.scale
         return tuple(replace(x, temperature=x.temperature * factor) for x in self.terms)

@@ -16,6 +16,7 @@ from _losses import (
     value_and_gradients,
 )
 from _tiny import auto_scale, formula, load_transformer, raw_embeddings, save_transformer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MatryoshkaLoss,
@@ -198,6 +199,49 @@ def test_cosine_in_matryoshka_loss(model, mini_batch_size):
     embeddings = raw_embeddings(model, columns)
     by_hand = formula(embeddings, (1, 1), 20) + 0.5 * formula(embeddings, (1, 1), 20, dim=16)
     assert_same(model, loss(columns, None), by_hand)
+
+
+COLUMNS = [
+    ["bread and butter", "", "a river"],  # a text without tokens in the middle, and at the end
+    ["wine", "the long way over the bridge", ""],
+    ["tea", "forest", "an old engine in the forest"],
+]
+
+
+@pytest.mark.parametrize(("more", "number"), [({}, 1), ({"task": "query"}, 3)])
+def test_columns_of_a_table_share_one_pass(static_path, more, number):
+    """Each pass has a dense gradient of the size of the table. What a Router or another module
+    reads of a column stays with the column."""
+    model = SentenceTransformer(str(static_path), device="cpu")
+    table = model[0].embedding
+    loss = stm.MagnitudeRankingLoss(model, "dot", same_text="keep")
+
+    def features():
+        first, *others = map(model.preprocess, COLUMNS)
+        return [first | more, *others]
+
+    separate = [model(column)["sentence_embedding"] for column in features()]
+    expected = torch.autograd.grad(sum(x.square().sum() for x in separate), table.weight)
+    passes = []
+    table.register_forward_hook(lambda *_: passes.append(1))
+    found = loss.embed(features())
+    torch.testing.assert_close(found, separate)
+    assert len(passes) == number
+    gradient = torch.autograd.grad(sum(x.square().sum() for x in found), table.weight)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_matryoshka_of_a_table_is_that_of_sentence_transformers(static_path):
+    model = SentenceTransformer(str(static_path), device="cpu")
+    ours = MatryoshkaLoss(model, stm.CosineRankingLoss(model, same_text="keep"), [64, 16])
+    features = [model.preprocess([text or "leaf" for text in column]) for column in COLUMNS]
+    found = ours([dict(x) for x in features], None)
+    gradient = torch.autograd.grad(found, model[0].embedding.weight)
+    theirs = MatryoshkaLoss(model, MultipleNegativesRankingLoss(model), [64, 16])
+    expected = theirs([dict(x) for x in features], None)
+    torch.testing.assert_close(found, expected)
+    wanted = torch.autograd.grad(expected, model[0].embedding.weight)
+    torch.testing.assert_close(gradient, wanted)
 
 
 def test_static_model_cannot_be_cached(static_model):
