@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.train import TrainConfig, TrainedModel, train
-from st_magnitude.result import Table, points, to_plain, wrap
+from st_magnitude.judge import Difference, judge
+from st_magnitude.result import Table, to_plain, wrap
 
 ROWS = 1024  # of the batch whose step is timed
 PUBLISHED, TRAINED = "the table as published", "the table, trained"
@@ -58,31 +58,29 @@ def searches(
 
 def compare(
     found: dict[str, NDArray[np.float64]], trained: TrainedModel
-) -> tuple[Table, dict[str, tuple[float, float, float]]]:
+) -> tuple[Table, dict[str, Difference]]:
     """All searches, and what the trained table has over each of them."""
-    gains = {name: judge(found[TRAINED] - other).gain for name, other in found.items()}
+    gains = {name: judge(found[TRAINED] - other) for name, other in found.items()}
     del gains[TRAINED]
     means = {name: float(ndcg.mean()) for name, ndcg in found.items()}
     for control in trained.confirmed.controls if trained.confirmed else ():
         name = control.name.replace("trained +", "the table, trained +")
         means[name], gains[name] = control.ndcg, control.gain
     rows = [
-        [name, f"{means[name]:.4f}", points(gains[name]) if name in gains else ""]
+        [name, f"{means[name]:.4f}", gains.get(name, "")]
         for name in sorted(means, key=lambda name: means[name])
     ]
     return Table(["search", "nDCG@10", "the trained table over it"], rows), gains
 
 
-def conclusion(
-    gains: dict[str, tuple[float, float, float]], beyond: tuple[float, float, float]
-) -> str:
+def conclusion(gains: dict[str, Difference], beyond: Difference) -> str:
     """The sentences that the figures allow, and which control wins.
 
     ``beyond`` is the gain of the training where both tables are searched with the classifier.
     """
 
     def is_better(name: str) -> bool:
-        return gains[name][1] > 0.0
+        return gains[name].is_better
 
     said = ["The training makes the table better on packages that it has not seen."]
     if not is_better(PUBLISHED):
@@ -94,16 +92,16 @@ def conclusion(
     if is_better(SURFACE):
         said.append("It finds more than a classifier on length and punctuation does.")
     else:
-        wins = "does better" if gains[SURFACE][2] < 0.0 else "does as well"
+        wins = "does better" if gains[SURFACE].is_worse else "does as well"
         said.append(
             f"But a classifier on length and punctuation, next to the untrained table, {wins}."
         )
-    said.append(f"With that classifier next to both tables, training adds {points(beyond)}.")
+    said.append(f"With that classifier next to both tables, training adds {beyond}.")
     if beyond[1] <= 0.0:
         said.append(
             "So it learns what an answer looks like; that it learns more is not shown here."
         )
-    ahead = [name for name, (_, _, high) in gains.items() if high < 0.0]
+    ahead = [name for name, gain in gains.items() if gain.is_worse]
     if ahead:
         said.append(f"Clearly ahead of the trained table: {', '.join(ahead)}.")
     return " ".join(said)
@@ -247,7 +245,7 @@ def main() -> None:
     found[MINILM], found[f"{MINILM} + surface"] = searches(task, minilm, prior)
     say("Timing one training step")
     table, gains = compare(found, trained)
-    beyond = judge(found[f"{TRAINED} + surface"] - found[SURFACE]).gain
+    beyond = judge(found[f"{TRAINED} + surface"] - found[SURFACE])
     steps, costs = cost(distinct_rows(task.train.triplets(1, seed=options.seed)))
     stored = sizes(task, {"trained": model, "as published": base})
 

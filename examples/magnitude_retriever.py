@@ -29,7 +29,7 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.judge import norm_warning
+from st_magnitude.judge import norm_warning
 
 
 def report(

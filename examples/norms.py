@@ -31,8 +31,8 @@ from sklearn.metrics import roc_auc_score
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import judge, norm_warning
-from st_magnitude.result import Table, points, to_plain
+from st_magnitude.judge import judge, norm_warning
+from st_magnitude.result import Table, to_plain
 
 ENCODE = {"batch_size": 64, "before_normalize": True}
 LOSSES = {"cosine": stm.CosineRankingLoss, "qnorm": stm.QNormRankingLoss}
@@ -181,9 +181,9 @@ def main() -> None:
         "half of the index: qnorm - surface": ("qnorm", "surface", "half"),
     }
     differences = {
-        name: judge(measured[a][key] - measured[b][key]).gain for name, (a, b, key) in pairs.items()
+        name: judge(measured[a][key] - measured[b][key]) for name, (a, b, key) in pairs.items()
     }
-    said = [[name, points(difference)] for name, difference in differences.items()]
+    said = [[name, str(difference)] for name, difference in differences.items()]
     print(Table(["nDCG@10, paired over queries", "difference"], said).to_text())
     answers = encoded.degrees > 0
     error = geometry.cohens_d_error(means["qnorm"]["d"], answers.sum(), (~answers).sum())

@@ -36,6 +36,7 @@ from .surgery.gradients import attach_grad_scale as attach_grad_scale
 from .surgery.gradients import cut_init as cut_init
 from .surgery.normalize import prepare as prepare
 from .surgery.normalize import strip_normalize as strip_normalize
+from .surgery.vocabulary import trimmed_vocabulary as trimmed_vocabulary
 from .training.attach import attach as attach
 from .training.monitor import NormMonitor as NormMonitor
 

@@ -16,7 +16,7 @@ import typer
 from typer import Option
 from typer.models import OptionInfo
 
-from st_magnitude._checks import finite
+from st_magnitude._checks import InputError, in_range
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,7 +34,7 @@ Negatives = Annotated[
 ]
 Prompts = Annotated[bool, Option(help="Put the model's prompts before the texts.")]
 Bf16 = Annotated[bool | None, Option(help="Compute in bfloat16; default: where it is fast.")]
-SkipEmpty = Annotated[bool, Option(help="Leave out empty texts, and judgments of absent ones.")]
+SkipEmpty = Annotated[bool, Option(help="Leave out judgments of empty and absent texts.")]
 
 
 def check_ranges(config: DataclassInstance) -> None:
@@ -42,14 +42,14 @@ def check_ranges(config: DataclassInstance) -> None:
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
-        finite(field.name, value)
+        in_range(field.name, value)
         for option in get_args(hints[field.name]):
             if value is None or not isinstance(option, OptionInfo):
                 continue
             if option.min is not None and not value >= option.min:
-                raise ValueError(f"{field.name} must be at least {option.min:g}, got {value}.")
+                raise InputError(f"{field.name} must be at least {option.min:g}, got {value}.")
             if option.max is not None and not value <= option.max:
-                raise ValueError(f"{field.name} must be at most {option.max:g}, got {value}.")
+                raise InputError(f"{field.name} must be at most {option.max:g}, got {value}.")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

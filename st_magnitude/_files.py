@@ -82,17 +82,20 @@ def locked_folder(output: str | Path, first_rank_only: bool = True) -> Iterator[
                 output.rmdir()
 
 
-def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
-    """Refuses (FileExistsError) a path at which no new folder can be written."""
+def refuse_used_folder(path: str | Path, overwrite: bool | None = None) -> None:
+    """Refuses (OSError) a path at which no new folder can be written. ``overwrite`` is None where
+    the caller cannot replace one."""
     path = Path(path)
+    place = next(x for x in (path, *path.absolute().parents) if x.exists())
+    if not os.access(place, os.W_OK) or not (place == path or place.is_dir()):
+        raise OSError(f"{path} cannot be made, because {place} is no folder or read-only.")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose a new or empty folder.")
     if not path.is_dir() or all(file.name.startswith(OWN) for file in path.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(
-            f"{path} is not empty; choose another folder, or pass overwrite=True to replace it all."
-        )
+        remedy = "" if overwrite is None else ", or pass overwrite=True to replace it all"
+        raise FileExistsError(f"{path} is not empty; choose another folder{remedy}.")
     if Path.cwd().is_relative_to(path.resolve()):
         raise FileExistsError(
             f"{path} contains the working directory, which would be replaced with it; choose "

@@ -28,9 +28,9 @@ def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str,
     """Rows begin to end of the features of one text column.
 
     A cached loss slices features as sentence-transformers' own cached losses do, flattened inputs
-    included.
+    included. Those of a table are not sliced.
     """
-    return _create_minibatch(features, begin, end)
+    return dict(features) if "offsets" in features else _create_minibatch(features, begin, end)
 
 
 def batch_size_of(features: Mapping[str, Tensor]) -> int:
@@ -89,11 +89,12 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
 
 def forget_adapter(model: PreTrainedModel) -> None:
     """Makes a model whose adapters were merged an ordinary one; its public methods still expect the
-    adapters."""
+    adapters, and after ``load_adapter`` it saves weights under the names of an adapter's file."""
     if getattr(model, "_hf_peft_config_loaded", False):
         model._hf_peft_config_loaded = False
         del model.peft_config
-        model.requires_grad_(True)
+        model._weight_conversions = None  # type: ignore[assignment]
+    model.requires_grad_(True)
 
 
 # --- torch ----------------------------------------------------------------------------------------

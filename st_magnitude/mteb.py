@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import needs
+from st_magnitude._checks import InputError, foreign, needs
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.saving.export import load
 from st_magnitude.surgery.raw import unwrapped
@@ -107,12 +107,16 @@ def evaluate(
     if not isinstance(model, (str, Path)):
         model = unwrapped(model)
         if output is not None:
-            raise ValueError(
+            raise InputError(
                 "mteb keeps results by the name of a model: save this one, and pass its folder."
             )
     runs: SentenceTransformer | EncoderProtocol | ModelMeta
     try:
-        chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
+        reader = str(model) if isinstance(model, Path) else model
+        chosen = [
+            mteb.get_task(x) if isinstance(x, str) else retrieval_task(x.unread_by(reader))
+            for x in tasks
+        ]
         if isinstance(model, SentenceTransformer):
             runs = model
         elif Path(model).is_dir():
@@ -120,14 +124,17 @@ def evaluate(
         else:
             runs = mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
-        raise ValueError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
+        raise InputError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
     cache = None
     if output is not None:
         _refuse_torn(Path(output))
         cache = mteb.ResultCache(output)
     options: Any = {"show_progress_bar": False, **encode}
     bars = options["show_progress_bar"]
-    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars)
+    with foreign():
+        return mteb.evaluate(
+            runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars
+        )
 
 
 def _file_name(name: str) -> str:
@@ -141,7 +148,7 @@ def _refuse_torn(output: Path) -> None:
         try:
             json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(
+            raise InputError(
                 f"{file} is torn ({error}). Remove it, and mteb computes it again."
             ) from error
 

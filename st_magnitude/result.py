@@ -45,15 +45,8 @@ def to_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def points(difference: tuple[float, float, float]) -> str:
-    """A difference of nDCG@10 with the ends of its interval, in points: hundredths."""
-    return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in difference))
-
-
 def cell(value: object) -> str:
-    """A value in a table: floats with four places, three by `points`, "-" for None and NaN."""
-    if isinstance(value, tuple) and len(value) == 3:
-        return points(value)
+    """A value in a table: floats with four places, "-" for None and NaN."""
     if value is None or (isinstance(value, (float, np.floating)) and math.isnan(value)):
         return "-"
     if isinstance(value, (bool, np.bool_)):
@@ -132,7 +125,7 @@ class Table:
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """The lines of a row, with each cell broken at the width of its column."""
         sized = zip(row, widths, strict=True)
-        cells = [_lines_of(text, width) for text, width in sized]
+        cells = [_lines_of(text, max(width, 1)) for text, width in sized]
         for parts in zip_longest(*cells, fillvalue=""):
             aligned = zip(parts, widths, self.is_number, strict=True)
             padded = (part.rjust(n) if right else part.ljust(n) for part, n, right in aligned)

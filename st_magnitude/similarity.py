@@ -20,6 +20,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from st_magnitude._checks import InputError
+
 __all__ = ["COSINE", "DNORM", "DOT", "QNORM", "Similarity", "safe_norm"]
 
 Embeddings: TypeAlias = "Tensor | Sequence[Tensor] | ArrayLike"
@@ -112,7 +114,7 @@ class Similarity:
         try:
             return _NAMED[name.lower()]
         except (KeyError, AttributeError):
-            raise ValueError(
+            raise InputError(
                 f"No similarity is called {name!r}. Choose one of {sorted(_NAMED)}."
             ) from None
 
@@ -186,10 +188,10 @@ class Similarity:
 def _checked_exponent(name: str, gamma: float | Tensor) -> float | Tensor:
     if isinstance(gamma, Tensor):
         if gamma.ndim != 0:
-            raise ValueError(f"A learned {name} must be a 0-d tensor, got {tuple(gamma.shape)}.")
+            raise InputError(f"A learned {name} must be a 0-d tensor, got {tuple(gamma.shape)}.")
         return gamma
     if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it.")
+        raise InputError(f"{name} must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it.")
     return float(gamma)
 
 

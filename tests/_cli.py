@@ -7,13 +7,13 @@ from typer.testing import CliRunner
 from st_magnitude.commands.app import app
 
 
-def invoke(command, *arguments, **options):
+def invoke(command, *arguments, input=None, **options):
     """Runs a command; ``top_k=5`` stands for ``--top-k 5``, True for an option without a value."""
     words = [command, *map(str, arguments)]
     for name, value in options.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(app, words, input=input)
 
 
 def figures(*arguments, **options):

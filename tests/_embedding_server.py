@@ -3,10 +3,12 @@
 import json
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -60,6 +62,11 @@ class EmbeddingServer:
             }
         if body.get("model", NAME) != NAME:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        if faults.get("refuses") in body:
+            return 422, {"detail": "Extra inputs are not permitted"}
+        if faults.get("retries", 0):
+            faults["retries"] -= 1
+            return 429, "Too many requests"
         texts = body["input"] if "input" in body else body["inputs"]
         # of some status, to all texts or to those over a number of words
         if "says" in faults and max(len(text.split()) for text in texts) > faults.get("over", -1):
@@ -74,6 +81,8 @@ class EmbeddingServer:
         rows = self.embed(texts, normalize)
         if path == "/embed":
             return 200, rows
+        if faults.get("base64"):
+            rows = [b64encode(np.asarray(row, "<f4").tobytes()).decode() for row in rows]
         data = [
             {"embedding": row} | faults.get("index", {"index": i}) for i, row in enumerate(rows)
         ]
@@ -98,6 +107,8 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
                     self.wfile.write(part)
                     time.sleep(0.05)
                 self.send_response(status)
+                if "retries" in server.faults:
+                    self.send_header("Retry-After", "0")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

@@ -74,7 +74,7 @@ def save_transformer(
     """A folder with a random Transformer: no dropout, and norms of embeddings that vary."""
     tokens = tokenizer()
     config = AutoConfig.for_model(
-        model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES[model_type] | options)
+        model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES.get(model_type, {}) | options)
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -9,6 +9,9 @@ import pytest
 from _processes import python
 
 import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.trainer import make_trainer
 from st_magnitude.losses.table import LOSSES
 
 FILES = {
@@ -114,7 +117,7 @@ def test_a_similarity_a_loss_and_a_regularizer(root, tiny_path):
 
 def test_train_knows_the_loss(root, tiny_path, data_folder, tmp_path):
     output = tmp_path / "model"
-    options = ("--loss", "double", "--max-steps", 2, "--mini-batch-size", 2)
+    options = ("--loss", "double", "--max-steps", 2, "--mini-batch-size", 2, "--dims", "8,16")
     command = ("-m", "st_magnitude", "train", "--model", tiny_path, "--data", data_folder)
     python(*command, "--output", output, *options, "--keep-anyway", cwd=root)
     record = json.loads((output / "training.json").read_text(encoding="utf-8"))
@@ -126,6 +129,21 @@ def test_train_knows_the_loss(root, tiny_path, data_folder, tmp_path):
 def test_a_command(root, number, code):
     done = python("-m", "st_magnitude", "count", "--texts", number, "--json", cwd=root, code=code)
     assert ('{"texts": 5}' in done.stdout) == (code == 0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "setting", [{}, {"dims": (4, 8)}, {"temperatures": (0.1, 0.2)}, {"prior": True}], ids=str
+)
+def test_losses_of_the_table_take_what_train_passes(name, setting, static_model, task, tmp_path):
+    assert issubclass(LOSSES[name].load("dims" in setting), stm.MagnitudeRankingLoss)
+    data = RetrievalData(*task.values())
+    config = TrainConfig(loss=name, batch_size=2, **setting)
+    rows = data.triplets(0)
+    loss = make_trainer(static_model, data, rows, config, tmp_path, saves=False).loss
+    dims = {term.dim for term in loss.terms} - {None}
+    assert dims >= {*setting.get("dims", ())}
+    assert (loss.prior is not None) <= setting.get("prior", False)
 
 
 def test_losses_of_the_table_are_exported_and_documented():

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 # From the bottom up. A module may import from lower layers and from its own; __init__ and __main__
 # of the package stand above all others.
 LAYERS = (
-    ("similarity", "result", "_config", "_distributed", "_upstream", "_checks", "_files"),
+    ("similarity", "result", "judge", "_config", "_distributed", "_upstream", "_checks", "_files"),
     ("geometry", "kernel"),
     ("modules",),
     ("losses", "surgery", "saving", "data"),
@@ -89,6 +89,15 @@ def test_no_function_has_more_than_60_lines_after_its_docstring():
         lines = node.end_lineno - statements[0].lineno + 1 if statements else 0
         most = 61 if node.name == "_visit_tile" else 60  # whose comments give the order
         assert lines <= most, f"{file}: {node.name}"
+
+
+def test_what_commands_reach_refuses_by_a_class_of_its_own():
+    """The others keep their traceback on the command line (`_checks.InputError`)."""
+    for file, node in nodes(ast.Raise):
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        if not file.startswith(("kernel/", "geometry", "clip/", "revela/")):
+            name = getattr(raised, "id", "")
+            assert name not in ("ValueError", "TypeError", "ImportError"), file
 
 
 def test_private_names_of_other_packages_stand_in_one_place():

@@ -25,6 +25,10 @@ def test_text_fits_the_width_and_aligns_numbers():
     assert max(map(len, Table(["a"], [["word " * 40]]).to_text(40).splitlines())) <= 40
 
 
+def test_a_column_without_a_text_takes_no_place():
+    assert Table(["a", ""], [["b", ""], ["c", ""]]).to_text().splitlines() == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("width", [20, 40, 60])
 def test_a_narrow_terminal_loses_no_word_and_no_number(width):
     columns = ["precision", "dim", "bytes/vector", "nDCG@10", "recall of float top 10"]

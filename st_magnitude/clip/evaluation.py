@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -17,8 +18,8 @@ NEAREST = 10  # irrelevant items of a query, with which the relevant ones are co
 
 
 def evaluate_retrieval(
-    image_features: Tensor,
-    text_features: Tensor,
+    image_features: Tensor | np.ndarray,
+    text_features: Tensor | np.ndarray,
     relevant: Tensor | np.ndarray | None = None,
     ks: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
@@ -43,7 +44,8 @@ def evaluate_retrieval(
         Over all pairs, d would be 0 where every item is relevant to equally many queries.
 
     Raises:
-        ValueError: If shapes do not fit, or features are not finite.
+        ValueError: If shapes do not fit, no pair is relevant, relevant is not boolean, a cutoff is
+            not a whole number from 1 on, or features are not finite.
 
     Example:
         >>> images = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]])
@@ -52,9 +54,21 @@ def evaluate_retrieval(
         >>> round(found["cosine_t2i_recall@1"], 4), round(found["dot_t2i_recall@1"], 4)
         (1.0, 0.3333)
     """
-    sides = {"image": image_features.detach(), "text": text_features.detach()}
-    pairs = torch.eye(len(image_features)) if relevant is None else relevant
-    matches = torch.as_tensor(pairs, dtype=torch.bool, device="cpu").numpy()
+    given = {"image": image_features, "text": text_features}
+    sides = {name: torch.as_tensor(x).detach() for name, x in given.items()}
+    shapes = [tuple(x.shape) for x in sides.values()]
+    if [len(shape) for shape in shapes] != [2, 2] or shapes[0][1] != shapes[1][1]:
+        raise ValueError(f"Features must be of shapes (n, D) and (m, D); got {shapes}.")
+    if not ks or not all(isinstance(k, Integral) and k >= 1 for k in ks):
+        raise ValueError(f"ks must be whole numbers of at least 1, such as [1, 5]; got {ks}.")
+    pairs = torch.eye(shapes[0][0], dtype=torch.bool) if relevant is None else relevant
+    belongs = torch.as_tensor(pairs, device="cpu")
+    if belongs.dtype != torch.bool or not belongs.any():
+        raise ValueError(
+            "relevant must be booleans, of which one is true, such as grades > 0; got"
+            f" {belongs.dtype} with {int((belongs != 0).sum())} pairs."
+        )
+    matches = belongs.numpy()
     if matches.shape != (expected := (len(image_features), len(text_features))):
         raise ValueError(
             f"relevant must have shape (images, texts), {expected}; got {matches.shape}."

@@ -31,6 +31,7 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed; the next file that is opened would get its number
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # cp1252 has no arrow
     warnings.simplefilter("ignore", FutureWarning)  # of other packages, for their developers
     # of batches without repeats, about which training has a sentence of its own
     logging.getLogger("sentence_transformers.base.sampler").setLevel(logging.ERROR)

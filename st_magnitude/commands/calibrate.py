@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from st_magnitude._checks import InputError
 from st_magnitude._files import refuse_used_folder
 from st_magnitude.commands.core import Figures, Judged, ModelId, command, folder
 
@@ -32,15 +33,20 @@ def calibrate(
     """
     if output is not None:
         refuse_used_folder(output)
-    from st_magnitude.evaluation.calibration import calibrate_exponent
-
     splits = judged.splits()
     splits.check_held_out(judged.split, confirm)
     others = None if confirm is None else splits[confirm]
-    encoder, data = judged.load(model, splits)
+    encoder, split, data = judged.load(model, splits)
+    if split == confirm:
+        raise InputError(
+            f"The {confirm} split chooses the exponent, as the model was trained on the"
+            f" {judged.split} split: leave out --confirm {confirm}, or name another split."
+        )
+    from st_magnitude.evaluation.calibration import calibrate_exponent
+
     curve = calibrate_exponent(encoder, data, **judged.encode)
     typer.echo(str(curve))
-    figures = {"split": judged.split, **curve.to_dict()}
+    figures = {"split": split, **curve.to_dict()}
     if others is not None:
         typer.echo(f"{confirm}: {others}")
         confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)
@@ -53,14 +59,13 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.result import points
 
     ndcg = float(curve.at(exponent).mean())
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {ndcg:.4f}")
     figures: dict[str, object] = {"queries": len(curve.queries), "ndcg@10": ndcg}
     for name, other in (("cosine", 1.0), ("dot", 0.0)):
         gain = curve.gain(exponent, other)
-        typer.echo(f"  over {name}: {points(gain)}")
+        typer.echo(f"  over {name}: {gain}")
         figures[f"versus_{name}"] = gain
     return figures
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from st_magnitude._checks import InputError
 from st_magnitude.commands.core import Figures, command
 
 
@@ -40,12 +41,12 @@ def check_serving(
         extra = None
         broken_at = getattr(error, "pos", 0)
     if not isinstance(extra, dict):
-        raise ValueError(
+        raise InputError(
             "--request must be a JSON object as '{\"normalize\": false}', and is none "
             f"from its character {broken_at + 1} on; it is not shown, since it can hold a key."
         )
     if api_key_env is not None and not os.environ.get(api_key_env):
-        raise ValueError(
+        raise InputError(
             "The environment variable that --api-key-env names is not set; export the key into it,"
             " and give the name of the variable, not the key."
         )

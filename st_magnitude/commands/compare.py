@@ -25,9 +25,11 @@ def compare(
     measures the best one, plain cosine and the pretrained model on the test split. Give the same
     command again to continue a run that was stopped.
     """
+    splits = source.splits()
+    splits[settings.split]  # before a model is loaded
     from st_magnitude.comparison.compare import compare as run
 
-    result = run(model, source.splits(), output, settings, say=say)
+    result = run(model, splits, output, settings, say=say)
     typer.echo(f"\n{result}")
     say(f"Saved to {output}: model/, compare.md, compare.json.")
     return result.to_dict()

@@ -24,10 +24,10 @@ def compress(
     The table has nDCG@10 and storage with fewer dimensions, and as int8, RaBitQ and bits. Nothing
     is trained. Queries and corpus are encoded once.
     """
+    encoder, split, data = judged.load(model, judged.splits())
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
-    encoder, data = judged.load(model, judged.splits())
     evaluator = CompressionEvaluator(
         data.queries,
         data.corpus,
@@ -44,4 +44,4 @@ def compress(
         {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(cell).items()}
         for cell in evaluator.cells
     ]
-    return {"split": judged.split, "cells": cells}
+    return {"split": split, "cells": cells}

@@ -7,7 +7,6 @@ option answer at once.
 from __future__ import annotations
 
 import contextlib
-import dis
 import errno
 import gc
 import inspect
@@ -25,9 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from st_magnitude._checks import finite
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
 from st_magnitude._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ class DataOptions:
     """Options of the commands that read queries, documents and judgments."""
 
     data: Annotated[
-        str,
+        list[str],
         Option(
-            help="Pairs: a CSV, TSV, JSONL or Parquet file, a folder of them, or a data set of the"
-            " hub; a folder in BEIR's layout; or texts without labels."
+            help="Pairs: a CSV, TSV, JSON or Parquet file, a folder of them, or a data set of the"
+            " hub; a folder in BEIR's layout; or texts without labels. Several files of pairs are"
+            " joined: --data mined.jsonl --data pairs.csv."
         ),
     ]
     columns: Annotated[
@@ -106,8 +107,9 @@ class DataOptions:
         """The splits of the data, after sentences on how they were read."""
         from st_magnitude.data.pairs import load_splits
 
+        source = self.data[0] if len(self.data) == 1 else self.data
         splits = load_splits(
-            self.data, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
+            source, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
         )
         for note in () if is_quiet else splits.notes:
             say(note)
@@ -122,16 +124,17 @@ class Judged(DataOptions):
     batch_size: BatchSize = 32
     max_length: MaxLength = None
 
-    def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, RetrievalData]:
-        """The model, and the split to measure on."""
+    def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
+        """The model, and the split to measure on with its name: see `Splits.unread`."""
+        splits[self.split]  # before the model is loaded
         from st_magnitude.saving.export import limit_length, load
 
-        data = splits[self.split]
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
-        typer.echo(f"{self.split}: {data}")
-        return encoder, data
+        split, data = splits.unread(self.split, encoder)
+        typer.echo(f"{split}: {data}")
+        return encoder, split, data
 
     @property
     def encode(self) -> dict[str, int | bool]:
@@ -164,7 +167,9 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
         try:
             for name, value in given.items():
-                finite(f"--{name.replace('_', '-')}", value)
+                in_range(f"--{name.replace('_', '-')}", value)
+                if value == "" or (isinstance(value, list) and "" in value):
+                    raise InputError(f"{name.upper()} is empty{_UNSET}")
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -188,8 +193,20 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         raise typer.Exit(figures.get("exit_code", 0))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command()(run)
+    app.command(cls=_Command)(run)
     return function
+
+
+class _Command(TyperCommand):
+    """A command that repeats no argument that it does not take, which may be a key."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if "extra argument" in getattr(error, "message", ""):
+                error.message = "There are too many arguments; options begin with two hyphens."  # type: ignore[attr-defined]
+            raise
 
 
 def report(error: Exception) -> int:
@@ -203,7 +220,7 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.args[:1] == (errno.ENOSPC,) and error.filename is None:
         why = f"{os.strerror(errno.ENOSPC)}, where stdout or a file of another package is written"
         error = OSError(f"{why}.")  # files of ours are named
-    is_for_user = _is_for_user(error)
+    is_for_user = isinstance(error, (OSError, InputError, InputTypeError, MissingPackage))
     with contextlib.suppress(OSError):  # nobody reads stderr
         if _show_traceback or not is_for_user:
             traceback.print_exception(error)
@@ -215,29 +232,7 @@ def report(error: Exception) -> int:
             typer.secho(text, fg=typer.colors.RED, err=True)
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
-    return 2 if is_for_user else 70
-
-
-# Packages that refuse what a user gave, such as a model, by a ValueError
-_REFUSES = {"sentence_transformers", "transformers", "huggingface_hub", "datasets", "accelerate"}
-_REFUSES |= {"mteb", "peft"}
-
-
-def _is_for_user(error: Exception) -> bool:
-    """Whether an error says what the user can mend: it is one of the system, or a statement
-    ``raise`` raised it. Where an expression fails, the fault is ours."""
-    if isinstance(error, OSError):
-        return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    assert last is not None  # it was raised
-    package = last.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-    if package != "st_magnitude" and (package not in _REFUSES or isinstance(error, TypeError)):
-        return False
-    step = last.tb_frame.f_code.co_code[last.tb_lasti]  # which needs no source
-    is_statement = step == dis.opmap["RAISE_VARARGS"]
-    return isinstance(error, (ValueError, TypeError, ImportError)) and is_statement
+    return getattr(error, "exit_code", 2) if is_for_user else 70
 
 
 def one_line(text: str) -> str:
@@ -289,6 +284,15 @@ def say(text: str) -> None:
     typer.echo(wrap(text))
 
 
+_UNSET = ", as an unset variable of the shell is; give a value."
+
+
 def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
-    return Option(file_okay=False, help=help)
+
+    def parse(given: str) -> Path:  # typer takes nothing for the current folder
+        if not given or Path(given).is_file():
+            raise typer.BadParameter(f"{given!r} is a file." if given else f"it is empty{_UNSET}")
+        return Path(given)
+
+    return Option(parser=parse, metavar="DIRECTORY", help=help)

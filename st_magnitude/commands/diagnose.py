@@ -19,7 +19,7 @@ def diagnose(
     judged: Ranked,
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
     min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
-    seed: Annotated[int, Option(help="Seed for the halves and the intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed for the halves and the intervals.")] = 0,
     verbose: Annotated[bool, Option(help="Print all measurements as well.")] = False,
     output: Annotated[
         Path | None, folder("Folder for diagnosis.json and diagnosis.md, which are replaced.")
@@ -34,12 +34,12 @@ def diagnose(
     if output is not None:
         for name in ("diagnosis.json", "diagnosis.md"):
             refuse_foreign(output / name)
-    from st_magnitude.diagnosis.diagnose import diagnose as run
-
     splits = judged.splits()
     splits.check_held_out(judged.split)
-    encoder, data = judged.load(model, splits)
-    train = None if judged.split == "train" else splits.get("train")
+    encoder, split, data = judged.load(model, splits)
+    from st_magnitude.diagnosis.diagnose import diagnose as run
+
+    train = None if split == "train" else splits.get("train")
     found = run(
         encoder,
         data,

@@ -26,12 +26,13 @@ def mteb(
     The model is a folder or a name that mteb knows. This command needs the extra "eval".
     """
     from st_magnitude.data.pairs import load_splits
-    from st_magnitude.mteb import evaluate
 
     data = [
         load_splits(task, skip_empty=skip_empty)[split] if Path(task).exists() else task
         for task in tasks
     ]
+    from st_magnitude.mteb import evaluate
+
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, **encode).task_results
     scores = {result.task_name: result.get_score() for result in results}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from st_magnitude._checks import InputError
 from st_magnitude.commands.core import DataOptions, Figures, ModelId, command, say, show_progress
 
 if TYPE_CHECKING:
@@ -46,20 +48,30 @@ def search(
     compares the best score with those of questions that have an answer. With --risk, such as 0.1,
     the dev split gives a rule that says when nothing answers.
     """
-    from st_magnitude.data.beir import folded
-    from st_magnitude.evaluation.abstention import check_range
+    from st_magnitude.data.beir import canonical
+    from st_magnitude.data.memory import AllReadError
 
-    if risk is not None:
-        check_range(risk)
     splits = source.splits(is_quiet=True)
     parts = {name: splits[name] for name in splits}
     if risk is not None and "dev" not in parts:
-        raise ValueError("--risk needs questions that nobody trained on: add a dev split.")
+        raise InputError("--risk needs questions that nobody trained on: add a dev split.")
+    if risk is not None:
+        from st_magnitude.evaluation.abstention import check_range
+
+        check_range(risk)
     answers: dict[str, set[str]] = {}
     for part in parts.values():
         for query, grades in part.relevant.items():
-            answers.setdefault(folded(part.queries[query]), set()).update(grades)
-    known = parts.get("dev") or next(iter(parts.values()))
+            answers.setdefault(canonical(part.queries[query]), set()).update(grades)
+    split = "dev" if "dev" in parts else next(iter(parts))
+    known = parts[split]
+    try:
+        known = splits.unread(split, model)[1]
+        says_share = True
+    except AllReadError:
+        if risk is not None:
+            raise
+        says_share = False
     searchers = [_Searcher(name, known) for name in (model, against) if name]
     rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
@@ -67,9 +79,11 @@ def search(
         tasks = [searcher.ask(text) for searcher in searchers]
         pairs = zip(searchers, tasks, strict=True)
         found = [searcher.find(task, top_k) for searcher, task in pairs]
-        _show(found, known.corpus, answers.get(folded(text), set()))
+        _show(found, known.corpus, answers.get(canonical(text), set()))
         answered = None
-        if rule is None:
+        if not says_share:
+            say(f"No share is shown: {model} was trained on all questions of these data.")
+        elif rule is None:
             say(searchers[0].compare(found[0]))
         else:
             best = tasks[0].top(rule.similarity, 2)
@@ -80,13 +94,18 @@ def search(
 
 
 def _questions() -> Iterator[str]:
-    """The questions of the input, with a hint where a person types them."""
-    if sys.stdin.isatty():
+    """The questions of the input, with a hint where a person types them. In a pipe, bytes that are
+    not UTF-8 are shown as U+FFFD, and blank lines are passed over."""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
         typer.echo("Type a question, or an empty line to stop.", err=True)
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
     for line in sys.stdin:
-        if not line.strip():
+        if line.strip():
+            yield line.strip()
+        elif is_typed:
             return
-        yield line.strip()
 
 
 @dataclass(frozen=True)
@@ -140,6 +159,8 @@ class _Searcher:
 
     def compare(self, found: Sequence[Hit]) -> str:
         """A sentence on the best score next to those of questions that have an answer."""
+        if not len(self.best):
+            return "No question of these data has an answer, with which to compare the score."
         share = float((self.best <= found[0].score).double().mean())
         said = f"{share:.0%} of {len(self.best):,} questions with an answer have no higher score."
         return f"{said} Perhaps nothing here answers this one." if share <= FAR else said

@@ -38,28 +38,35 @@ def train(
     folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
-    from st_magnitude.finetune.train import train as run
-
     splits = source.splits()
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[split]
-    dev = None if dev_split == split else splits.get(dev_split)
+    dev = None
+    measured = dev_split
+    if dev_split != split and dev_split in splits:
+        measured, dev = splits.unread(dev_split, model)
+    if measured == confirm:
+        say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
+        confirm = None
+    test = None if confirm is None else splits[confirm]
     typer.echo(f"{split}: {loaded}")
+    from st_magnitude.finetune.train import train as run
+
     trained = run(
         model,
         loaded,
         output,
         settings,
         dev=dev,
-        dev_is_drawn=dev_split in splits.drawn,
-        test=None if confirm is None else splits[confirm],
+        dev_is_drawn=measured == dev_split and dev_split in splits.drawn,
+        test=test,
         also_relevant=splits.relevant_documents(),
         say=say,
     )
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if trained.trainer.is_world_process_zero():
-        figures |= _report(trained, split, dev_split, confirm, splits.caveat)
+        figures |= _report(trained, split, measured, confirm, splits.caveat)
     return figures
 
 
@@ -71,6 +78,8 @@ def _report(
     figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
     figures["norm_warning"] = trained.norm_warning
     if verdict is not None:
+        if verdict.decision is not None:
+            say(str(verdict.decision))
         say(f"{verdict.headline(dev_split)} {caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
     if trained.output is None:
@@ -91,7 +100,9 @@ def _report(
         if advice := verdict.advice():
             say(advice)
     if confirm is not None and trained.confirmed is not None:
-        say(trained.confirmed.headline(confirm))
+        said = trained.confirmed.headline(confirm)
+        counts = "" if verdict is None else verdict.which_counts(trained.confirmed, confirm)
+        say(f"{said} {counts}".strip())
         figures[confirm] = trained.confirmed.to_dict()
     for text in filter(None, (trained.prior, trained.norm_warning)):
         say(text)

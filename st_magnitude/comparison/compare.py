@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,16 +17,20 @@ from pathlib import Path
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import Gain, judge
-from st_magnitude.finetune.measure import bm25_if_installed, found_by
+from st_magnitude.evaluation.choice import choose
+from st_magnitude.evaluation.scoring import score_by_cosine
+from st_magnitude.finetune.measure import bm25_control
 from st_magnitude.finetune.trainer import check_length
-from st_magnitude.finetune.verdict import model_ndcg
+from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.training.run_folder import list_differences
@@ -71,18 +76,19 @@ def compare(
     config = config or CompareConfig()
     output = Path(output).absolute()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("compare trains in one process; start it without torchrun or accelerate.")
+        raise InputError("compare trains in one process; start it without torchrun or accelerate.")
     if (output / "compare.json").exists():
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
-    splits = make_splits(data, config, dev, test)
+    base = load(model) if isinstance(model, str) else copy(model)
+    check_length(base, config.max_length)
+    score_by_cosine(base, say)
+    splits = make_splits(base, data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
-    base = load(model) if isinstance(model, str) else model
-    check_length(base, config.max_length)
     try:
         with locked_folder(output):
             began = time.perf_counter()
@@ -111,15 +117,15 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        pretrained = model_ndcg(trials.base, trials.splits["dev"]).mean()
-        return _Progress(settings, float(pretrained))
+        pretrained = model_ranking(trials.base, trials.splits["dev"]).mean
+        return _Progress(settings, pretrained)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
         entries = [Entry(**row | {"candidate": Candidate(**row["candidate"])}) for row in rows]
         progress = _Progress(entries=entries, **known)
     except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is damaged; choose another output folder.") from error
+        raise InputError(f"{file} is damaged; choose another output folder.") from error
     if differences := list_differences(progress.settings, settings):
         raise FileExistsError(
             f"The comparison in {output} was started with other settings: {differences}. "
@@ -262,31 +268,34 @@ class _Run:
         if not self.progress.test:
             cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
             if cosine is None:
-                raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
+                raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
             models = {"pretrained": self.trials.base}
             for entry in (cosine, finished[0]):
                 models[entry.name] = load(str(self.folder(entry.candidate)))
-            measured = {of: model_ndcg(model, test).tolist() for of, model in models.items()}
-            if (lexical := bm25_if_installed(test)) is not None:
-                measured[BM25] = [*found_by(lexical, test).ndcg.values()]
+            measured = {
+                of: model_ranking(model, test).ndcg.tolist() for of, model in models.items()
+            }
             self.progress.test = measured
             self._save()
-        scores = self.progress.test
+        lexical, no_control = bm25_control(test)
+        folds = folds_of(test, DEFAULT_FOLDS, self.trials.config.seed)
+        bm25 = choose(lexical, folds).ranking.ndcg.tolist() if lexical else []
+        scores = self.progress.test | ({BM25: bm25} if bm25 else {})
         before = scores["pretrained"]
-        bm25 = scores.get(BM25)
         trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
         control, *others = trained.values()
 
-        def gain(after: list[float], before: list[float]) -> Gain:
-            return judge(np.subtract(after, before), seed=self.trials.config.seed).gain
+        def gain(after: list[float], before: list[float]) -> Difference:
+            return judge(np.subtract(after, before), seed=self.trials.config.seed)
 
         return OnTest(
             queries=len(test.query_ids),
             documents=len(test.corpus),
             ndcg={of: sum(score) / len(score) for of, score in scores.items()},
             over_pretrained={of: gain(x, before) for of, x in trained.items()},
-            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25 is not None},
+            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25},
             over_cosine=gain(others[0], control) if others else None,
+            no_control=no_control,
         )
 
     def _write(self, result: CompareResult) -> None:

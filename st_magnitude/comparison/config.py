@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude._config import (
     Bf16,
     Floats,
@@ -45,7 +45,7 @@ def seconds_of(budget: str) -> float:
     """The seconds of a time such as "90s", "30m" or "2h"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
     if found is None or not float(found[1]):
-        raise ValueError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
+        raise InputError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
     return float(found[1]) * {"s": 1, "h": 3600}.get(found[2], 60)
 
 
@@ -87,7 +87,7 @@ class CompareConfig:
     test_split: Annotated[str, Option(help="Split read last; if missing, part of train.")] = "test"
     dev_queries: Annotated[int, Option(min=1, help="Largest number of dev queries.")] = 500
     documents: Annotated[int, Option(min=2, help="Documents to search; judged ones always.")] = 5000
-    seed: Annotated[int, Option(help="Random seed.")] = 0
+    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -96,7 +96,7 @@ class CompareConfig:
         for name in self.losses or ():
             if name not in known:
                 hint = did_you_mean(name, known)
-                raise ValueError(f"losses has {name!r}.{hint} Choose from {', '.join(known)}.")
+                raise InputError(f"losses has {name!r}.{hint} Choose from {', '.join(known)}.")
         for field in ("temperatures", "learning_rates"):
             for value in getattr(self, field) or ():
                 positive(field, value)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from st_magnitude.comparison.config import Candidate
-from st_magnitude.evaluation.judge import Gain
-from st_magnitude.result import Result, Table, points, to_plain
+from st_magnitude.judge import Difference, nothing_found
+from st_magnitude.result import Result, Table, to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
@@ -65,9 +65,10 @@ class OnTest:
     queries: int
     documents: int
     ndcg: dict[str, float]
-    over_pretrained: dict[str, Gain]
-    over_bm25: dict[str, Gain]  # empty where bm25s is not installed
-    over_cosine: Gain | None  # of the first candidate on dev; None if that is plain cosine
+    over_pretrained: dict[str, Difference]
+    over_bm25: dict[str, Difference]  # empty where bm25s is not installed or BM25 is no control
+    over_cosine: Difference | None  # of the first candidate on dev; None if that is plain cosine
+    no_control: str = ""  # why BM25 is none, in a sentence
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class CompareResult(Result):
     @property
     def is_clear(self) -> bool:
         """Whether the first on dev is not plain cosine, and clearly better on the test split."""
-        return self.test.over_cosine is not None and self.test.over_cosine[1] > 0
+        return self.test.over_cosine is not None and self.test.over_cosine.is_better
 
     @property
     def winner(self) -> Entry:
@@ -110,12 +111,14 @@ class CompareResult(Result):
     @property
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
+        if nothing := nothing_found(*self.test.ndcg.values()):
+            return nothing
         name = self.winner.name
         over_cosine = self.test.over_cosine
         gain = self.test.over_pretrained[name]
         over_bm25 = self.test.over_bm25.get(name)
-        better = ["the pretrained model"] if gain[2] < 0 else []
-        if over_bm25 is not None and over_bm25[2] < 0:
+        better = ["the pretrained model"] if gain.is_worse else []
+        if over_bm25 is not None and over_bm25.is_worse:
             better.append("BM25")
         found = [f"Use {name}."]
         if better:
@@ -126,16 +129,17 @@ class CompareResult(Result):
             verdict = _verdict(over_cosine, "a clear gain", "a clear loss", "no clear difference")
             found.append(
                 f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by "
-                f"{points(over_cosine)} against {self.cosine.name}: {verdict}."
+                f"{over_cosine} against {self.cosine.name}: {verdict}."
             )
         verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
-        found.append(f"{name} is {verdict} than the pretrained model: {points(gain)} on test.")
-        if over_bm25 is not None and over_bm25[1] <= 0:
+        found.append(f"{name} is {verdict} than the pretrained model: {gain} on test.")
+        if over_bm25 is not None and not over_bm25.is_better:
             verdict = _verdict(over_bm25, "", "clearly worse", "not clearly better")
             found.append(
-                f"It is {verdict} than BM25: {points(over_bm25)}. Consider fusing both"
-                " (HybridEvaluator)."
+                f"It is {verdict} than BM25: {over_bm25}. `train` with these options weighs both."
             )
+        if self.test.no_control:
+            found.append(self.test.no_control)
         exponent = self.winner.exponent
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
@@ -154,7 +158,8 @@ class CompareResult(Result):
         test = self.test
         models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
-        return Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
+        columns = ("model", "nDCG@10", "minus pretrained [95 %]")
+        return Table(columns, models, title, test.no_control)
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -187,8 +192,5 @@ def _or_lowest(ndcg: float) -> float:
     return -math.inf if math.isnan(ndcg) else ndcg
 
 
-def _verdict(gain: Gain, better: str, worse: str, neither: str) -> str:
-    _, low, high = gain
-    if low > 0:
-        return better
-    return worse if high < 0 else neither
+def _verdict(gain: Difference, better: str, worse: str, neither: str) -> str:
+    return {"better": better, "worse": worse}.get(gain.verdict, neither)

@@ -19,15 +19,21 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from st_magnitude.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import Entry
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits, load_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.judge import warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.finetune.train import save_trained
-from st_magnitude.finetune.trainer import is_uneven, make_rows, reading, train_copy
+from st_magnitude.finetune.trainer import (
+    is_uneven,
+    make_rows,
+    reading,
+    train_copy,
+    warn_of_left_out,
+)
+from st_magnitude.judge import warn_if_few
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
@@ -41,12 +47,16 @@ IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a ru
 
 
 def make_splits(
+    model: SentenceTransformer,
     data: RetrievalData | Splits | str | Path,
     config: CompareConfig,
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
 ) -> Splits:
-    """Reads the splits, holds out those that are missing, refuses shared queries, and samples."""
+    """Reads the splits, holds out those that are missing, refuses shared queries, and samples.
+
+    No query of dev or test is a text of a training row, or was read by the model before.
+    """
     if isinstance(data, str | Path):
         data = load_splits(data)
     if isinstance(data, RetrievalData):
@@ -60,16 +70,17 @@ def make_splits(
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
             folds = max(DEFAULT_FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
-            held_out = folds_of(train, folds, config.seed)[0]
+            held_out = folds_of(train.unread_by(model), folds, config.seed)[0]
             part = train.only(held_out)
             train = train.only(train.queries.keys() - held_out)
             number = len(part.query_ids)
             found.notes.append(
                 f"There is no {name} split: {number:,} training queries are held out."
             )
-        found[name] = part
+        found[name] = part.unread_by(model)
     found["train"] = train
     found.check_held_out("dev", "test")
+    found["train"] = train.apart_from(found["dev"], found["test"])
     found["dev"] = _sample(found["dev"], config.dev_queries, config.documents, rng)
     found["test"] = _sample(found["test"], None, config.documents, rng)
     warn_if_few(min(found["dev"].query_ids, found["test"].query_ids, key=len), "a loss")
@@ -103,7 +114,9 @@ class Trials:
 
     @cached_property
     def rows(self) -> Dataset:
-        return make_rows(self.splits["train"], self.config.negatives, self.config.seed)
+        rows = make_rows(self.splits["train"], self.config.negatives, self.config.seed)
+        warn_of_left_out(self.splits["train"], rows)
+        return rows
 
     @cached_property
     def grid(self) -> list[Candidate]:
@@ -129,7 +142,7 @@ class Trials:
         exponent = float(scoring_of(model).exponents[1])
         exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
-            usual = None if self.config.max_length is None else self.base.max_seq_length
+            usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 encoded = self.splits["dev"].encode(model)
         except NotFiniteError:

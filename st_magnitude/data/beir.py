@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ import unicodedata
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+
+from st_magnitude._checks import InputError, shown
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
@@ -33,15 +36,22 @@ _MEANS_SOMETHING = frozenset("#%&*/@\\")  # punctuation in Unicode, but not in "
 logger = logging.getLogger(__name__)
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Data that cannot be used; the message says where the problem is and what to do."""
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The non-blank lines of a file in UTF-8, which may end in .gz, each with its place."""
+def _lines(path: Path, raw: bytes | None = None) -> Iterator[tuple[str, str]]:
+    """The non-blank lines of a file in UTF-8, which may end in .gz, each with its place; or of its
+    content."""
     path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with (
+            io.BytesIO(raw)
+            if raw is not None
+            else gzip.open(path)
+            if path.suffix == ".gz"
+            else path.open("rb")
+        ) as file:
             lines = (line for ended in file for line in ended.rstrip(b"\r\n").split(b"\r"))
             for number, raw in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
@@ -55,9 +65,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"{path} is damaged ({error}); fetch it again.") from None
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """The values of a .jsonl file, each with its place."""
-    for where, line in _lines(path):
+def json_lines(path: Path, raw: bytes | None = None) -> Iterator[tuple[str, object]]:
+    """The values of a .jsonl file, or of its content, each with its place."""
+    for where, line in _lines(path, raw):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -76,8 +86,8 @@ def refuse_shared(
     queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str
 ) -> None:
     """Refuses two splits, query id -> text, that share queries by id or by text."""
-    texts = {folded(text) for text in others.values()} - {""}
-    both = sorted(q for q, text in queries.items() if q in others or folded(text) in texts)
+    texts = {canonical(text) for text in others.values()} - {""}
+    both = sorted(q for q, text in queries.items() if q in others or canonical(text) in texts)
     if both:
         raise DataError(
             f"{len(both):,} queries of the {split} split are also in the {other} split, such as"
@@ -86,35 +96,45 @@ def refuse_shared(
         )
 
 
-class _Fold(dict[int, str | None]):
-    """The replacement of each character in `folded`, by its code point."""
+# What nothing shows: Unicode's Default_Ignorable_Code_Point, controls, formats, and U+FFFC, which
+# stands for an object
+_INVISIBLE = re.compile(
+    "[\0-\b\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufffc\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
-    def __missing__(self, code: int) -> str | None:
+
+class _Separators(dict[int, str]):
+    """A space for punctuation and for a cell of Braille without dots, by code point."""
+
+    def __missing__(self, code: int) -> str:
         letter = chr(code)
-        kind = unicodedata.category(letter)
-        self[code] = letter
-        if kind == "Cf":  # invisible
-            self[code] = None
-        elif kind[0] == "P" and letter not in _MEANS_SOMETHING:
-            self[code] = " "
+        is_punctuation = unicodedata.category(letter)[0] == "P" and letter not in _MEANS_SOMETHING
+        self[code] = " " if is_punctuation or letter == "\u2800" else letter
         return self[code]
 
 
-_FOLD = _Fold()
+_SEPARATORS = _Separators()
 
 
-def folded(text: str) -> str:
-    """A text in one spelling: two queries with one key are one query.
+def canonical(text: str) -> str:
+    """A text in one spelling: two queries with one canonical text are one query.
 
-    Case, width and composition of letters (NFKC), spaces, invisible characters and punctuation do
-    not count. Symbols do, such as + and #. A text without anything else is kept.
+    Case, width and composition of letters (NFKC), spaces, punctuation and what nothing shows do not
+    count. Symbols do, such as + and #. A text without anything else is kept.
 
     Example:
-        >>> folded("Hello,  World?"), folded("C++"), folded("?!")
+        >>> canonical("Hello,  World?"), canonical("C++"), canonical("?!")
         ('hello world', 'c++', '?!')
     """
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(plain.translate(_FOLD).split()) or plain.strip()
+    plain = text.lower()
+    if not (plain.isascii() and plain.isprintable()):
+        plain = _INVISIBLE.sub("", text)
+        for _ in range(2):  # lower case can need another composition
+            plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", plain.casefold()))
+    return " ".join(plain.translate(_SEPARATORS).split()) or plain.strip()
 
 
 def check_layout(folder: Path, split: str) -> None:
@@ -127,15 +147,13 @@ def check_layout(folder: Path, split: str) -> None:
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
 
 
-def read_texts(path: Path, may_be_empty: bool, of_queries: bool = False) -> dict[str, str]:
+def read_texts(path: Path, of_queries: bool = False) -> dict[str, str]:
     """Reads a .jsonl file: id -> text, without empty texts."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
         key, text = _id_and_text(row, where, of_queries)
         if key in texts:
-            raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
-        if not text and not may_be_empty:
-            raise DataError(f"{where}: {key!r} has an empty text; write one, or pass --skip-empty.")
+            raise DataError(f"{where}: repeats the id {shown(key)}; make ids unique.")
         texts[key] = text
     found = {key: text for key, text in texts.items() if text}
     if empty := len(texts) - len(found):
@@ -156,7 +174,7 @@ def _id_and_text(row: object, where: str, is_query: bool) -> tuple[str, str]:
     try:
         f"{key}{text}".encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: {key!r} is not Unicode; remove half a character.") from None
+        raise DataError(f"{where}: {shown(key)} is not Unicode; remove half a character.") from None
     return str(key), text if text.strip() else ""
 
 
@@ -177,14 +195,15 @@ def read_qrels(
             key = query if missing_query else document
             known = queries if missing_query else corpus
             raise DataError(
-                f"{where}: {key!r} is not in {'queries' if missing_query else 'corpus'}.jsonl"
-                f"{other_spelling(key, known)}; add it there, remove this line, or leave such lines"
-                " out with --skip-empty."
+                f"{where}: {shown(key)} is not in {'queries' if missing_query else 'corpus'}.jsonl,"
+                f" or is empty there{other_spelling(key, known)}; add its text, remove this line,"
+                " or leave such lines out with --skip-empty."
             )
         grades = judged.setdefault(query, {})
         if document and grades.setdefault(document, grade) != grade:
             raise DataError(
-                f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one."
+                f"{where}: contradicts an earlier line about {shown(document)} and {shown(query)};"
+                " keep one."
             )
     if missing:
         logger.warning(f"{missing:,} judgments of texts that are empty or absent were left out.")
@@ -192,11 +211,15 @@ def read_qrels(
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:
-    """A remark if an id is known as another type, or in another Unicode form; else ""."""
-    spelled = unicodedata.normalize("NFC", str(key))
-    same = (other for other in known if unicodedata.normalize("NFC", other) == spelled)
-    found = next(same, None)
-    return "" if found is None else f", where it is {found!a}, not {key!a}"
+    """A remark if an id is known as another type, as another form of a number (7.0) or in another
+    Unicode form; else ""."""
+
+    def plain(given: object) -> str:
+        spelled = unicodedata.normalize("NFC", str(given))
+        return spelled.removesuffix(".0") if math.isfinite(number(spelled)) else spelled
+
+    found = next((other for other in known if plain(other) == plain(key)), None)
+    return "" if found is None else f", where it is {ascii(found)[:99]}, not {ascii(key)[:99]}"
 
 
 def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str, str, str, str]]:
@@ -213,7 +236,7 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
             is_trec = width == 4 and re.fullmatch(r"Q?\d+", columns[1])
             if not (re.fullmatch(_HEADERS, plain) if is_header else is_trec or width == 3):
                 raise DataError(
-                    f"{where}: has the columns {columns}, but needs three, with tabs:"
+                    f"{where}: has the columns {shown(columns)}, but needs three, with tabs:"
                     f" {', '.join(HEADER)}."
                 )
             if is_header:
@@ -244,7 +267,7 @@ def whole_grade(grade: str | float, where: str) -> int:
     found = number(grade)
     if not found.is_integer() or abs(found) >= 2**31:
         raise DataError(
-            f"{where}: the score {grade!r} is not a whole number below 2^31; use 1 or more for"
+            f"{where}: the score {shown(grade)} is not a whole number below 2^31; use 1 or more for"
             " relevant, 0 for not. Grades that are all multiplied by one number leave nDCG as it"
             " is."
         )

@@ -7,15 +7,22 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
-from st_magnitude._checks import at_least, needs
+from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.tables import SUFFIXES, Row, files_of, num_held_out
+from st_magnitude.data.tables import (
+    OTHER_SUFFIXES,
+    SUFFIXES,
+    Row,
+    files_of,
+    has_suffix,
+    num_held_out,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +91,7 @@ def as_document(row: object, where: str) -> Document:
         return {"text": row, "code": False}
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
         found = sorted(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-        raise ValueError(f"{where}: needs a string under the key 'text', but is {found}.")
+        raise InputError(f"{where}: needs a string under the key 'text', but is {found}.")
     return {"text": row["text"], "code": bool(row.get("code"))}
 
 
@@ -211,15 +218,39 @@ _PROSE_LEVELS = (sentences, _LINES, split_words)
 _CODE_LEVELS = (_BLOCKS, _PARAGRAPHS, _LINES, split_words)
 
 
+LONG = 10_000  # characters
+_TAG = re.compile(
+    r"</?(a|b|br|code|div|em|h[1-6]|i|img|li|ol|p|pre|span|strong|table|td|tr|ul)\b[^<>]*>", re.I
+)
+
+
+def remarks(texts: Collection[str]) -> list[str]:
+    """Sentences on documents that models read badly."""
+    found = []
+    if number := sum(len(text) > LONG for text in texts):
+        found.append(
+            f"{number:,} documents have more than {LONG:,} characters. Encoders read the first"
+            " words, and tables average all: cut them, as st_magnitude.data.documents.chunk does."
+        )
+    if number := sum(_TAG.search(text) is not None for text in texts):
+        found.append(
+            f"{number:,} documents have HTML tags, which count as words: take them out, as"
+            " BeautifulSoup(text).get_text() does."
+        )
+    return found
+
+
 MOST_WORDS = 40  # of a chunk
 FEWEST_WORDS = 8
 MOST_PAIRS = 2000  # of dev, and of test
 
 
 def holds_texts(path: Path) -> bool:
-    """Whether a path is a text, or a folder with texts and without pairs."""
+    """Whether a path is a text, or a folder with texts and without pairs. Next to one text, which
+    may be a README, spreadsheets and JSON are pairs, too."""
     texts, others = files_of(path, _PROSE)
-    return bool(texts) and not any(file.suffix.lower() in SUFFIXES for file in others)
+    kinds = SUFFIXES if len(texts) > 1 else (*SUFFIXES, *OTHER_SUFFIXES)
+    return bool(texts) and not any(has_suffix(file, kinds) for file in others)
 
 
 def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:

@@ -4,94 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
-from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import cast
 
-from st_magnitude._checks import positive
-from st_magnitude._files import moved_in, refuse_used_folder
+from st_magnitude._checks import in_range
 from st_magnitude.data import beir
-from st_magnitude.data.beir import DataError, folded
-from st_magnitude.data.documents import as_document, holds_texts, neighbours, read_documents
+from st_magnitude.data.beir import DataError, canonical
+from st_magnitude.data.columns import Pair, choose_columns, read_pairs, spell_names
+from st_magnitude.data.documents import (
+    as_document,
+    holds_texts,
+    neighbours,
+    read_documents,
+    remarks,
+)
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.tables import PARTS, Row, Source, num_held_out, read_rows
+from st_magnitude.data.splits import Splits
+from st_magnitude.data.tables import Source, num_held_out, read_rows
 
 __all__ = ["Splits", "load_splits"]
 
 MOST_DEV = 2000  # queries
-HIGHEST_GRADE = 3  # whole scores up to it are grades
-RELEVANT = 0.8  # of the highest score, where scores are no grades
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
 
-# Names of columns without case, spaces and underscores, by role; the first set with a match counts.
-CLASSES = {"category", "intent", "class", "labeltext"}
-DOCUMENTS = {"document", "doc", "passage", "answer", "positive", "pos", "context", "response"}
-ROLES: dict[str, tuple[set[str], ...]] = {
-    "query": ({"query", "question", "anchor", "sentence1", "sentencea", "text1"}, {"text"}),
-    "document": (DOCUMENTS | {"sentence2", "sentenceb", "text2"}, {"text"}, CLASSES, {"label"}),
-    "score": ({"score", "label", "relevance", "similarity", "grade"},),
-    "split": ({"split"},),
-    "negative": (),
-}
-NEGATIVE = r"(hard)?neg(ative)?s?\d*"
-
-
-class Splits(dict[str, RetrievalData]):
-    """Splits of one data set by name, usually train, dev and test, over one corpus.
-
-    ``splits["dev"]`` raises a DataError if there is no such split, ``splits.get("dev")`` is None.
-
-    Attributes:
-        notes: Sentences for the user: what was left out, how scores were read, how many queries
-            there are.
-        drawn: Names of the splits that were drawn at random.
-        folder: The folder in BEIR's layout that they were read from, or None.
-        caveat: What the queries are, if nobody asked them: chunks of texts without labels.
-    """
-
-    def __init__(self, name: str, notes: list[str], folder: Path | None = None) -> None:
-        self.name = name
-        self.notes = notes
-        self.folder = folder
-        self.drawn: set[str] = set()
-        self.caveat = ""
-        self.broken: dict[str, DataError] = {}
-
-    def __missing__(self, split: str) -> RetrievalData:
-        if split in self.broken:
-            raise self.broken[split]
-        if self.folder is not None:
-            beir.check_layout(self.folder, split)
-        raise DataError(f"{self.name} has no split {split!r}; its splits are {list(self)}.")
-
-    def relevant_documents(self) -> set[str]:
-        """Ids of the documents that are relevant to a query of any split."""
-        return {d for data in self.values() for grades in data.relevant.values() for d in grades}
-
-    def check_held_out(self, *splits: str | None) -> None:
-        """Refuses (DataError) splits that share queries with each other or with train."""
-        names = [name for name in splits if name is not None]
-        held_out = names if "train" in names or "train" not in self else ["train", *names]
-        for other, name in combinations(held_out, 2):
-            beir.refuse_shared(self[name].asked, self[other].asked, name, other)
-
-    def save(self, folder: str | Path) -> None:
-        """Writes all splits as a new folder in BEIR's layout."""
-        refuse_used_folder(folder)
-        queries = {key: text for data in self.values() for key, text in data.queries.items()}
-        first, data = next(iter(self.items()))
-        with moved_in(Path(folder), last="qrels") as new:
-            RetrievalData(queries, data.corpus, {}).save(new, first)
-            for name, data in self.items():
-                data.save_qrels(new / "qrels" / f"{name}.tsv")
-
 
 def load_splits(
-    source: Source,
+    source: Source | Sequence[str | Path],
     *,
     columns: str | Mapping[str, str] | None = None,
     threshold: float | None = None,
@@ -100,16 +41,19 @@ def load_splits(
 ) -> Splits:
     """Splits of pairs of a query and a document, or of a folder in BEIR's layout.
 
-    Pairs are the rows of a file (CSV, TSV, JSONL, Parquet) or of a folder of them, of a data set of
-    the hub (``"name"`` or ``"name:split"``), of a Dataset or DatasetDict, or mappings. The columns
-    have their usual names: query, question, anchor or sentence1; document, passage, answer,
-    positive, context or sentence2; text and category. Optional are negative, negative_1, ... or
+    Pairs are the rows of a file (CSV, TSV, JSONL, JSON, Parquet, xlsx), of a folder or a list of
+    them, of a data set of the hub (``"name"`` or ``"name:split"``), of a Dataset or DatasetDict, of
+    a data frame of pandas or polars, of a mapping of columns, or mappings. Of several files, one
+    may have a column of splits, and the others then give those that it does not name:
+    ``["mined.jsonl", "pairs.csv"]``. The columns have their usual names: query, question, anchor,
+    sentence1, prompt or input; document, passage, answer, positive, context, sentence2, response or
+    output; text and category. Optional are negative, negative_1, ... or
     lists of negatives, score or label, and split. The corpus is all documents of the source.
 
     A score of 0 is an explicit negative. Whole scores up to 3 are grades; of others, those from
     ``threshold`` on are relevant, by default from 80 % of the highest. Without dev or test, one
-    query of ten is held out for it. No query is in two splits, and none of dev or test is a
-    document of a training pair. docs/cli.md says more.
+    query of ten is held out for it. No query is in two splits, and none of dev or test is a text of
+    a row of ``splits["train"].triplets()``. docs/cli.md says more.
 
     Texts without labels, which are a .txt or .md file, a folder of them, or rows with the column
     text alone, are cut into chunks: a chunk is a query, and its neighbours are what it should find.
@@ -120,8 +64,8 @@ def load_splits(
             ``"query=title,document=body"``; roles are query, document, negative, score and split.
         threshold: The lowest score of a relevant document.
         seed: What is held out depends on it and on the texts, not on the order of the rows.
-        skip_empty: Whether a folder in BEIR's layout may have empty texts and judgments of absent
-            ones. They are left out and counted in the log; else they are an error.
+        skip_empty: Whether a folder in BEIR's layout may have judgments of empty and absent texts.
+            They are left out and counted in the log; else they are an error.
 
     Raises:
         DataError: If the source cannot be read or has no pairs. The message names the line.
@@ -134,18 +78,18 @@ def load_splits(
         >>> splits.notes[0]
         '20 documents; queries: 16 in train, 2 in dev, 2 in test.'
     """
-    if isinstance(source, str | Path):
-        layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
-        if any(Path(source, name).exists() for name in layout):
-            if columns is not None or threshold is not None:
-                raise DataError(f"{source} is BEIR's folder: columns and threshold are of pairs.")
-            return _read_folder(Path(source), skip_empty)
+    sources = _sources_of(source)
+    source = sources[0]
+    if isinstance(source, str | Path) and _is_layout(source):
+        if columns is not None or threshold is not None:
+            raise DataError(f"{source} is BEIR's folder: columns and threshold are of pairs.")
+        return _read_folder(Path(source), skip_empty)
     notes: list[str] = []
     documents = None
     if isinstance(source, str | Path) and holds_texts(Path(source)):
         documents = read_documents(source)
     else:
-        rows = list(read_rows(source, notes))
+        rows = list(read_rows(sources, notes))
         if rows and all(row.cells.keys() == {"text"} for row in rows):
             documents = (as_document(row.cells, row.where) for row in rows)
     name = Path(source).stem if isinstance(source, str | Path) else "pairs"
@@ -154,15 +98,15 @@ def load_splits(
         name = f"neighbouring chunks of {name}"
     if not rows:
         raise DataError(f"{name} has no rows.")
-    chosen = _choose_columns(rows, columns)
+    chosen = choose_columns(rows, columns)
     if threshold is not None:
-        positive("threshold", threshold)
+        in_range("threshold", threshold)
         if "score" not in chosen:
             raise DataError(f"threshold is {threshold}, but no column has scores.")
-    pairs = _read_pairs(rows, chosen, threshold, notes)
-    pairs = _spell_names(pairs, notes)
-    part_of, kept = _assign(pairs, seed, notes)
-    splits = _build(pairs, part_of, kept, name, notes)
+    pairs = read_pairs(rows, chosen, threshold, notes)
+    pairs = spell_names(pairs, notes)
+    splits = _build(pairs, _assign(pairs, seed, notes), name, notes)
+    splits.keep_apart()
     if documents is not None:
         splits.drawn = set()  # folds of queries would train on their documents
         splits.caveat = (
@@ -172,19 +116,43 @@ def load_splits(
     return splits
 
 
+def _sources_of(source: Source | Sequence[str | Path]) -> Sequence[Source]:
+    """One source, or several files of pairs."""
+    if not isinstance(source, list | tuple) or len(source) < 2:
+        return [cast(Source, source)]
+    if not all(isinstance(path, str | Path) for path in source):
+        return [cast(Source, source)]
+    for path in map(Path, source):
+        if not path.exists():
+            raise DataError(f"There is no file {str(path)[:99]!r}; a list names files of pairs.")
+        if _is_layout(path) or holds_texts(path):
+            raise DataError(
+                f"{path} is not a file of pairs: give it alone, or convert the others to its form."
+            )
+    return list(source)
+
+
+def _is_layout(path: str | Path) -> bool:
+    """Whether a path is a folder in BEIR's layout."""
+    layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
+    return any(Path(path, name).exists() for name in layout)
+
+
 def _read_folder(folder: Path, skip_empty: bool) -> Splits:
     """The splits of a folder in BEIR's layout; one that cannot be read does not stop the others."""
     found = Splits(str(folder), [], folder)
     names = beir.splits_of(folder)
     beir.check_layout(folder, names[0] if names else "train")
-    corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
-    queries = beir.read_texts(folder / "queries.jsonl", skip_empty, of_queries=True)
+    corpus = beir.read_texts(folder / "corpus.jsonl")
+    queries = beir.read_texts(folder / "queries.jsonl", of_queries=True)
+    found.notes += remarks(corpus.values())
     for name in names:
         try:
             found[name] = _read_split(folder, name, queries, corpus, skip_empty)
         except DataError as error:
             found.broken[name] = error
             found.notes.append(f"The {name} split is left out: {error}")
+    found.keep_apart()
     return found
 
 
@@ -202,132 +170,8 @@ def _read_split(
     return data
 
 
-def _choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> dict[str, list[str]]:
-    """The columns of each role."""
-    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
-    if isinstance(given, str):
-        parts = (part.partition("=") for part in given.split(","))
-        given = {role.strip(): column.strip() for role, _, column in parts}
-    chosen = {role: [column] for role, column in (given or {}).items()}
-    for role, (column,) in chosen.items():
-        if role not in ROLES or column not in columns:
-            raise DataError(
-                f"columns has {role}={column}, but its roles are {', '.join(ROLES)}, and the"
-                f" columns {', '.join(columns)}."
-            )
-    plain = {c: re.sub(r"[\W_]", "", c.casefold()) for c in columns if [c] not in chosen.values()}
-    for role, choices in ROLES.items():
-        for names in choices:
-            found = [column for column, name in plain.items() if name in names]
-            if role in chosen or not found:
-                continue
-            if len(found) > 1:
-                raise DataError(f"{' and '.join(found)} may be the {role}: choose {role}=NAME.")
-            chosen[role] = found
-            del plain[found[0]]
-            if names is CLASSES:  # whose numbers are often next to them
-                plain = {column: name for column, name in plain.items() if name != "label"}
-    chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
-    if not {"query", "document"} <= chosen.keys():
-        raise DataError(
-            f"{rows[0].where}: the columns are {', '.join(columns)}. Name them in a header, such as"
-            " query and document, question and answer, or text and category; or choose them, with"
-            " --columns query=NAME,document=NAME."
-        )
-    return chosen
-
-
-class _Pair(NamedTuple):
-    part: str | None
-    key: str  # the folded query
-    query: str
-    document: str
-    grade: int | None  # None: not judged
-
-
-def _read_pairs(
-    rows: list[Row], columns: Mapping[str, list[str]], threshold: float | None, notes: list[str]
-) -> list[_Pair]:
-    empty: list[str] = []
-    scored: list[tuple[str | None, str, str, float]] = []
-    for row in rows:
-        queries = _texts(row, columns["query"])
-        documents = _texts(row, columns["document"])
-        if not (queries and documents):
-            empty.append(row.where)
-            continue
-        part = row.part
-        score = 1.0
-        for column in columns.get("split", ()):
-            part = PARTS.get(str(row.cells.get(column)).lower())
-            if part is None:
-                raise DataError(f"{row.where}: the {column} is not train, dev or test.")
-        for column in columns.get("score", ()):
-            score = beir.number(row.cells.get(column))
-            if not math.isfinite(score):
-                given = row.cells.get(column)
-                raise DataError(f"{row.where}: the {column} is {given!r}; write a number.")
-        negatives = _texts(row, columns["negative"])
-        for query in queries:
-            scored += [(part, query, text, score) for text in documents]
-            scored += [(part, query, text, 0.0) for text in negatives]
-    if empty:
-        notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
-    scores = {score for *_, score in scored}
-    highest = max(scores, default=0.0)
-    if highest <= 0:
-        raise DataError(f"{rows[0].where} and below: no document is relevant.")
-    are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
-    if threshold is None:
-        threshold = 1.0 if are_grades else RELEVANT * highest
-    if not scores <= {-1.0, 0.0, 1.0}:
-        notes.append(
-            f"The highest score is {highest:g}: a document is relevant from {threshold:g} on, and a"
-            " negative at 0. Choose another threshold if that is wrong."
-        )
-
-    def grade(score: float) -> int | None:
-        if score >= threshold:
-            return int(score) if are_grades else 1
-        return 0 if score <= 0 else None
-
-    keys = {query: folded(query) for query in {query for _, query, *_ in scored}}
-    return [_Pair(part, keys[query], query, text, grade(x)) for part, query, text, x in scored]
-
-
-def _spell_names(pairs: list[_Pair], notes: list[str]) -> list[_Pair]:
-    """The pairs with spaces for underscores, if all documents are names as lost_or_stolen_card."""
-    names = {pair.document for pair in pairs}
-    joined = sorted(name for name in names if "_" in name.strip("_"))
-    if not joined or any(len(name.split()) > 1 for name in names):
-        return pairs
-    notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return [
-        _Pair(part, key, query, text.replace("_", " "), grade)
-        for part, key, query, text, grade in pairs
-    ]
-
-
-def _texts(row: Row, columns: Iterable[str]) -> list[str]:
-    """The texts in some cells, each a string or a list of strings."""
-    found: list[str] = []
-    for column in columns:
-        value = row.cells.get(column)
-        for text in value if isinstance(value, list | tuple) else [value]:
-            if text is None or text != text:  # nan, as pandas has it
-                continue
-            if not isinstance(text, str):
-                raise DataError(f"{row.where}: the {column} is {text!r}; write a text.")
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise DataError(f"{row.where}: the {column} is not Unicode: {text!a}.") from None
-            found += [text] if text.strip() else []
-    return found
-
-
-def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, str], list[_Pair]]:
-    """The split of each folded query, and the pairs without those that would leak."""
+def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
+    """The split of each canonical query: the given one, or drawn by a hash of it."""
     order = {None: 0, "train": 0, "dev": 1, "test": 2}
     part_of = {pair.key: "train" for pair in pairs}
     for pair in pairs:
@@ -335,37 +179,27 @@ def _assign(pairs: list[_Pair], seed: int, notes: list[str]) -> tuple[dict[str, 
             part_of[pair.key] = str(pair.part)
     if moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
-    longest = 2 * max(len(pair.query) for pair in pairs)  # a longer document is no query
     texts = {pair.document for pair in pairs if pair.grade is not None}
-    spelled = {text: folded(text) for text in texts if len(text) <= longest}
-    documents = {*spelled.values()}
+    documents = set(map(canonical, texts))
 
     def by_hash(key: str) -> tuple[bool, bytes]:
         return key in documents, hashlib.sha256(f"{seed} {key}".encode()).digest()
 
-    asked = {pair.key for pair in pairs if pair.grade}
-    free = sorted((key for key in asked if part_of[key] == "train"), key=by_hash)
-    number = num_held_out(len(free))
+    asked = {pair.key for pair in pairs if pair.grade and part_of[pair.key] == "train"}
+    number = num_held_out(len(asked))
+    # of several files, some may name the split of their rows
+    trained = {pair.key for pair in pairs if pair.part == "train"}
+    free = sorted(asked - trained or asked, key=by_hash)
     given = {*part_of.values()}
     for part, most in (("test", number), ("dev", min(number, MOST_DEV))):
         if part not in given:
             part_of |= dict.fromkeys(free[:most], part)
             free = free[most:]
-
-    def is_safe(pair: _Pair) -> bool:
-        in_train = part_of[pair.key] == "train"
-        return not in_train or part_of.get(spelled.get(pair.document, ""), "train") == "train"
-
-    kept = [pair for pair in pairs if is_safe(pair)]
-    if left := len(pairs) - len(kept):
-        notes.append(f"Left out {left:,} training pairs whose document is a query of dev or test.")
-    return part_of, kept
+    return part_of
 
 
-def _build(
-    pairs: list[_Pair], part_of: Mapping[str, str], kept: list[_Pair], name: str, notes: list[str]
-) -> Splits:
-    """The splits of the pairs that are kept, over the documents of all."""
+def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list[str]) -> Splits:
+    """The splits of the pairs, over the documents of all."""
     queries: dict[str, str] = {}  # text -> id
     documents: dict[str, str] = {}
     for pair in pairs:
@@ -380,7 +214,7 @@ def _build(
         )
     judged: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
     contradictions = 0
-    for pair in kept:
+    for pair in pairs:
         if pair.grade is not None:
             grades = judged[part_of[pair.key]].setdefault(queries[pair.query], {})
             before = grades.setdefault(documents[pair.document], pair.grade)
@@ -399,7 +233,7 @@ def _build(
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
     if {"train", "dev"} <= splits.keys():
-        keys = {pair.key for pair in kept if pair.grade is not None}
+        keys = {pair.key for pair in pairs if pair.grade is not None}
         dev = {key for key in keys if part_of[key] == "dev"}
         train = {key for key in keys if part_of[key] == "train"}
         if near := _near_copies(train, dev):

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import hashlib
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
+from st_magnitude._checks import shown
 from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
-from st_magnitude.data.task import EncodedTask, encode_texts
+from st_magnitude.data.memory import AllReadError, Keys, keys_of, read_by
+
+if TYPE_CHECKING:  # commands read their data before they load torch
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+    from st_magnitude.data.task import EncodedTask
 
 __all__ = ["DataError", "RetrievalData"]
+
+logger = logging.getLogger(__name__)
 
 Judgments = Mapping[str, Collection[str] | Mapping[str, int]]
 
@@ -49,6 +57,7 @@ class RetrievalData:
         negatives: Query id -> ids of documents that were judged not relevant (score 0 in the
             qrels). The attribute has no ids for a query that no document answers.
         name: Name of the data, for the model card and for titles.
+        held_out: Hashes of the texts that no row of `triplets` may hold (see `apart_from`), (n,).
 
     Raises:
         DataError: If an id or a text is not a string, a judgment names an unknown query or
@@ -72,6 +81,7 @@ class RetrievalData:
     relevant: dict[str, dict[str, int]]
     negatives: dict[str, set[str]]
     name: str = field(compare=False)
+    held_out: Keys = field(compare=False)
 
     def __init__(
         self,
@@ -80,15 +90,19 @@ class RetrievalData:
         relevant: Judgments,
         negatives: Mapping[str, Collection[str]] | None = None,
         name: str = "",
+        held_out: Keys | None = None,
     ) -> None:
         self.queries = dict(queries)
         self.corpus = dict(corpus)
         self.name = name
+        self.held_out = keys_of(()) if held_out is None else held_out
         for of, texts in (("queries", self.queries), ("corpus", self.corpus)):
             kinds = {*map(type, texts), *map(type, texts.values())}
             for key, text in texts.items() if kinds - {str} else ():
                 if not (isinstance(key, str) and isinstance(text, str)):
-                    raise DataError(f"{of} has {key!r}: {text!r}; ids and texts are strings.")
+                    raise DataError(
+                        f"{of} has {shown(key)}: {shown(text)}; ids and texts are strings."
+                    )
         judged = self._graded("negatives", negatives or {})
         self.negatives = {query: set(grades) for query, grades in judged.items()}
         self.relevant = self._graded("relevant", relevant)
@@ -211,6 +225,8 @@ class RetrievalData:
 
     def own_columns(self, queries: Iterable[str]) -> Tensor:
         """For each query, the position in ``document_ids`` of itself, or -1: (n,)."""
+        import torch
+
         columns = [self.position[query] if query in self.own else -1 for query in queries]
         return torch.tensor(columns, dtype=torch.long)
 
@@ -223,8 +239,49 @@ class RetrievalData:
             negatives={query: ids for query, ids in self.negatives.items() if query in chosen},
         )
 
+    def apart_from(self, *others: RetrievalData | None) -> RetrievalData:
+        """The same data, whose training rows hold no query of the others.
+
+        `triplets` then leaves out the pairs of which a text is such a query, in any spelling, and
+        draws no such negative. The judgments stay as they are.
+        """
+        asked = [keys_of(other.queries.values()) for other in others if other is not None]
+        apart = copy.copy(self)  # with the same corpus
+        apart.held_out = np.unique(np.concatenate([self.held_out, *asked]))
+        return apart
+
+    def unread_by(self, *models: SentenceTransformer | str) -> RetrievalData:
+        """The same data without the queries that one of the models was trained on.
+
+        A query also counts as read if it was a document of a training row. The log says how many
+        are left out.
+
+        Raises:
+            AllReadError: If no query with a relevant document is left, a DataError.
+        """
+        read = np.concatenate([read_by(model) for model in models])
+        if not len(read):
+            return self
+        is_read = np.isin(keys_of(self.queries.values()), read)
+        unread = self.only({q for q, known in zip(self.queries, is_read, strict=True) if not known})
+        if not unread.relevant:
+            raise AllReadError(
+                f"The model was trained on all {len(self.queries):,} queries of these data, so no"
+                " figure on them says how it answers new ones: measure it on others, such as those"
+                " of the test split."
+            )
+        if left := len(self.queries) - len(unread.queries):
+            logger.warning(
+                f"Left out {left:,} of {len(self.queries):,} queries, on which the model was"
+                " trained."
+            )
+        return unread
+
     def joined(self, other: RetrievalData) -> RetrievalData:
-        """The queries, documents and judgments of both; texts of one id must be equal."""
+        """The queries, documents and judgments of both; texts of one id must be equal.
+
+        What is held out from both stays so.
+        """
         for mine, theirs in ((self.queries, other.queries), (self.corpus, other.corpus)):
             for key in mine.keys() & theirs.keys():
                 if mine[key] != theirs[key]:
@@ -235,6 +292,7 @@ class RetrievalData:
             corpus=self.corpus | other.corpus,
             relevant=self.relevant | other.relevant,
             negatives=self.negatives | other.negatives,
+            held_out=np.intersect1d(self.held_out, other.held_out),
         )
 
     def log_prior(self) -> dict[str, float]:
@@ -257,8 +315,11 @@ class RetrievalData:
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries of ``query_ids`` and the corpus, with options of `encode_texts`."""
+        from st_magnitude.data.task import encode_texts
+
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
-        return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
+        own = self.own_columns(self.query_ids)
+        return replace(encoded, columns=self.columns, own=own, data=self)
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"
@@ -282,33 +343,57 @@ class RetrievalData:
         The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n =
         ``num_negatives``. The negatives of a row are distinct documents, drawn from the judged
         negatives of the query and, if these are too few, from all documents that are not relevant
-        to it.
+        to it. No text of a row is held out (see `apart_from`).
 
         Raises:
-            DataError: If no query has a relevant document, or the corpus has too few others.
+            DataError: If no pair of a query and a relevant document is left, or the corpus has too
+                few others.
         """
+        from datasets import Dataset
+
         rng = np.random.default_rng(seed)
+        documents = self._not_held_out(self.corpus)
+        free = set(documents)
+        queries = sorted(self._not_held_out(self.asked))
         pairs = [
-            (query, d) for query in sorted(self.query_ids) for d in sorted(self.relevant[query])
+            (query, d) for query in queries for d in sorted(self.relevant[query].keys() & free)
         ]
-        documents = list(self.corpus)
+        if not pairs:
+            raise DataError(
+                f"Each of the {len(self.query_ids):,} queries is held out for a measurement, or all"
+                " its documents are: there is nothing to train on."
+            )
         rows = []
         for query, relevant in (pairs[index] for index in rng.permutation(len(pairs))):
-            chosen = [relevant, *self._draw_negatives(query, num_negatives, documents, rng)]
+            drawn = self._draw_negatives(query, num_negatives, documents, free, rng)
+            chosen = [relevant, *drawn]
             rows.append([self.queries[query], *(self.corpus[document] for document in chosen)])
         names = ["anchor", "positive", *(f"negative_{i + 1}" for i in range(num_negatives))]
         return Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
+    def _not_held_out(self, texts: Mapping[str, str]) -> list[str]:
+        """The ids of texts that may be part of a training row."""
+        if not len(self.held_out):
+            return list(texts)
+        is_held_out = np.isin(keys_of(texts.values()), self.held_out)
+        return [key for key, held in zip(texts, is_held_out, strict=True) if not held]
+
     def _draw_negatives(
-        self, query: str, number: int, documents: list[str], rng: np.random.Generator
+        self,
+        query: str,
+        number: int,
+        documents: list[str],
+        free: set[str],
+        rng: np.random.Generator,
     ) -> list[str]:
-        judged = sorted(self.negatives.get(query, ()))
+        """Ids of distinct documents, of which ``free`` is the set, the judged ones first."""
         relevant = {*self.relevant[query], *({query} & self.own)}
-        if (others := len(documents) - len(relevant)) < number:
+        if (others := len(documents) - len(relevant & free)) < number:
             raise DataError(
                 f"The query {query!r} has {others} documents that are not relevant to it, but"
                 f" num_negatives is {number}; lower it or enlarge the corpus."
             )
+        judged = sorted(free.intersection(self.negatives.get(query, ())))
         drawn = [judged[i] for i in rng.permutation(len(judged))[:number]]
         while len(drawn) < number:
             candidate = documents[rng.integers(len(documents))]

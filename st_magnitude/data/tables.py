@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV, JSONL and Parquet files, of data sets and of mappings, with their places.
+"""Rows of files of tables, of data sets, data frames and mappings, with their places.
 
 CSV is read here because other readers guess: ``datasets`` and pandas take "NA" and "null" for
 nothing and split wrongly at other separators than commas, ``csv.Sniffer`` where a cell has quotes.
@@ -7,24 +7,45 @@ nothing and split wrongly at other separators than commas, ``csv.Sniffer`` where
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
+import gzip
 import io
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
+import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from pyarrow import ArrowException, parquet
 
+from st_magnitude._checks import needs, shown
 from st_magnitude.data.beir import DataError, json_lines
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-PARTS = {"training": "train", "validation": "dev", "valid": "dev", "val": "dev"}
-PARTS |= {part: part for part in ("train", "dev", "test")}
+_LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
+SUFFIXES = (*_LINES, *(f"{suffix}.gz" for suffix in _LINES), ".parquet")
+OTHER_SUFFIXES = (".json", ".json.gz", ".xlsx", ".zip")  # which folders have for much else
+# the words by which `datasets` knows a split
+PARTS = dict.fromkeys(("train", "training"), "train")
+PARTS |= dict.fromkeys(("dev", "validation", "valid", "val"), "dev")
+PARTS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 Cells = Mapping[str, object]
-Source = str | Path | Dataset | DatasetDict | Iterable[Cells]
+Line = tuple[int, tuple[str, ...]]  # where it begins, and its cells
+# pandas, polars and pyarrow have tables with ``__arrow_c_stream__``
+Source = str | Path | Dataset | DatasetDict | Iterable[Cells] | Mapping[str, Iterable[object]]
+
+_ROWS = "pass rows, such as [{'query': q, 'document': d} for q, d in pairs]"
+_QUERY = 'sqlite3 -header -csv DATABASE "select query, document from pairs" > pairs.csv'
+_CONVERT = {".sql": f"sqlite3 DATABASE < FILE && {_QUERY}", ".db": _QUERY, ".sqlite": _QUERY}
+_TEXT = r"(large_)?string(_view)?"
+# columns of Parquet whose cells are texts, lists of texts or numbers
+_CELL = rf"{_TEXT}|(large_)?list<\w+: {_TEXT}.*|dictionary<values={_TEXT},.*|null|bool|u?int\d+"
+_CELL += r"|float|double|halffloat|decimal.*"
 
 
 class Row(NamedTuple):
@@ -38,35 +59,59 @@ def num_held_out(number: int) -> int:
     return max(number // 10, int(number > 2))
 
 
-def read_rows(source: Source, notes: list[str]) -> Iterator[Row]:
-    """The rows of a path, a name on the hub, a Dataset, a DatasetDict or mappings.
+def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:
+    """The rows of paths, or of a name on the hub, a data set, a data frame or mappings.
 
     Adds to the notes what the user should know.
     """
-    if isinstance(source, str | Path) and not Path(source).exists():
-        source = _from_hub(source.as_posix() if isinstance(source, Path) else source)
-    tables: dict[str, Iterable[tuple[str, object]]]
-    if isinstance(source, str | Path):
-        tables = {str(path): _read_file(path, notes) for path in _tables_of(Path(source), notes)}
-    elif isinstance(source, DatasetDict):
-        tables = {str(name): _rows_of(data, f"{name} split, row") for name, data in source.items()}
-    elif isinstance(source, Dataset):
-        tables = {"": _rows_of(source, "row")}
-    else:
-        tables = {"": ((f"row {i}", cells) for i, cells in enumerate(source))}
-    parts = {name: PARTS.get(re.split(r"[\W_]", Path(name).name.lower())[0]) for name in tables}
-    has_splits = len({*parts.values()} - {None}) > 1
-    for name, rows in tables.items():
-        if has_splits and parts[name] is None:
+    tables = [table for source in sources for table in _tables(source, notes).items()]
+    parts = {name: _part_of(name) for name, _ in tables}
+    named = {part for part in parts.values() if part is not None}
+    has_splits = len({*parts.values()}) > 1 and named != {"train"}
+    if not has_splits and (alone := named - {"train"}):
+        notes.append(f"The {alone.pop()} split stands alone, so others are drawn from its rows.")
+    for name, rows in tables:
+        part = parts[name]
+        if has_splits and part is None and "train" in named:
             notes.append(f"Left out {name}, which by its name is no split.")
             continue
+        if has_splits and part is None:
+            notes.append(f"Took {name} for the train split, next to {' and '.join(sorted(named))}.")
         for where, cells in rows:
-            if not isinstance(cells, Mapping):
-                raise DataError(f"{where}: is not a mapping of texts, but {str(cells)[:99]!r}.")
-            yield Row(where, parts[name] if has_splits else None, cells)
+            yield Row(where, part if has_splits else None, cells)
 
 
-def _from_hub(name: str) -> Dataset | DatasetDict:
+def _part_of(name: str) -> str | None:
+    """The split that the name of a file says, or else that of its folder."""
+    for place in reversed(PurePosixPath(name.lower()).parts):
+        if found := {PARTS[word] for word in re.split(r"[\W_\d]+", place) if word in PARTS}:
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+def _tables(source: Source, notes: list[str]) -> dict[str, Iterator[tuple[str, Cells]]]:
+    """The rows of every table, by its name."""
+    if isinstance(source, str | Path) and Path(source).exists():
+        path = Path(source)
+        files = _files_of_tables(path, notes)
+        root = path if path.is_dir() else path.parent
+        return {x.relative_to(root).as_posix(): _read_file(x, notes) for x in files}
+    if isinstance(source, str | Path):
+        source = _from_hub(source.as_posix() if isinstance(source, Path) else source)
+    if isinstance(source, Mapping):
+        columns = [x for x in source.values() if isinstance(x, list | tuple)]
+        has_rows = any(isinstance(x, Mapping) for cells in columns for x in cells[:1])
+        if has_rows or len(columns) < len(source):
+            return {str(name): _rows_of(x, f"{name} split, row") for name, x in source.items()}
+        if len({*map(len, columns)}) > 1:
+            raise DataError("The columns of the mapping differ in length; fill them up.")
+        source = [
+            dict(zip(map(str, source), cells, strict=True)) for cells in zip(*columns, strict=True)
+        ]
+    return {"": _rows_of(source, "row")}
+
+
+def _from_hub(name: str) -> Source:
     """The data set NAME or NAME:SPLIT."""
     path, _, split = name.partition(":")
     if name.endswith(SUFFIXES) or name.startswith((".", "/", "~")):
@@ -76,7 +121,7 @@ def _from_hub(name: str) -> Dataset | DatasetDict:
     except Exception as error:  # of many kinds, by what is wrong with its files
         raise DataError(
             f"There is no file or folder {name!r}, and the hub gives no data set of this name"
-            f" ({' '.join(str(error).split())[:300]})."
+            f" ({said_by(error)})."
         ) from error
 
 
@@ -87,73 +132,181 @@ def files_of(path: Path, suffixes: Collection[str]) -> tuple[list[Path], list[Pa
     if not path.is_file():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         files = [file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}"]
-    found = [file for file in files if file.suffix.lower() in suffixes]
-    return found, [file for file in files if file.suffix.lower() not in suffixes]
+    found = [file for file in files if has_suffix(file, suffixes)]
+    return found, [file for file in files if not has_suffix(file, suffixes)]
 
 
-def _tables_of(path: Path, notes: list[str]) -> list[Path]:
+def has_suffix(path: Path, suffixes: Collection[str]) -> bool:
+    return path.name.lower().endswith(tuple(suffixes))
+
+
+def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
     found, others = files_of(path, SUFFIXES)
     if not found:
-        raise DataError(f"{path} is neither pairs in CSV, TSV, JSONL or Parquet nor BEIR's folder.")
+        found, others = files_of(path, OTHER_SUFFIXES)
+    if not found:
+        known = [file.suffix.lower() for file in others if file.suffix.lower() in _CONVERT]
+        how = _CONVERT[known[0]] if known else "pandas: TABLE.to_csv('pairs.csv', index=False)"
+        raise DataError(
+            f"{path} is neither pairs in CSV, TSV, JSONL, JSON, Parquet or xlsx nor BEIR's folder."
+            f" Convert it, as with {how}."
+        )
     if others:
         number = f"{len(others):,}, such as {others[0].name}"
         notes.append(f"Files of {path} that are not pairs, and are left out: {number}.")
     return found
 
 
-def _rows_of(data: Dataset, of: str) -> Iterator[tuple[str, Cells]]:
-    """The rows of a Dataset, with the names of classes."""
-    classes = {name: x.names for name, x in data.features.items() if isinstance(x, ClassLabel)}
-    for i, cells in enumerate(data.to_list()):
-        for column, names in classes.items():
-            number = cells[column]
-            cells[column] = names[number] if number in range(len(names)) else None
-        yield f"{of} {i}", cells
+def _rows_of(data: object, of: str) -> Iterator[tuple[str, Cells]]:
+    """The rows of a data set, a data frame or mappings, with the names of classes."""
+    features = getattr(data, "features", None) or {}
+    classes = {name: x.names for name, x in features.items() if isinstance(x, ClassLabel)}
+    try:
+        if isinstance(data, Dataset):
+            data = data.to_list()
+        elif hasattr(data, "__arrow_c_stream__"):
+            data = pyarrow.table(data).to_pylist()
+    except (ArrowException, ValueError) as error:
+        raise DataError(f"The table is not read ({said_by(error)}); {_ROWS}.") from None
+    for i, cells in enumerate(data if isinstance(data, Iterable) else [data]):
+        if not isinstance(cells, Mapping):
+            raise DataError(f"{of} {i}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")
+        named = {
+            x: names[cells[x]] for x, names in classes.items() if cells[x] in range(len(names))
+        }
+        yield f"{of} {i}", {**cells, **dict.fromkeys(classes), **named}
 
 
-def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
-    suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        yield from json_lines(path)
-    elif suffix == ".parquet":
-        try:  # not by the cache of `datasets`, which may have the rows of an older file
-            table = Dataset(parquet.read_table(path))
-        except (ArrowException, OSError) as error:
-            raise DataError(f"{path} is not read as Parquet ({error}).") from None
-        yield from _rows_of(table, f"{path}, row")
+def said_by(error: Exception) -> str:
+    """The message of another package in one line."""
+    return " ".join(str(error).split())[:300]
+
+
+def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+    if has_suffix(path, [".parquet"]):
+        yield from _read_parquet(path, notes)
+        return
+    name, raw = _content(path)
+    if name.endswith((".jsonl", ".ndjson")):
+        rows = json_lines(path, raw)
+    elif name.endswith(".json"):
+        rows = _read_json(path, raw, notes)
+    elif name.endswith(".xlsx"):
+        rows = _read_sheet(path, raw, notes)
     else:
-        yield from _read_csv(path, notes)
+        rows = _read_csv(path, _decode(path, raw, notes), notes)
+    for where, cells in rows:
+        if not isinstance(cells, Mapping):
+            raise DataError(f"{where}: is not an object of texts, but {shown(cells)}.")
+        yield where, cells
 
 
-def _read_csv(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
-    text = _decode(path, notes)
+def _content(path: Path) -> tuple[str, bytes]:
+    """The name of a table in lower case, and its bytes, both without what packs them."""
+    name, raw = path.name.lower(), path.read_bytes()
+    try:
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                inside = [x for x in archive.namelist() if not x.startswith("__MACOSX")]
+                kinds = tuple({*SUFFIXES, *OTHER_SUFFIXES} - {".zip", ".parquet"})
+                tables = [x for x in inside if x.lower().endswith(kinds)]
+                if len(tables) != 1:
+                    raise DataError(f"{path} holds {len(tables)} tables; unpack it into a folder.")
+                name, raw = tables[0].lower(), archive.read(tables[0])
+        return name.removesuffix(".gz"), gzip.decompress(raw) if name.endswith(".gz") else raw
+    except (EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}); fetch it again.") from None
+
+
+def _read_json(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, object]]:
+    """An array of rows, or lines."""
+    try:
+        rows = json.loads(_decode(path, raw, notes))
+    except (ValueError, RecursionError):
+        yield from json_lines(path, raw)
+        return
+    if not isinstance(rows, list):
+        keys = (
+            [key for key in rows if isinstance(rows[key], list)] if isinstance(rows, dict) else []
+        )
+        how = f"jq -c '.{(*keys, 'KEY')[0]}[]' {path} > pairs.jsonl"
+        raise DataError(
+            f"{path} is no array of rows, but {shown(rows)}. Convert it, as with {how}."
+        )
+    yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
+
+
+def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+    try:  # not by the cache of `datasets`, which may have the rows of an older file
+        schema = parquet.read_schema(path)
+        names = [field.name for field in schema if re.fullmatch(_CELL, str(field.type))]
+        table = Dataset(parquet.read_table(path, columns=names))
+    except (ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} is not read as Parquet ({said_by(error)}).") from None
+    if others := sorted({*schema.names} - {*names}):
+        notes.append(f"Columns of {path} without texts or numbers are left out: {shown(others)}.")
+    yield from _rows_of(table, f"{path}, row")
+
+
+def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+    """The first sheet of a spreadsheet, as texts."""
+    with needs("Reading a spreadsheet", "excel"):
+        import openpyxl  # noqa: F401
+    from pandas import read_excel
+
+    try:
+        sheets: Mapping[str, object] = read_excel(
+            io.BytesIO(raw), sheet_name=None, dtype=str, keep_default_na=False
+        )
+    except Exception as error:  # of zipfile, XML and openpyxl, by what is damaged
+        raise DataError(f"{path} is not read as xlsx ({error}); save it as CSV UTF-8.") from None
+    if len(sheets) > 1:
+        notes.append(f"Read the first of {len(sheets)} sheets of {path}.")
+    yield from _rows_of(next(iter(sheets.values())), f"{path}, row")
+
+
+def _read_csv(path: Path, text: str, notes: list[str]) -> Iterator[tuple[str, Cells]]:
     named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
     text = text[named.end() :] if named else text
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
     try:
         mark = _separator(path, text)
-        try:
+        if mark == "\t":
+            rows = _parse_tabs(path, text, 1 + bool(named), notes)
+        else:
             rows = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
-        except DataError:
-            if mark != "\t":
-                raise
-            # many tables with tabs have quotes of the texts and no line breaks
-            rows = _parse(path, text, mark, csv.QUOTE_NONE, 1 + bool(named))
-            notes.append(f"{path}: quotes were read as they stand.")
     finally:
         csv.field_size_limit(limit)
+    spans = [1 + max(cell.count("\n") or cell.count("\r") for cell in cells) for _, cells in rows]
+    if (most := max(spans)) > 1:
+        number = len(rows) - spans.count(1)
+        where = f"the longest of {most:,} at line {rows[spans.index(most)][0]:,}"
+        notes.append(f"{path}: {number:,} rows span several lines, {where}.")
     (_, header), *others = rows
-    if len(set(header)) < len(header):
-        raise DataError(f"{path}: the header {header} has a name twice; rename one.")
+    names = [name for name in header if name.strip()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path}: the header has the name {shown(twice[0])} twice; rename one.")
+    if repeats := sum(cells == header for _, cells in others):
+        notes.append(f"{path}: left out {repeats:,} rows that repeat the header.")
+    unnamed = 0
     for line, cells in others:
-        yield f"{path}, line {line}", dict(zip(header, cells, strict=True))
+        row = dict(zip(header, cells, strict=True))
+        if cells != header:
+            yield f"{path}, line {line}", {name: row[name] for name in names}
+        unnamed += sum(
+            not name.strip() and cell != "" for name, cell in zip(header, cells, strict=True)
+        )
+    if unnamed:
+        notes.append(f"{path}: left out {unnamed:,} cells in columns without a name.")
 
 
-def _decode(path: Path, notes: list[str]) -> str:
-    raw = path.read_bytes()
-    is_wide = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+def _decode(path: Path, raw: bytes, notes: list[str]) -> str:
+    wide = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    encoding = wide.get(raw[:2], "utf-8-sig")
+    if raw[:2].count(0) == 1:  # without a mark; the first letter is of the header
+        encoding = "utf-16-be" if raw[0] == 0 else "utf-16-le"
     try:
-        return raw.decode("utf-16" if is_wide else "utf-8-sig")
+        return raw.decode(encoding)
     except UnicodeDecodeError:
         try:
             text = raw.decode("cp1252")
@@ -178,12 +331,28 @@ def _separator(path: Path, text: str) -> str:
     return max(found)[2]
 
 
-def _parse(
-    path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int
-) -> list[tuple[int, tuple[str, ...]]]:
+def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line]:
+    """Rows with tabs. A quote is a part of the text, unless quotes change no row or a cell holds a
+    tab or a line break."""
+    quoted: list[Line] = []
+    with contextlib.suppress(DataError):
+        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL, line)
+    try:
+        plain = _parse(path, text, "\t", csv.QUOTE_NONE, line)
+    except DataError:
+        if quoted:
+            return quoted
+        raise
+    if len(quoted) == len(plain):
+        return quoted
+    notes.append(f"{path}: quotes were read as they stand.")
+    return plain
+
+
+def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) -> list[Line]:
     """The rows that are not blank, with the lines where they begin."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True, quoting=quoting)
-    rows: list[tuple[int, tuple[str, ...]]] = []
+    rows: list[Line] = []
     begins = line
     try:
         for cells in reader:

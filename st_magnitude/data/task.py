@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from st_magnitude._checks import InputError
+from st_magnitude.data.ranking import Ranking, ndcg
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
+if TYPE_CHECKING:
+    from st_magnitude.data.retrieval import RetrievalData
+
 __all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts"]
-__all__ += ["hide_own", "ndcg", "rank"]
+__all__ += ["hide_own", "rank"]
 
 TILE = 2**24  # scores that are held at a time
 TILE_WIDTH = 2**16  # documents whose scores are held at a time
 
 
-class NotFiniteError(ValueError):
-    """An embedding with NaN or infinite entries."""
+class NotFiniteError(InputError):
+    """Embeddings that answer nothing: with NaN or infinite entries, or the same for all texts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +57,7 @@ class EncodedTask:
     document_ids: Sequence[str] | None = None
     # (n,), the column of the document that is the query itself, or -1
     own: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    data: RetrievalData | None = None  # of which these are the embeddings; `search` needs it
 
     def __post_init__(self) -> None:
         # the search sums in float64, which Apple's GPUs do not have
@@ -80,18 +88,42 @@ class EncodedTask:
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are
         summed in float64 and scores rounded to float32, so equal documents have equal scores
-        wherever in the matrix they stand.
+        wherever in the matrix they stand. Very long or short vectors rank as others do.
         """
         return self.tops([similarity], k)[0]
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""
+        return [columns for _, columns in self._best(similarities, k)]
+
+    def search(self, similarity: Similarity, k: int = 100) -> Ranking:
+        """The best k documents of every query, with their scores."""
+        return self.searches([similarity], k)[0]
+
+    def searches(self, similarities: Sequence[Similarity], k: int = 100) -> list[Ranking]:
+        """`search` for several similarities. One matrix product serves all of them."""
+        assert self.data is not None
+        found = []
+        best = self._best(similarities, k)
+        for similarity, (scores, columns) in zip(similarities, best, strict=True):
+            # |q|^gamma_query, which changes no order
+            of_query = Similarity(1.0, similarity.exponents[0])
+            divided = scores / of_query.document_divisor(self.queries.double()).cpu()
+            rows = zip(columns.numpy(), divided.numpy(), strict=True)
+            found.append(Ranking.of(self.data, list(self.query_ids or ()), rows, k))
+        return found
+
+    def _best(self, similarities: Sequence[Similarity], k: int) -> list[tuple[Tensor, Tensor]]:
+        """Scores without the divisor of the query, and columns, for each similarity, (n, <= k)."""
         # plain numbers
         similarities = [Similarity(*similarity.exponents) for similarity in similarities]
         chunk = min(len(self.documents), TILE_WIDTH)
-        found: list[list[Tensor]] = [[] for _ in similarities]
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
         parts = self.queries.double().split(rows), self.own.split(rows)
+        # Powers of two, which change no digit, bring all scores into the range of float32.
+        q, d = _exponent(self.queries), _exponent(self.documents)
+        powers = [2.0 ** (q + round(d * (1 - x.exponents[1]))) for x in similarities]
         for queries, own in zip(*parts, strict=True):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)
@@ -100,7 +132,8 @@ class EncodedTask:
                 products = queries @ documents.T  # (rows, chunk)
                 for i, similarity in enumerate(similarities):
                     # The query exponent changes no ranking, so only the documents are divided.
-                    scores = (products / similarity.document_divisor(documents).T).float()
+                    divisor = similarity.document_divisor(documents) * powers[i]  # (chunk, 1)
+                    scores = (products / divisor.T).float()
                     hide_own(scores, own, start)
                     columns = rank(scores, k)
                     scores = torch.cat([best[i][0], scores.gather(1, columns)], dim=1)
@@ -108,14 +141,16 @@ class EncodedTask:
                     # earlier documents stand first, so ties still go to the lower column
                     order = rank(scores, k)
                     best[i] = scores.gather(1, order), columns.gather(1, order)
-            for of_similarity, (_, columns) in zip(found, best, strict=True):
-                of_similarity.append(columns.cpu())
-        return [torch.cat(tiles) for tiles in found]
+            for i, (scores, columns) in enumerate(best):
+                found[i].append((scores.cpu().double() * powers[i], columns.cpu()))
+        joined = (zip(*tiles, strict=True) for tiles in found)
+        return [(torch.cat(scores), torch.cat(columns)) for scores, columns in joined]
 
     def scores(self, similarity: Similarity, columns: Tensor) -> Tensor:
         """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU.
 
-        The document that is the query itself scores -inf.
+        The document that is the query itself scores -inf. Scores have the digits of float32 and the
+        range of float64.
         """
         similarity = Similarity(*similarity.exponents)  # plain numbers
         columns = columns.to(self.documents.device)
@@ -124,7 +159,8 @@ class EncodedTask:
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
             documents = similarity.document(self.documents[some].double())  # (rows, k, D)
             products = documents @ similarity.query(queries.double())[:, :, None]  # (rows, k, 1)
-            found.append(products[:, :, 0].float())
+            digits, exponents = torch.frexp(products[:, :, 0])
+            found.append(digits.float().double() * 2.0 ** exponents.double())
         return torch.cat(found).cpu().masked_fill(columns.cpu() == self.own[:, None], -torch.inf)
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
@@ -140,6 +176,12 @@ class EncodedTask:
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
         """nDCG@k of every query from the columns of its best documents, (n, >= k) -> (n,)."""
         return ndcg(self.gains(top), [row.values() for row in self.columns], k)
+
+
+def _exponent(x: Tensor) -> int:
+    """The exponent of 2 of the largest number."""
+    low, high = x.aminmax() if len(x) else (0.0, 0.0)
+    return math.frexp(max(-float(low), float(high)))[1]
 
 
 def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
@@ -170,31 +212,6 @@ def rank(scores: Tensor, k: int) -> Tensor:
     return indices.gather(1, order)
 
 
-def ndcg(gains: ArrayLike, relevant: Iterable[Collection[int]], k: int = 10) -> NDArray[np.float64]:
-    """nDCG@k of every query with graded relevance: (n, >= k), n collections -> (n,) in [0, 1].
-
-        sum_{i <= k} grade_i / log2(i + 1)  over the same sum with the highest grades first
-
-    Args:
-        gains: Grade of the document at each rank, best rank first; 0 for one that is not relevant.
-            Booleans count as 1.
-        relevant: Grades of all relevant documents of each query, at least one.
-        k: Number of ranks that count.
-
-    Example:
-        >>> ndcg([[3, 0], [0, 1]], relevant=[[3], [1, 3]]).round(3)
-        array([1.   , 0.174])
-
-    Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with
-        linear gains, as in trec_eval, mteb and InformationRetrievalEvaluator.
-    """
-    discounts = 1 / np.log2(np.arange(2, k + 2))
-    ranked = np.asarray(gains, dtype=np.float64)[:, :k]
-    best = [sorted(grades, reverse=True)[:k] for grades in relevant]
-    ideal = [np.dot(grades, discounts[: len(grades)]) for grades in best]
-    return ranked @ discounts[: ranked.shape[1]] / ideal
-
-
 def encode_texts(
     model: SentenceTransformer,
     queries: Mapping[str, str],
@@ -219,6 +236,15 @@ def encode_texts(
     documents = [corpus[document] for document in document_ids]
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
     d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
+    for role, given, found in (("query", texts, q), ("document", documents, d)):
+        are_same = role == "document" and (found == found[:1]).all()
+        if len(set(given)) > 1 and (are_same or not found.any()):
+            raise NotFiniteError(
+                f"The embeddings of {len(set(given)):,} different {role} texts are all"
+                f" {'the same' if found.any() else 'zero'}: the weights or the tokenizer of the"
+                " model are damaged, it knows no word of the texts, or its training has collapsed."
+                " Take another model."
+            )
     return EncodedTask(q, d, query_ids=list(queries), document_ids=document_ids)
 
 

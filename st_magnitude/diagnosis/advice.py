@@ -9,8 +9,8 @@ from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NO_MAGNITUDE, NOT_EN
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
 from st_magnitude.evaluation.compression import CompressionCell
-from st_magnitude.evaluation.judge import Difference, judge
 from st_magnitude.geometry import Array
+from st_magnitude.judge import Difference, judge, nothing_found
 from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
@@ -39,7 +39,8 @@ def exponent(bench: Bench, new: Similarity) -> Recommendation:
     keep = f"keep {bench.scoring.name}"
     action = f"Score with document exponent {gamma:.2g} instead of {today:.2g}"
     gain_of = f"nDCG@10 at exponent {gamma:.2g} minus nDCG@10 at {today:.2g}"
-    found = _recommend(bench, "exponent", action, judged, gain_of, (use, keep), reasons)
+    compared = choice.per_query
+    found = _recommend(bench, "exponent", action, judged, gain_of, (use, keep), reasons, compared)
     found = replace(found, scoring=f"document exponents {gamma:.2g} and {today:.2g}")
     if found.verdict == DO and gamma != choice.calibrated:
         reason = "The half of the queries that chooses finds no difference: judge more queries."
@@ -62,7 +63,7 @@ def storage(
     if fitting:
         best = min(fitting, key=lambda i: (cells[i + 1].bytes_per_document, -cells[i + 1].ndcg))
     else:
-        best = max(range(len(others)), key=lambda i: judged[i].gain[1])
+        best = max(range(len(others)), key=lambda i: judged[i].low)
     cell = cells[best + 1]
     ratio = cells[0].bytes_per_document / cell.bytes_per_document
     said = f"{cell.retention:.1%} of nDCG@10 is kept at 1/{ratio:.3g} of the memory"
@@ -74,7 +75,7 @@ def storage(
     action = f"Store {cell} ({cell.bytes_per_document:,} bytes a document)"
     gain_of = f"nDCG@10 minus {1 - tolerance:.0%} of the full nDCG@10"
     uses = (str(cell), f"keep all {cells[0].dim} dimensions in float32")
-    return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons)
+    return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, full)
 
 
 def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
@@ -89,7 +90,7 @@ def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
     judged = judge(curve.held_out - curve.per_query[0], bench.min_gain, seed=bench.seed)
     uses = (column, "no prior")
-    return _recommend(bench, "prior", action, judged, gain_of, uses, reasons)
+    return _recommend(bench, "prior", action, judged, gain_of, uses, reasons, curve.per_query)
 
 
 def _recommend(
@@ -100,17 +101,21 @@ def _recommend(
     gain_of: str,
     uses: tuple[str, str],
     reasons: Mapping[str, str],
+    compared: Array,
 ) -> Recommendation:
-    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not."""
-    verdict = VERDICTS[judged.verdict] if judged else NOT_ENOUGH
+    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not.
+
+    ``compared`` is nDCG@10 of every query, without which nothing can be compared.
+    """
+    nothing = nothing_found(float(compared.mean()))
+    verdict = VERDICTS[judged.verdict] if judged and not nothing else NOT_ENOUGH
     return Recommendation(
         name=name,
         action=action,
         verdict=verdict,
         choice=uses[verdict != DO],
-        reason=reasons.get(verdict, UNDECIDED if judged else NO_MAGNITUDE),
+        reason=nothing or reasons.get(verdict, UNDECIDED if judged else NO_MAGNITUDE),
         scoring=bench.scoring.name,
-        gain=judged.gain if judged else None,
+        gain=judged,
         gain_of=gain_of if judged else "",
-        num_queries=judged.num_queries if judged else 0,
     )

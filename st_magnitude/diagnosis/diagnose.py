@@ -10,6 +10,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
+from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
 from st_magnitude.diagnosis.findings import DO, Diagnosis
@@ -69,6 +70,7 @@ def diagnose(
         >>> found.cohens_d, found["exponent"].verdict
         (inf, 'not enough data')
     """
+    data = data.unread_by(model)
     _check(data, min_gain, tolerance)
     today = scoring_of(model, similarity, before_normalize=True)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
@@ -116,12 +118,12 @@ def diagnose(
 def _check(data: RetrievalData, min_gain: float, tolerance: float) -> None:
     """Refuses data and arguments before anything is encoded."""
     if len(data.query_ids) < 2 or len(data.document_ids) < 2:
-        raise ValueError(
+        raise InputError(
             "A diagnosis needs at least two queries with a relevant document and two documents, "
             f"got {len(data.query_ids)} and {len(data.document_ids)}. Use some hundreds of queries."
         )
     if not (0 <= min_gain < 1 and 0 < tolerance < 1):
-        raise ValueError(
+        raise InputError(
             "min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got "
             f"{min_gain} and {tolerance}."
         )

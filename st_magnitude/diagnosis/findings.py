@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from st_magnitude.evaluation.compression import CompressionCell, table
-from st_magnitude.evaluation.judge import Gain, judge
 from st_magnitude.geometry import Array
-from st_magnitude.result import Result, Table, points
+from st_magnitude.judge import Difference, judge
+from st_magnitude.result import Result, Table
 
 __all__ = ["Diagnosis", "ExponentChoice", "NormStatistics", "Recommendation"]
 
@@ -64,15 +64,14 @@ class Recommendation:
     choice: str  # the setting to use
     reason: str
     scoring: str  # with which the change was measured
-    gain: Gain | None = None  # the gain with its 95 % interval; None: unmeasured
+    gain: Difference | None = None  # None: unmeasured
     gain_of: str = ""  # the difference that the gain is
-    num_queries: int = 0  # behind the interval
 
     def __str__(self) -> str:
         lines = [f"[{self.verdict}] {self.action}"]
         if self.gain is not None:
             lines.append(
-                f"{self.gain_of}: {points(self.gain)} on {self.num_queries:,} queries. Scoring:"
+                f"{self.gain_of}: {self.gain} on {self.gain.queries:,} queries. Scoring:"
                 f" {self.scoring}."
             )
         choice = f"until then {self.choice}" if self.verdict == NOT_ENOUGH else self.choice
@@ -173,7 +172,7 @@ class Diagnosis(Result):
         marks = {f"{choice.present:.2g}": "today", f"{choice.candidate:.2g}": "chosen by one half"}
         rows = []
         for exponent, values in zip(choice.exponents, choice.per_query, strict=True):
-            gain = judge(values - today, num_samples=2000).gain
+            gain = judge(values - today, num_samples=2000)
             name = f"{exponent:.2g}"
             rows.append([name, values.mean(), gain, marks.get(name, "")])
         title = f"nDCG@10 of all {len(self.query_ids):,} queries by document exponent"

@@ -16,6 +16,7 @@ from scipy.special import bdtr
 from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation.scoring import scoring_of
@@ -81,7 +82,7 @@ class Abstention(Result):
 
     def measure(self, model: SentenceTransformer, data: RetrievalData, **encode: Any) -> Abstention:
         """The same rule with its counts on other data."""
-        encoded = encode_all(model, data, **encode)
+        encoded = encode_all(model, data.unread_by(model), **encode)
         return self.tested(*first_documents(encoded, self.similarity))
 
     @classmethod
@@ -142,14 +143,14 @@ def calibrate_abstention(
     """
     check_range(risk, delta)
     similarity = scoring_of(model, similarity)
-    return rule_of(encode_all(model, data, **encode), similarity, risk, delta)
+    return rule_of(encode_all(model, data.unread_by(model), **encode), similarity, risk, delta)
 
 
 def check_range(risk: float, delta: float = 0.05) -> None:
     """Refuses a risk or a delta outside (0, 1), before anything is encoded."""
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
-            raise ValueError(f"{name} must be strictly between 0 and 1; got {value}.")
+            raise InputError(f"{name} must be strictly between 0 and 1; got {value}.")
 
 
 def encode_all(model: SentenceTransformer, data: RetrievalData, **encode: Any) -> EncodedTask:
@@ -219,6 +220,6 @@ def first_documents(
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
     if len(encoded.documents) < 2:
-        raise ValueError("Abstention compares the first two documents, and the corpus has one.")
+        raise InputError("Abstention compares the first two documents, and the corpus has one.")
     top = encoded.top(similarity, 2)
     return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]

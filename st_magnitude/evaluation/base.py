@@ -1,11 +1,11 @@
-"""SearchEvaluator, the base class of evaluators, and the metrics of a ranking."""
+"""SearchEvaluator, the base class of evaluators."""
 
 from __future__ import annotations
 
 import csv
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
@@ -16,11 +16,11 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.judge import norm_warning
+from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
-__all__ = ["SearchEvaluator", "SearchOptions", "ranking_metrics"]
+__all__ = ["SearchEvaluator", "SearchOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,14 @@ class SearchEvaluator(SentenceEvaluator):
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
 
     Attributes:
-        queries_ids: Ids of the queries that count.
+        queries_ids: Ids of the queries that count: after a call, without those on which the model
+            was trained by this package, about which the log has a line.
         per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
         ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is
-            out of its range; at the call, if the model's similarity is a distance or an embedding
-            is not finite.
+            out of its range; at the call, if the model's similarity is a distance, an embedding is
+            not finite, or the model was trained on all queries.
     """
 
     kind: ClassVar[str]
@@ -99,7 +100,7 @@ class SearchEvaluator(SentenceEvaluator):
         # judgments of other queries do not count, as in sentence-transformers
         if isinstance(relevant_docs, Mapping):
             relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
-        self.task = RetrievalData(queries, corpus, relevant_docs)
+        self.task = self.data = RetrievalData(queries, corpus, relevant_docs)
         if self.task.own:
             logger.info(
                 f"{len(self.task.own):,} queries are documents: left out of their own results."
@@ -127,6 +128,8 @@ class SearchEvaluator(SentenceEvaluator):
         if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
             warn_of_unused_prompt(model)
         self._has_encoded = True
+        self.task = self.data.unread_by(model)
+        self.queries_ids = self.task.query_ids
         return self.task.encode(model, **self.encoding, **self.prompts)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
@@ -176,17 +179,3 @@ def _append(path: Path, row: Mapping[str, float]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
-
-
-def ranking_metrics(
-    hits: NDArray[np.bool_], relevant: Iterable[Sized], k: int
-) -> dict[str, NDArray[np.float64]]:
-    """MRR@10, recall@k and MAP@k of the best k documents: (n, <= k), n collections -> (n,)."""
-    number = np.array([len(row) for row in relevant])
-    ranks = np.arange(1, hits.shape[1] + 1)
-    precision = hits.cumsum(axis=1) / ranks
-    return {
-        "mrr@10": (hits / ranks)[:, :10].max(axis=1),
-        f"recall@{k}": hits.sum(axis=1) / number,
-        f"map@{k}": (hits * precision).sum(axis=1) / number.clip(max=k),
-    }

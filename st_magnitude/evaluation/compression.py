@@ -14,12 +14,12 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 from typing_extensions import Unpack
 
-from st_magnitude._checks import at_least, one_of, prefix_dims
+from st_magnitude._checks import InputError, at_least, one_of, prefix_dims
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.judge import warn_if_few
 from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.judge import nothing_found, warn_if_few
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
 
@@ -145,7 +145,7 @@ class CompressionEvaluator(SearchEvaluator):
         similarity = scoring_of(model, self.similarity)
         known = model.get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
-            raise ValueError(
+            raise InputError(
                 f"A prefix in dims has {self.dims[0]} dimensions, and the embeddings have {known}."
             )
         encoded = self.encode(model)
@@ -217,9 +217,10 @@ def table(cells: Sequence[CompressionCell]) -> Table:
         figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
         rows.append(["" if is_beaten else "*", cell.dim, cell.precision, cell.rescoring, *figures])
     near = [cell for cell in cells if cell.ndcg >= full.ndcg - 0.01]
-    small = min(near, key=lambda cell: cell.bytes_per_document)
+    small = min(near or cells, key=lambda cell: cell.bytes_per_document)
     what = f"{small}, {small.bytes_per_document:,} bytes a document"
-    return Table([*columns, "100M docs"], rows, note=f"Within one point of all dimensions: {what}.")
+    note = nothing_found(full.ndcg) or f"Within one point of all dimensions: {what}."
+    return Table([*columns, "100M docs"], rows, note=note)
 
 
 def search_compressed(

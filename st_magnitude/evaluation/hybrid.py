@@ -1,34 +1,29 @@
 """Hybrid retrieval: BM25 and embeddings, fused by rank.
 
 A run is ``{query id: {document id: score}}``, best documents first: the format of ir-measures, ranx
-and mteb, which read and write files of it.
+and mteb, which read and write files of it. A `Ranking` is one.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-import torch
 from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
-from st_magnitude._checks import at_least, needs
+from st_magnitude._checks import InputError, at_least
 from st_magnitude.data.beir import other_spelling
-from st_magnitude.data.retrieval import Judgments, RetrievalData
-from st_magnitude.data.task import EncodedTask, ndcg, rank
-from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions, ranking_metrics
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import Judgments
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
+from st_magnitude.evaluation.lexical import bm25_run
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.similarity import Similarity
 
-__all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
+__all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
 
 Run = dict[str, dict[str, float]]
-FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 
 logger = logging.getLogger(__name__)
 
@@ -71,99 +66,8 @@ def reciprocal_rank_fusion(
 
 def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     if lost := next((document for document, score in scores.items() if math.isnan(score)), None):
-        raise ValueError(f"A run has the score nan for {lost!r}; remove what has no score.")
+        raise InputError(f"A run has the score nan for {lost!r}; remove what has no score.")
     return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
-
-
-def bm25_run(
-    data: RetrievalData,
-    top_k: int = 100,
-    stopwords: str | list[str] | None = "en",
-    tokenizer: Callable[[str], list[str]] | None = None,
-) -> Run:
-    """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
-
-        score(q, d) = sum_{t in q}  idf_t * f / (f + k1 (1 - b + b |d| / mean |d|)),
-        idf_t = log(1 + (N - n_t + 1/2) / (n_t + 1/2))
-
-    Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number
-    of documents with t, N the number of all documents, k1 = 1.5 and b = 0.75, as in mteb. A run has
-    no documents without a word of the query, and ranks ties by id.
-
-    Args:
-        top_k: Number of documents for each query.
-        stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is
-            best for code.
-        tokenizer: Splits a text, in lower case and in Unicode's form NFC, into words. By default a
-            word has two letters or digits and more between spaces or punctuation, as in mteb, which
-            finds nothing in Chinese, Japanese or Thai, and cuts words of Hindi at vowel signs:
-            there pass a segmenter, or ``list`` for single characters.
-
-    Logs a warning if fewer than 80 % of the queries have a document with one of their words.
-
-    Raises:
-        ImportError: If bm25s is not installed.
-
-    Example:
-        >>> corpus = {"d1": "Bees make honey.", "d2": "Honey, honey!"}
-        >>> data = RetrievalData({"q1": "honey", "q2": "tea"}, corpus, {})
-        >>> {query: list(found) for query, found in bm25_run(data).items()}
-        {'q1': ['d2', 'd1'], 'q2': []}
-
-    Source: Lù, BM25S, arXiv 2407.03618; the formula is "Lucene (accurate)" of Kamphuis et al.,
-    Which BM25 Do You Mean?, 2020.
-    """
-    with needs("BM25", "eval"):
-        import bm25s
-
-    def words(texts: list[str]) -> list[list[str]]:
-        texts = [unicodedata.normalize("NFC", text) for text in texts]
-        if tokenizer is not None:
-            return [tokenizer(text.lower()) for text in texts]
-        kept = stopwords or []
-        found = bm25s.tokenize(texts, stopwords=kept, return_ids=False, show_progress=False)
-        return cast("list[list[str]]", found)
-
-    documents = words([data.corpus[document] for document in data.document_ids])
-    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
-    index.index(documents, create_empty_token=False, show_progress=False)
-    run: Run = {}
-    for query, tokens in zip(data.queries, words(list(data.queries.values())), strict=True):
-        scores = index.get_scores_from_ids(index.get_tokens_ids(tokens))  # (m,)
-        if query in data.own:
-            scores[data.position[query]] = 0.0
-        found = np.flatnonzero(scores > 0)  # in the order of the ids, by which rank() sorts ties
-        best = found[rank(torch.from_numpy(scores[found])[None], top_k)[0].numpy()]
-        run[query] = {data.document_ids[i]: float(scores[i]) for i in best}
-    without = [query for query, found in run.items() if not found]
-    if len(without) > (1 - FEW_HITS) * len(run):
-        logger.warning(
-            f"BM25 finds no document for {len(without):,} of {len(run):,} queries, such as"
-            f" {without[0]!r}: no document has one of their words. For languages without spaces,"
-            " pass bm25_run a tokenizer."
-        )
-    return run
-
-
-def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) -> Run:
-    """The best documents of each query by an exhaustive search over embeddings.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
-        >>> corpus = {"d1": "honey", "d2": "honey of bees, honey", "d3": "bees"}
-        >>> data = RetrievalData({"q": "honey"}, corpus, {"q": {"d2"}})
-        >>> dense_run(data.encode(model), Similarity.named("dot"), top_k=2)
-        {'q': {'d2': 2.0, 'd1': 1.0}}
-    """
-    top = encoded.top(similarity, top_k)
-    scores = encoded.scores(similarity, top)
-    ids = encoded.document_ids or []
-    run: Run = {}
-    for i, query in enumerate(encoded.query_ids or []):
-        pairs = zip(top[i].tolist(), scores[i].tolist(), strict=True)
-        run[query] = {ids[c]: score for c, score in pairs if score > -math.inf}
-    return run
 
 
 class HybridEvaluator(SearchEvaluator):
@@ -181,7 +85,7 @@ class HybridEvaluator(SearchEvaluator):
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
-        runs: The run ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``.
+        runs: The `Ranking` ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``.
 
     Raises:
         ImportError: If bm25s is not installed and no run is given.
@@ -220,35 +124,27 @@ class HybridEvaluator(SearchEvaluator):
         self.top_k = top_k
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
-            raise ValueError(
+            raise InputError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
             )
         named = {document for query in self.queries_ids for document in run.get(query, ())}
         if unknown := sorted(named - self.task.corpus.keys(), key=str):
-            raise ValueError(
+            raise InputError(
                 f"bm25 has {len(unknown):,} documents that are not in the corpus, such as"
                 f" {unknown[0]!r}{other_spelling(unknown[0], self.task.corpus)}: give them the ids"
                 " of the corpus, as strings."
             )
-        self.runs: dict[str, Run] = {"bm25": {}}
-        for query in self.queries_ids:
-            own = {query} & self.task.own
-            found = [pair for pair in _ranked(run.get(query, {})) if pair[0] not in own]
-            self.runs["bm25"][query] = dict(found[:top_k])
+        self.runs = {"bm25": Ranking.of_run(self.task, run, top_k)}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        lexical = self.runs["bm25"]
-        dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
-        hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
-        self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
-        relevant = [self.task.relevant[query] for query in self.queries_ids]
+        dense = self.encode(model).search(scoring_of(model, self.similarity), self.top_k)
+        lexical = Ranking.of_run(self.task, self.runs["bm25"], self.top_k)
+        fused = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
+        hybrid = Ranking.of_run(self.task, fused, self.top_k)
+        self.runs = {"dense": dense, "bm25": self.runs["bm25"], "hybrid": hybrid}
         metrics: dict[str, float] = {}
-        for key, run in self.runs.items():
-            gains = np.zeros((len(relevant), self.top_k))
-            for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
-                row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
-            self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
-            values = ranking_metrics(gains > 0, relevant, self.top_k)
-            values["ndcg@10"] = self.per_query[key]
-            metrics |= {f"{key}_{metric}": float(x.mean()) for metric, x in values.items()}
+        for key, ranking in (self.runs | {"bm25": lexical}).items():
+            self.per_query[key] = ranking.ndcg
+            of_query = ranking.metrics(self.top_k)
+            metrics |= {f"{key}_{name}": float(x.mean()) for name, x in of_query.items()}
         return metrics

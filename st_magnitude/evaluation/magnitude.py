@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import Judgments
-from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions, ranking_metrics
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import COSINE, DOT
 
@@ -81,12 +81,11 @@ class MagnitudeEvaluator(SearchEvaluator):
         similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
         encoded = self.encode(model)
         metrics: dict[str, float] = {}
-        tops = encoded.tops(list(similarities.values()), k=100)
-        for name, top in zip(similarities, tops, strict=True):
-            self.per_query[name] = encoded.ndcg(top)
-            metrics[f"{name}_ndcg@10"] = float(self.per_query[name].mean())
-            others = ranking_metrics(encoded.hits(top), encoded.columns, 100)
-            metrics |= {f"{name}_{key}": float(value.mean()) for key, value in others.items()}
+        rankings = encoded.searches(list(similarities.values()), k=100)
+        for name, ranking in zip(similarities, rankings, strict=True):
+            self.per_query[name] = ranking.ndcg
+            of_query = ranking.metrics(100)
+            metrics |= {f"{name}_{key}": float(value.mean()) for key, value in of_query.items()}
         cosine = metrics["cosine_ndcg@10"]
         dot = metrics["dot_ndcg@10"]
         if cosine < COLLAPSED_BELOW * dot:

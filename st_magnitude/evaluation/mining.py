@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 from torch import Tensor
 
-from st_magnitude._checks import one_of
+from st_magnitude._checks import InputError, one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import TILE, check_finite, hide_own
 from st_magnitude.evaluation.scoring import scoring_of
@@ -19,6 +20,8 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["mine_negatives"]
+
+logger = logging.getLogger(__name__)
 
 
 def mine_negatives(
@@ -43,7 +46,8 @@ def mine_negatives(
         candidates: Ids of the documents that can be negatives; by default all. Documents that are
             relevant to no query teach a norm, which in-batch negatives do not.
         **options: Arguments of ``mine_hard_negatives``, such as ``num_negatives``,
-            ``output_format``, ``range_min``, ``relative_margin`` and ``batch_size``. Its
+            ``output_format``, ``range_min``, ``relative_margin``, ``batch_size`` and ``verbose``,
+            which prints its figures. Pairs that get no row are counted in the log. Its
             ``sampling_strategy="random"`` draws from Python's ``random``.
 
     Raises:
@@ -56,7 +60,7 @@ def mine_negatives(
         >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
         >>> corpus = {"d1": "bees", "d2": "wax", "d3": "see bees bees, see wax wax"}
         >>> data = RetrievalData({"q": "bees", "r": "wax"}, corpus, {"q": {"d1"}, "r": {"d2"}})
-        >>> mine_negatives(model, data, num_negatives=1)[0]
+        >>> mine_negatives(model, data, num_negatives=1, verbose=False)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
@@ -66,17 +70,26 @@ def mine_negatives(
     wanted = data.corpus.keys() if candidates is None else set(candidates)
     texts = list(dict.fromkeys(text for key, text in data.corpus.items() if key in wanted))
     if not texts:
-        raise ValueError(
+        raise InputError(
             "No document can be a negative: each is relevant to a query, or candidates names other "
             "documents than the corpus."
         )
     position = {text: i for i, text in enumerate(dict.fromkeys([*texts, *positives]))}
     own = {data.queries[query]: position.get(data.corpus[query], -1) for query in data.own}
     scorer = _Scorer(model, scoring_of(model, similarity), own, len(texts))
-    options |= {"faiss_batch_size": max(1, TILE // len(data.corpus)), "verbose": False}
+    options["faiss_batch_size"] = max(1, TILE // len(data.corpus))
     pairs = Dataset.from_dict({"anchor": anchors, "positive": positives})
     stand_in = cast(SentenceTransformer, scorer)
-    return mine_hard_negatives(pairs, stand_in, corpus=texts, **options)
+    mined = mine_hard_negatives(pairs, stand_in, corpus=texts, **options)
+    number = len({*zip(anchors, positives, strict=True)})
+    kept = len({*zip(mined["anchor"], map(str, mined["positive"]), strict=True)})
+    if kept < number:
+        logger.warning(
+            f"{number - kept:,} of {number:,} pairs have too few negatives for a row and are left"
+            " out: lower num_negatives, loosen range_min, margins and scores, or take another"
+            " output_format."
+        )
+    return mined
 
 
 class _Scorer:
@@ -111,6 +124,11 @@ class _Scorer:
         given = {name: options[name] for name in ("batch_size", "prompt", "prompt_name")}
         embeddings = encode_raw(self._model, texts, role, keep_normalize=True, **given)
         check_finite(embeddings, role, texts)
+        if not 1e-15 < (longest := float(embeddings.norm(dim=1).max())) < 1e15:
+            raise InputError(
+                f"The longest {role} embedding has the norm {longest:.3g}, whose scores may leave"
+                " float32. Multiply the embeddings by a constant: norms from 1e-15 to 1e15 fit."
+            )
         return embeddings
 
     def similarity(self, queries: Tensor, documents: Tensor) -> Tensor:

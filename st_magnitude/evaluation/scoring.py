@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
+from st_magnitude.surgery.raw import (
+    is_cut,
+    normalizes_output,
+    refuse_other_models,
+    returns_unit_vectors,
+    unwrapped,
+)
 
-__all__ = ["are_unit", "scoring_of"]
+__all__ = ["are_unit", "score_by_cosine", "scoring_of"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -23,7 +32,6 @@ def scoring_of(
     similarity: Similarity | str | None = None,
     *,
     before_normalize: bool = False,
-    distance: Similarity | None = None,
 ) -> Similarity:
     """The given similarity, or that of a model, for embeddings before a closing ExponentNorm.
 
@@ -32,7 +40,8 @@ def scoring_of(
     ==============================================  =====================================
     the model                                       its similarity
     ==============================================  =====================================
-    scores by a distance                            ``distance``; refused without one
+    scores by a distance                            refused
+    scores by euclidean distances of unit vectors   cosine, which ranks alike
     scores by cosine or dot                         the same
     ends in ExponentNorm                            that of the module
     ends in Normalize, with ``before_normalize``    cosine; refused if dot of cut vectors
@@ -41,22 +50,31 @@ def scoring_of(
     model = refuse_other_models(model, "A measurement")
     if similarity is not None:
         return Similarity(*Similarity.named(similarity).exponents)
-    stated = distance
+    stated = None
     if isinstance(last := list(model.children())[-1], ExponentNorm):
         stated = last.similarity
     elif model.similarity_fn_name in ("cosine", "dot"):
         stated = Similarity.named(model.similarity_fn_name)
+    elif model.similarity_fn_name == "euclidean" and returns_unit_vectors(model):
+        stated = COSINE
     if stated is None:
-        raise ValueError(
+        raise InputError(
             f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is not an inner"
-            ' product; pass a similarity, such as similarity="cosine".'
+            ' product; pass similarity="cosine" where it is an argument, or set the name.'
         )
     if not before_normalize or not normalizes_output(model):
         return Similarity(*stated.exponents)
     if stated != COSINE and is_cut(model):
-        raise ValueError(
+        raise InputError(
             f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize "
             "and scores by dot, which no similarity of its raw embeddings does. Pass "
             "similarity='cosine'."
         )
     return COSINE
+
+
+def score_by_cosine(model: SentenceTransformer, say: Callable[[str], None]) -> None:
+    """Before a training, replaces a distance by cosine, and says so."""
+    if (name := model.similarity_fn_name) not in ("cosine", "dot"):
+        say(f"similarity_fn_name: {name} -> cosine, because no loss trains a distance.")
+        model.similarity_fn_name = "cosine"

@@ -8,19 +8,27 @@ from dataclasses import replace
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.hybrid import Run, dense_run, reciprocal_rank_fusion
-from st_magnitude.evaluation.judge import judge, warn_if_few
+from st_magnitude.evaluation.choice import System, choose, decide, fusions
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.measure import bm25_if_installed, card_figures, encode, found_by
+from st_magnitude.finetune.measure import bm25_control, card_figures, encode
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
+from st_magnitude.judge import warn_if_few
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Baseline"]
+
+NAMES = {  # in the table
+    "BM25": "BM25 of {}",
+    "the pretrained model with BM25": "pretrained + BM25",
+    "the trained model with BM25": "trained + BM25",
+}
 
 
 class Baseline:
@@ -51,17 +59,19 @@ class Baseline:
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
             encoded, similarity = encode(model, data)
-            self.found = found_by(dense_run(encoded, similarity), data)
-            self.lexical = bm25_if_installed(data)
+            self.exponent = float(similarity.exponents[1])
+            self.found = encoded.search(Similarity(1.0, self.exponent))
+            self.folds = folds_of(data, DEFAULT_FOLDS, config.seed)
+            self.lexical, self.no_control = bm25_control(data)
         self.geometry = self._geometry(encoded)
         self.seconds = time.perf_counter() - began
 
     def compare(
-        self, of_folds: Run | None = None, folds: int = 0
+        self, of_folds: Ranking | None = None, folds: int = 0
     ) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the trained model, and the figures of its norms.
 
-        ``of_folds`` is the run of `cross_validate`, on which the verdict is then based.
+        ``of_folds`` is the ranking of `cross_validate`, on which the verdict is then based.
         """
         verdict = None
         encoded = None
@@ -80,40 +90,53 @@ class Baseline:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
         present = float(similarity.exponents[1])
         seed = self.config.seed
-        trained = self._verdict(present, dense_run(encoded, Similarity(1.0, present)))
+        trained = self._verdict(present, encoded.search(Similarity(1.0, present)))
         if normalizes_output(self.model):
             return trained
         exponents = exponents_with(present)
         per_query = ndcg_by_exponent(encoded, exponents)
         curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
-        best = self._verdict(curve.best, dense_run(encoded, Similarity(1.0, curve.best)))
+        best = self._verdict(curve.best, encoded.search(Similarity(1.0, curve.best)))
         saved = trained if self.config.keep_scoring else best
         shown = curve.to_dict()["ndcg@10"]
         return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
 
-    def _verdict(self, exponent: float, run: Run) -> Verdict:
-        """The verdict on a run of the trained model, with the document exponent of its scoring."""
-        found = found_by(run, self.data)
-        changes = found.minus(self.found)
-        judged = judge(changes, seed=self.config.seed)
-        scored = Scored(exponent, found.mean, judged.gain, judged.num_changed)
-        others = {}
-        if self.lexical is not None:
-            others["BM25"] = found_by(self.lexical, self.data)
-            fused = reciprocal_rank_fusion([run, self.lexical])
-            others["trained + BM25"] = found_by(fused, self.data)
+    def _verdict(self, exponent: float, found: Ranking) -> Verdict:
+        """The verdict on a ranking of the trained model, with the document exponent of its
+        scoring."""
+        gain = found.minus(self.found, seed=self.config.seed)
+        scored = Scored(exponent, found.mean, gain)
+        changes = found.ndcg - self.found.ndcg
+        before = System("the pretrained model", self.found)
+        after = System("the trained model", found)
+        systems = [before, after]
+        if self.lexical:
+            bm25 = choose(self.lexical, self.folds)
+            systems = [System("BM25", bm25.ranking, bm25.value)]
+            for one, its_exponent in ((before, self.exponent), (after, exponent)):
+                options = fusions(one.ranking, self.lexical, its_exponent == 1.0)
+                fused = choose(options, self.folds)
+                name = f"{one.name} with BM25"
+                systems += [one, System(name, fused.ranking, str(fused.value))]
+        others = [system for system in systems if system not in (before, after)]
         return Verdict(
-            queries=len(changes),
+            queries=gain.queries,
             pretrained=self.found.mean,
             as_trained=scored,
             best=None,
             saved=scored,
             curve=None,
             controls=tuple(
-                Control(name, other.mean, judge(found.minus(other), seed=self.config.seed).gain)
-                for name, other in others.items()
+                Control(
+                    NAMES[one.name].format(one.how),
+                    one.ranking.mean,
+                    found.minus(one.ranking, seed=self.config.seed),
+                )
+                for one in others
             ),
+            decision=decide(systems, self.config.seed),
             gained=int((changes > 0).sum()),
             lost=int((changes < 0).sum()),
-            changes=changes_of(self.found, found, self.data),
+            changes=changes_of(self.found, found),
+            no_control=self.no_control,
         )

@@ -5,76 +5,64 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, encode_texts, ndcg
-from st_magnitude.evaluation.hybrid import Run, bm25_run
+from st_magnitude.data.task import EncodedTask, encode_texts
+from st_magnitude.evaluation.lexical import TOKENS, bm25_run, words
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 
-__all__ = ["Found", "RetrievalEvaluator", "bm25_if_installed", "card_figures", "encode", "found_by"]
+__all__ = ["RetrievalEvaluator", "bm25_control", "card_figures", "encode"]
 
 logger = logging.getLogger(__name__)
 
 NUM_DOCUMENTS = 500  # of the sample whose norms are measured
 NUM_QUERIES = 100
+DEPTH = 100  # documents of BM25's run for each query
 
 
-@dataclass(frozen=True)
-class Found:
-    """nDCG@10 and the first document of each query of a search, by query id."""
+def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
+    """BM25's rankings by `TOKENS`, or none and a sentence that says why it is no control.
 
-    ndcg: dict[str, float]  # nDCG@10
-    first: dict[str, str]  # id of the first document; empty if nothing was found
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(list(self.ndcg.values())))
-
-    def minus(self, other: Found) -> NDArray[np.float64]:
-        """Differences of nDCG@10 in the order of these queries, (n,)."""
-        return np.array([value - other.ndcg[query] for query, value in self.ndcg.items()])
-
-
-def found_by(run: Run, data: RetrievalData) -> Found:
-    """Evaluates a run on its queries that have a relevant document in the data."""
-    queries = [query for query in run if query in data.relevant]
-    gains = np.zeros((len(queries), 10))
-    for row, query in zip(gains, queries, strict=True):
-        found = [data.relevant[query].get(document, 0) for document in [*run[query]][:10]]
-        row[: len(found)] = found
-    values = ndcg(gains, [data.relevant[query].values() for query in queries])
-    first = {query: next(iter(run[query]), "") for query in queries}
-    return Found(dict(zip(queries, values.tolist(), strict=True)), first)
-
-
-def bm25_if_installed(data: RetrievalData) -> Run | None:
-    """BM25's run of the data; None, and a line in the log, without bm25s."""
+    It is a control where at least half of the queries share a word with a document that answers
+    them. For queries with `DEPTH` documents or more this is unknown, and counts as such.
+    Without bm25s the log says what is missing, and the sentence is empty.
+    """
+    data = data.only(data.query_ids)
     try:
-        return bm25_run(data)
+        by_words = bm25_run(data, DEPTH)
     except ImportError as error:
         logger.warning(f"Not measured: {error}")
-        return None
+        return {}, ""
+    is_full = by_words.columns[:, -1] >= 0
+    shared = int((is_full | (by_words.gains > 0).any(axis=1)).sum())
+    if 2 * shared < len(by_words):
+        return {}, (
+            f"BM25 finds a word in common with an answer for {shared:,} of {len(by_words):,}"
+            " queries only, so it is no control."
+        )
+    others = {name: split for name, split in TOKENS.items() if split is not words}
+    found = {name: bm25_run(data, DEPTH, tokenizer=split) for name, split in others.items()}
+    return {"words": by_words, **found}, ""
 
 
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
     """The raw embeddings of queries and corpus, and the similarity under which the model ranks.
 
-    A distance counts as cosine. On a terminal there is a progress bar where it may take long.
+    On a terminal there is a progress bar where it may take long.
     """
     shows = sys.stderr.isatty() and not has_static_embedding_input(model)
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
-    similarity = scoring_of(model, before_normalize=before, distance=COSINE)
+    similarity = scoring_of(model, before_normalize=before)
     return data.encode(model, before_normalize=before, show_progress_bar=shows), similarity
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude._config import (
     Bf16,
     Floats,
@@ -46,7 +46,7 @@ class TrainConfig:
     epochs: Annotated[
         float | None, Option(min=0, help="Passes over the pairs; default: 1; static table: 3.")
     ] = None
-    max_steps: Annotated[int, Option(help="Steps; overrides --epochs if positive.")] = -1
+    max_steps: Annotated[int, Option(min=-1, help="Steps; overrides --epochs if positive.")] = -1
     batch_size: Annotated[
         int | None,
         Option(
@@ -75,7 +75,7 @@ class TrainConfig:
         int | None,
         Option(min=0, help="Folds to judge by without a dev split; default: 5 for a static table."),
     ] = None
-    seed: Annotated[int, Option(help="Seed for the order, the negatives and dropout.")] = 0
+    seed: Annotated[int, Option(min=0, help="Seed for the order, the negatives and dropout.")] = 0
     keep_scoring: Annotated[
         bool, Option(help="Save the scoring of the loss, even if another is clearly better.")
     ] = False
@@ -87,13 +87,13 @@ class TrainConfig:
         check_ranges(self)
         positive("temperature", self.temperature, [None])
         if self.loss not in LOSSES:
-            raise ValueError(
+            raise InputError(
                 f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSSES)} "
                 f"Choose one of {', '.join(LOSSES)}."
             )
         has_temperatures = self.temperatures is not None or LOSSES[self.loss].has_temperatures
         if self.temperature is not None and (has_temperatures or self.dims is not None):
-            raise ValueError(
+            raise InputError(
                 f"temperature={self.temperature} is for a loss of one term. With dims, or with"
                 f" several temperatures as tempagg has them, pass temperatures={self.temperature}"
                 " instead."

@@ -16,22 +16,34 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 
 from st_magnitude._files import locked_folder
 from st_magnitude.data.beir import refuse_shared
+from st_magnitude.data.memory import AllReadError
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.hybrid import Run
-from st_magnitude.evaluation.judge import norm_warning
+from st_magnitude.evaluation.scoring import score_by_cosine
 from st_magnitude.finetune.baseline import Baseline
 from st_magnitude.finetune.folds import cross_validate, num_folds
 from st_magnitude.finetune.measure import RetrievalEvaluator
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import check_length, is_uneven, make_rows, make_trainer, reading
+from st_magnitude.finetune.trainer import (
+    check_length,
+    is_uneven,
+    make_rows,
+    make_trainer,
+    reading,
+    remember_rows,
+    warn_of_left_out,
+)
 from st_magnitude.finetune.verdict import Verdict
+from st_magnitude.judge import norm_warning
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 
@@ -60,7 +72,7 @@ class TrainedModel:
 
     @property
     def norm_warning(self) -> str:
-        """The `evaluation.judge.norm_warning` of the sample; empty if there is none."""
+        """The `judge.norm_warning` of the sample; empty if there is none."""
         after = self.geometry.get("after", {})
         d = after.get("cohens_d", math.nan)
         error = after.get("cohens_d_error", math.nan)
@@ -83,6 +95,10 @@ def train(
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
 
+    No query of dev and test, and none of the fold that judges, is a text of a training row. The
+    model remembers its training texts by hashes (`st_magnitude.data.memory`), and is not judged by
+    queries that it has read in an earlier training.
+
     With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
     it was given and with BM25. It is saved as it was trained, unless another document exponent is
     clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
@@ -102,8 +118,9 @@ def train(
         say: Function that receives the progress line by line.
 
     Raises:
-        ValueError: If the data have too few pairs or share queries with dev, or a setting does not
-            suit the model.
+        ValueError: If the data have too few pairs or share queries with dev, the model was trained
+            on all queries of dev or test, or a setting does not suit the model. DivergedError, one
+            of them: gradients or weights are not finite.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
             is False, or a run that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to
@@ -126,43 +143,67 @@ def train(
         checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
         model = load(model) if isinstance(model, str) else model
         check_length(model, config.max_length)
+        refuse_frozen(model)
+        score_by_cosine(model, say)
         answers = _answers(data, dev, test) | set(also_relevant)
-        folds = num_folds(model, data, None if dev_is_drawn else dev, config)
-        if folds and dev is not None:
-            data = data.joined(dev)
-            dev = None
+        test = None if test is None else test.unread_by(model)
+        data, held_out, folds = _held_out(model, data, dev, dev_is_drawn, config)
+        data = data.apart_from(None if folds else dev, test)
         settings["data"] = data.digest
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
         rows = make_rows(data, config.negatives, config.seed)
+        warn_of_left_out(data, rows)
         _warn_without_negatives(config.loss, data, rows, answers)
         baseline = of_folds = on_test = None
         if is_first:
-            if dev is not None:
-                say(f"Measuring the pretrained model: {len(dev.corpus):,} documents.")
-            baseline = Baseline(model, data, data if folds else dev, answers, config)
-            if folds:
-                of_folds = cross_validate(model, data, config, folds, output)
+            if held_out is not None and not folds:
+                say(f"Measuring the pretrained model: {len(held_out.corpus):,} documents.")
+            baseline = Baseline(model, data, held_out, answers, config)
+            if held_out is not None and folds:
+                of_folds = cross_validate(model, data, held_out, config, folds, output)
             if test is not None:
                 kept = replace(config, keep_scoring=True)
                 on_test = Baseline(model, test, test, answers, kept)
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
-        with reading(model, config.max_length):
+        with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint, say)
+        remember_rows(trainer)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
-        if dev is not None:
+        if baseline.is_judged and not folds:
             say(f"Measuring the trained model, about {baseline.seconds:.0f} s.")
         trained = _judge(trainer, baseline, of_folds, folds, on_test)
         return _save_unless_worse(trained, output, config, baseline.data.name, name)
 
 
+def _held_out(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    dev: RetrievalData | None,
+    dev_is_drawn: bool,
+    config: TrainConfig,
+) -> tuple[RetrievalData, RetrievalData | None, int]:
+    """The data to train on, the queries that judge the model, and in how many folds (0: none)."""
+    if dev is None or dev_is_drawn:
+        joined = data if dev is None else data.joined(dev)
+        try:
+            judged = joined.unread_by(model)
+        except AllReadError:
+            if config.folds:
+                raise
+        else:
+            if folds := num_folds(model, judged, None, config):
+                return joined, judged, folds
+    return data, None if dev is None else dev.unread_by(model), 0
+
+
 def _judge(
     trainer: SentenceTransformerTrainer,
     baseline: Baseline,
-    of_folds: Run | None,
+    of_folds: Ranking | None,
     folds: int,
     on_test: Baseline | None,
 ) -> TrainedModel:
@@ -265,7 +306,8 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict()}
     record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    with run_folder.saved(trainer.model, output, "training.json", record) as folder:
+    texts = [text for row in rows.take(4) for text in list(row.values())[:2]]
+    with run_folder.saved(trainer.model, output, "training.json", record, texts) as folder:
         for title, text in sections.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")

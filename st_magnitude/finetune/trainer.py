@@ -24,7 +24,9 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
+from st_magnitude._checks import InputError, foreign
 from st_magnitude._upstream import has_fast_bf16
+from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.losses.base import half_weights
@@ -35,9 +37,11 @@ from st_magnitude.losses.temperature import temp_agg, temp_agg_mrl
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import prompt_of
+from st_magnitude.surgery.raw import prompt_of, readers_of
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 
-__all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "train_copy"]
+__all__ = ["check_length", "is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
+__all__ += ["train_copy", "warn_of_left_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +49,24 @@ MANY_ROWS = 50_000  # above, small batches take a static table minutes
 
 
 @contextmanager
-def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
-    """Within the block, a model reads at most this number of tokens; None changes nothing."""
+def reading(model: SentenceTransformer, length: int | SentenceTransformer | None) -> Iterator[None]:
+    """Within the block, a model reads at most this number of tokens, or as many as a model of its
+    kind; None changes nothing."""
     if length is None:
         yield
         return
-    before = model.max_seq_length
-    limit_length(model, length)
+    readers: list[Any] = readers_of(model)
+    before = [getattr(reader, "max_seq_length", None) for reader in readers]
+    if isinstance(length, int):
+        limit_length(model, length)
+    else:
+        for reader, other in zip(readers, readers_of(length), strict=True):
+            reader.max_seq_length = other.max_seq_length
     try:
         yield
     finally:
-        model.max_seq_length = before
+        for reader, limit in zip(readers, before, strict=True):
+            reader.max_seq_length = limit
 
 
 def check_length(model: SentenceTransformer, length: int | None) -> None:
@@ -68,6 +79,20 @@ def make_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
     """Rows of `RetrievalData.triplets`; by default with one negative if some are judged."""
     number = int(any(data.negatives.values())) if negatives is None else negatives
     return data.triplets(number, seed)
+
+
+def warn_of_left_out(data: RetrievalData, rows: Dataset) -> None:
+    if left := sum(map(len, data.relevant.values())) - len(rows):
+        logger.warning(
+            f"Left out {left:,} training pairs of which a text is a query of dev, of test, or of"
+            " other held-out queries."
+        )
+
+
+def remember_rows(trainer: SentenceTransformerTrainer) -> None:
+    """Makes the trained model remember the texts of its rows."""
+    rows = cast(Dataset, trainer.train_dataset)
+    remember(trainer.model, {text for column in rows.column_names for text in rows[column]})
 
 
 def is_uneven(positives: Iterable[str]) -> bool:
@@ -145,8 +170,9 @@ def train_copy(
     trainer = make_trainer(copy.deepcopy(model), data, rows, config, output, saves=False)
     for callback in callbacks:
         trainer.add_callback(callback)
-    with reading(trainer.model, config.max_length):
+    with reading(trainer.model, config.max_length), trimmed_vocabulary(trainer):
         trainer.train()
+    remember_rows(trainer)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer
@@ -198,6 +224,7 @@ class _Arguments(SentenceTransformerTrainingArguments):
         return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
 
 
+@foreign()  # such as --bf16 on a device without it
 def _arguments(
     config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, saves: bool
 ) -> SentenceTransformerTrainingArguments:
@@ -209,7 +236,7 @@ def _arguments(
         router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
         output_dir=str(output / "checkpoints"),
         num_train_epochs=cast(float, config.epochs),
-        max_steps=config.max_steps,
+        max_steps=config.max_steps or -1,
         per_device_train_batch_size=cast(int, config.batch_size),
         learning_rate=usual_rate(model) if rate is None else rate,
         warmup_steps=0.1,  # a share
@@ -238,7 +265,7 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     most = rows // arguments.world_size
     size = arguments.per_device_train_batch_size
     if most < 2:
-        raise ValueError(
+        raise InputError(
             f"{rows} training pairs are too few for {arguments.world_size} processes, of two each."
         )
     if size > most and arguments.process_index == 0:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.judge import Gain
+from st_magnitude.evaluation.choice import Decision
 from st_magnitude.evaluation.scoring import scoring_of
-from st_magnitude.finetune.measure import Found
-from st_magnitude.result import Result, Table, points
-from st_magnitude.similarity import COSINE
+from st_magnitude.judge import Difference, nothing_found
+from st_magnitude.result import Result, Table
 
-__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ndcg"]
+__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ranking"]
 
 _shortened = partial(textwrap.shorten, width=60, placeholder=" ...")
 
@@ -34,8 +33,7 @@ class Scored:
 
     exponent: float  # of documents
     ndcg: float  # mean nDCG@10
-    gain: Gain  # over the pretrained model
-    changed: int  # number of queries whose nDCG@10 differs from that of the pretrained model
+    gain: Difference  # over the pretrained model
 
     @property
     def name(self) -> str:
@@ -48,7 +46,7 @@ class Control:
 
     name: str
     ndcg: float
-    gain: Gain  # of the trained model over this search
+    gain: Difference  # of the trained model over this search
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,18 @@ class Verdict(Result):
     lost: int = 0
     changes: tuple[Change, ...] = ()  # the largest gain, the median change and the largest loss
     folds: int = 0  # in which the queries were held out; 0 for one split
+    decision: Decision | None = None  # what to deploy
+    no_control: str = ""  # why BM25 is none, in a sentence
 
     @property
     def is_better(self) -> bool:
-        """Whether the interval of the saved model's gain lies above 0."""
-        return self.saved.gain[1] > 0.0
+        """Whether the saved model is clearly better."""
+        return self.saved.gain.is_better
 
     @property
     def is_worse(self) -> bool:
-        """Whether the interval lies below 0, at the best exponent too."""
-        return max(self.saved.gain[2], (self.best or self.saved).gain[2]) < 0.0
+        """Whether the saved model is clearly worse, at the best exponent too."""
+        return self.saved.gain.is_worse and (self.best or self.saved).gain.is_worse
 
     @property
     def caveat(self) -> str:
@@ -110,25 +110,40 @@ class Verdict(Result):
         where = f"{self.queries:,} {split} queries"
         if self.folds:
             where = f"{self.queries:,} queries, held out in {self.folds} folds"
-        if self.is_better:
-            name = "Better"
-        elif self.saved.gain[2] < 0.0:
-            name = "Worse"
-        else:
-            name = "No clear difference"
-        said = f"{name}: {points(self.saved.gain)} of nDCG@10 against the pretrained model"
-        bm25 = " ".join(self._about(control) for control in self.controls[:1])
-        return f"{said}, on {where}. {bm25}".strip()
+        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against the pretrained model"
+        return f"{said}, on {where}. {self._about_bm25}".strip()
+
+    def which_counts(self, confirmed: Verdict, split: str) -> str:
+        """Where the verdict on another split is another one: which of the two counts, and why."""
+        test = confirmed.saved.gain
+        if test.name == self.saved.gain.name:
+            return ""
+        if self.caveat or confirmed.queries >= self.queries:
+            return f"The line on the {split} split counts, as none of its queries chose anything."
+        said = (
+            "The verdict on held-out queries counts, as it rests on more of them"
+            f" ({self.queries:,} against {confirmed.queries:,})."
+        )
+        gain = abs(self.saved.gain.mean)
+        if gain and test.mean > test.low:
+            needed = confirmed.queries * (POWER * (test.mean - test.low) / gain) ** 2
+            said += (
+                f" To show {100 * gain:.1f} points in four of five draws, the {split} split would"
+                f" need about {math.ceil(needed):,}."
+            )
+        return said
 
     def advice(self) -> str:
         """Recommended next steps."""
+        others = [control.ndcg for control in self.controls]
+        if nothing := nothing_found(self.pretrained, self.saved.ndcg, *others):
+            return nothing
         found: list[str] = []
-        if self.saved.gain[2] < 0.0 and not self.is_worse:
+        if self.saved.gain.is_worse and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
         elif not self.is_better:
             remedy = "Train on more pairs or with another learning rate, or keep the old model."
             found += [remedy, self._power()]
-        found += map(self._about, self.controls[1:])
         if max(self.pretrained, self.saved.ndcg) < LOW:
             found.append(
                 "nDCG@10 is low for every model. If several documents answer a query and the data"
@@ -137,60 +152,62 @@ class Verdict(Result):
         return " ".join(filter(None, found))
 
     def _power(self) -> str:
-        gain, low, _ = self.saved.gain
-        if self.saved.changed < FEW_CHANGES:
-            return f"nDCG@10 changed for {self.saved.changed:,} queries only: add queries."
-        smallest = 100 * POWER * (gain - low)
+        gain = self.saved.gain
+        if gain.changed < FEW_CHANGES:
+            return f"nDCG@10 changed for {gain.changed:,} queries only: add queries."
+        smallest = 100 * POWER * (gain.mean - gain.low)
         return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
 
-    def _about(self, control: Control) -> str:
-        _, low, high = control.gain
-        if control != self.controls[0]:
-            said = f"Fused with BM25 by rank it has {control.ndcg:.4f}, clearly more than alone."
-            return said if high < 0.0 else ""
-        if high < 0.0:
-            return f"{control.name}, which needs no training, is better: {control.ndcg:.4f}."
-        if low > 0.0:
+    @property
+    def _about_bm25(self) -> str:
+        """A sentence where the saved model is not clearly better than BM25."""
+        bm25 = next((one for one in self.controls if one.name.startswith("BM25")), None)
+        if bm25 is None:
+            return self.no_control
+        if bm25.gain.is_worse:
+            return f"{bm25.name}, which needs no training, is better: {bm25.ndcg:.4f}."
+        if bm25.gain.is_better:
             return ""
-        return f"It is not clearly better than {control.name}, which needs no training."
+        return f"It is not clearly better than {bm25.name}, which needs no training."
 
     def tables(self) -> Iterable[Table | str]:
-        rows: list[list[object]] = [["pretrained", self.pretrained, points(self.saved.gain)]]
+        rows: list[list[object]] = [["pretrained", self.pretrained, self.saved.gain]]
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             notes = ["as trained"] if scored == self.as_trained else []
             notes += ["saved"] if scored == self.saved else []
             name = f"trained, {scored.name}" + (f" ({', '.join(notes)})" if notes else "")
             rows.append([name, scored.ndcg, ""])
-        rows += [[other.name, other.ndcg, points(other.gain)] for other in self.controls]
+        rows += [[other.name, other.ndcg, other.gain] for other in self.controls]
         columns = ["search", "nDCG@10", "the saved model over it"]
-        yield Table(columns, rows, "", self.caveat)
+        yield Table(columns, rows, "", f"{self.caveat} {self.no_control}".strip())
         if self.changes:
             yield f"{self.gained:,} queries gained and {self.lost:,} lost. For example:"
             yield "\n".join(map(str, self.changes))
 
 
-def model_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the similarity of the model; cosine if it is a distance."""
-    encoded = data.encode(model)
-    return encoded.ndcg(encoded.top(scoring_of(model, distance=COSINE)))
+def model_ranking(model: SentenceTransformer, data: RetrievalData) -> Ranking:
+    """The ranking under the similarity of the model."""
+    return data.encode(model).search(scoring_of(model))
 
 
-def changes_of(before: Found, after: Found, data: RetrievalData) -> tuple[Change, ...]:
+def changes_of(before: Ranking, after: Ranking) -> tuple[Change, ...]:
     """The largest gain, the median change and the largest loss; ties by a hash of the query."""
+    data = after.data
+    differences = dict(zip(after, after.ndcg - before.ndcg, strict=True))
 
     def place(query: str) -> tuple[float, str]:
-        digest = hashlib.sha256(data.queries[query].encode()).hexdigest()
-        return before.ndcg[query] - after.ndcg[query], digest
+        return -differences[query], hashlib.sha256(data.queries[query].encode()).hexdigest()
 
-    changed = sorted((q for q in after.ndcg if after.ndcg[q] != before.ndcg[q]), key=place)
+    changed = sorted((query for query, difference in differences.items() if difference), key=place)
     if not changed:
         return ()
+    rows = {query: row for row, query in enumerate(after)}
     chosen = dict.fromkeys([changed[0], changed[len(changed) // 2], changed[-1]])
     return tuple(
         Change(
             data.queries[query],
-            (before.ndcg[query], after.ndcg[query]),
-            *(data.corpus.get(found.first[query], "nothing") for found in (before, after)),
+            (float(before.ndcg[rows[query]]), float(after.ndcg[rows[query]])),
+            *(data.corpus.get(found.first(query), "nothing") for found in (before, after)),
         )
         for query in chosen
     )

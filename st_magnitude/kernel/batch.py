@@ -153,6 +153,12 @@ class Batch:
                 f" more than there are documents: (Q, {width}) with Q from {self.pairs.stop} to"
                 f" {len(documents)}; got {tuple(all_queries.shape)}."
             )
+        for other in (documents, self.column_queries):
+            if other.dtype != queries.dtype:
+                raise ValueError(
+                    f"infonce takes embeddings of one precision; got queries in {queries.dtype} and"
+                    f" others in {other.dtype}. Convert them with .float()."
+                )
 
     def _check_exclude(self) -> None:
         size = len(self.documents)

@@ -91,8 +91,7 @@ def infonce(
         weights: Factors (B,) of the losses of the rows, before the mean; constants.
         log_q: Logarithms, up to a constant, of how often each document is drawn as a negative,
             (M,): the logits become s / tau - log q (Yi et al. 2019, RecSys, Eq. 3 to 5; see
-            :class:`~st_magnitude.DocumentPrior`). They are constants. In float32 the tiled engine
-            takes a larger difference from the smallest number as 140.
+            :class:`~st_magnitude.DocumentPrior`). They are constants.
         log_q_queries: The same for queries in the softmax of a document, (B,) or (Q,).
         hardness_strength: The alpha of alpha · s_t, which is added to the logits of negatives as a
             constant: negatives weigh more the more similar they are, exp(alpha · s_t) (Lan et al.

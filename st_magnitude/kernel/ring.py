@@ -49,11 +49,27 @@ def ring_infonce(
 
     ``check`` checks the batch of this rank and returns its B and M. If it raises on one, all raise.
     """
-    num_queries, num_documents = zip(*agree(batch.queries.device, check, 2), strict=True)
+    same = _what_travels(batch, terms)
+    of_ranks = agree(batch.queries.device, lambda: [*check(), *same.values()], size=2 + len(same))
+    num_queries, num_documents, *others = zip(*of_ranks, strict=True)
+    for name, numbers in zip(same, others, strict=True):
+        if len(set(numbers)) > 1:
+            raise ValueError(f"The ranks of a ring differ in the number of {name}: {numbers}.")
     num_losses = sum(num_queries) / len(num_queries) * len(softmaxes)
     plan = Plan.of(terms, batch, similarity, num_losses, tile_rows)
     counts = {"query_to_doc": num_documents, "doc_to_query": num_queries}
     return tiled_infonce(batch, similarity, softmaxes, plan, partial(one_round, batch, counts))
+
+
+def _what_travels(batch: Batch, terms: Sequence[Term]) -> dict[str, int]:
+    """Numbers that have to be equal on all ranks, or one would wait for another."""
+    tensors = batch.queries, batch.documents
+    numbers = {"dimensions": batch.queries.shape[-1], "bytes": batch.queries.element_size()}
+    numbers |= {"terms": len(terms), "ids in exclude": len(batch.excluded_ids)}
+    numbers |= {"spares": len(batch.spares), "positives": len(batch.positive_ids)}
+    numbers |= {x: getattr(batch, x) is not None for x in ("log_q", "log_q_queries")}
+    needs = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return numbers | {"gradients": needs}
 
 
 def refuse_in_ring(name: str, softmaxes: Sequence[Sequence[Direction]], **given: object) -> None:
@@ -120,13 +136,15 @@ def _pass_on(block: Block, size: int) -> Callable[[], Block]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     before, after = (rank - 1) % ranks, (rank + 1) % ranks
     successor = {name: x.new_empty(size, *x.shape[1:]) for name, x in block.items()}
-    operations = [dist.P2POp(dist.isend, x, after) for x in block.values()]
+    sent = [x.contiguous() for x in block.values()]
+    operations = [dist.P2POp(dist.isend, x, after) for x in sent]
     operations += [dist.P2POp(dist.irecv, x, before) for x in successor.values()]
     works = dist.batch_isend_irecv(operations)
 
     def arrived() -> Block:
         for work in works:
             work.wait()
+        sent.clear()  # a copy lives until it has left
         return successor
 
     return arrived

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import at_least, is_number, positive
 from st_magnitude.kernel.batch import Batch
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -31,7 +32,7 @@ class Term:
         weight: Factor of the term in the sum.
 
     Raises:
-        ValueError: If dim is below 1, or the temperature not positive.
+        ValueError: If one of them is no such number.
     """
 
     dim: int | None = None
@@ -39,12 +40,15 @@ class Term:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.dim is not None and self.dim < 1:
-            raise ValueError(
-                f"Term.dim must be at least 1, or None for all dimensions; got {self.dim}."
-            )
-        if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
-            raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
+        if self.dim is not None:
+            at_least("Term.dim", self.dim, 1, " and whole, or None for all dimensions", Integral)
+        if not (is_number(self.weight) and math.isfinite(self.weight)):
+            raise ValueError(f"Term.weight must be a finite number; got {self.weight!r}.")
+        if not isinstance(self.temperature, Tensor):
+            positive("Term.temperature", self.temperature)
+        elif self.temperature.ndim:
+            shape = tuple(self.temperature.shape)
+            raise ValueError(f"A learned Term.temperature must be a 0-d tensor; got {shape}.")
 
 
 def check_terms(terms: Sequence[Term], width: int) -> None:
@@ -84,7 +88,8 @@ class Plan:
     num_losses: float  # the number of rows whose mean loss is the loss of the batch
     tile_rows: int | None  # None: the default of the device
     hardness_strength: float
-    bounded: bool  # whether the exponentials of all logits are finite and positive in float32
+    has_options: bool  # whether logits are more than a multiple of scores
+    bounded: bool  # whether exponentials of scores are finite and positive in float32
 
     @classmethod
     def of(
@@ -101,12 +106,11 @@ class Plan:
         dims = tuple(sorted(set(lengths)))
         edges = [*map(lengths.index, dims), len(terms)]
         powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
-        if batch.hardness_strength:  # the rates of exponentials are no multiples of each other
-            powers = [0] * len(terms)
         has_biases = batch.log_q is not None or batch.log_q_queries is not None
-        hardness = batch.hardness_strength
-        temperatures = [_number(term) for term in terms]
-        is_small = all(MAX_EXPONENT * x > LOG2_E * (1 + hardness * x) for x in temperatures)
+        has_options = has_biases or batch.hardness_strength > 0
+        if has_options:  # the logits of one term are no multiples of those of another
+            powers = [0] * len(terms)
+        is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
         return cls(
             dims=dims,
             terms=tuple(ordered),
@@ -114,8 +118,9 @@ class Plan:
             powers=tuple(powers),
             num_losses=num_losses,
             tile_rows=tile_rows,
-            hardness_strength=hardness,
-            bounded=similarity == COSINE and is_small and not has_biases,
+            hardness_strength=batch.hardness_strength,
+            has_options=has_options,
+            bounded=similarity == COSINE and is_small,
         )
 
     def temperatures(self, like: Tensor) -> Tensor:

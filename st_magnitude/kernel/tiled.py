@@ -134,10 +134,11 @@ class Softmax:
         self.grad_inverse = torch.zeros_like(temperatures)  # (T,)
         self.learns_temperatures = temperatures.requires_grad
 
-    def logits(self, k: int, t: int, tile: slice, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """The logits of scores (n,) of prefix k in term t, to base 2."""
-        logits = (scores - self.pair_scores[k][tile]) * self.inverse[t]
-        return LOG2_E * (logits if bias is None else logits + bias - self.pair_biases[tile])
+    def logits(self, k: int, t: int, tile: slice, scores: Tensor) -> Tensor:
+        """The logits of negatives with scores (n,) of prefix k in term t, but for their biases, to
+        base 2."""
+        logits = (scores - self.pair_scores[k][tile]) * self.inverse[t] - self.pair_biases[tile]
+        return LOG2_E * (logits + self.plan.hardness_strength * scores)
 
     def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
         """Adds the log-sum-exp (n,) of more columns to that of some rows."""
@@ -213,8 +214,7 @@ def _visit_tile(
     for block in blocks:
         _multiply(plan, block, scores)
     targets = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
-    # A bias of the logits is a factor of the exponentials, which leaves powers of them alone.
-    bias, middle, factor = _biases([panel.columns for panel in panels])  # (M,), (), (M,)
+    bias = _biases([panel.columns for panel in panels])  # (M,)
     if finds_sums:
         _start(softmax, offset, tile, [x[:, parts[0]] for x in scores], targets, bias)
 
@@ -223,23 +223,25 @@ def _visit_tile(
     for k in range(longest, -1, -1):
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
-        best, pair = _best(plan, scores[k]), softmax.pair_scores[k][tile]  # (n,)
+        pair = softmax.pair_scores[k][tile]  # (n,)
+        best = _best(plan, scores[k], pair)  # (n,)
         relative = _relative(plan, scores[k], best, scores[k] if k == longest else powers)
         if finds_sums and targets is not None:
             softmax.add_positives(k, tile, targets, relative[:, parts[0]], best - pair)
 
         # The softmax of each term: its log-sum-exp, and its probabilities.
         for t in plan.members[k]:
+            anchor = softmax.logits(k, t, tile, best)  # (n,)
             if plan.powers[t]:  # of the exponentials of the term before
                 powers.pow_(plan.powers[t])
             else:
                 if k < longest and t > plan.members[k][0]:
                     relative = _relative(plan, scores[k], best, powers)
-                torch.mul(relative, softmax.rates[t], out=powers).exp2_()
-            anchor = softmax.logits(k, t, tile, best, middle)  # (n,)
-            if plan.hardness_strength:
-                anchor += _except_pairs(softmax, t, tile, offset, pair - best, best, powers)
-            total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
+                torch.mul(relative, softmax.rates[t], out=powers)
+                if plan.has_options:
+                    anchor += _apply_options(powers, anchor, bias, offset, tile)
+                powers.exp2_()
+            total = powers.sum(dim=1)  # (n,)
             if finds_sums:
                 softmax.add(t, tile, total.log2() + anchor)
             if not adds_gradients:
@@ -247,9 +249,8 @@ def _visit_tile(
             # The probability of a column over its exponential; a logarithm of the sum would round.
             share = 1 / total if finds_sums else (anchor - softmax.log_sums[t, tile]).exp2_()
             if softmax.learns_temperatures:
-                weighted = powers if factor is None else powers * factor
                 shift = pair - best if k == longest else pair
-                expected = torch.linalg.vecdot(weighted, scores[k]) - shift * total
+                expected = torch.linalg.vecdot(powers, scores[k]) - shift * total
                 softmax.grad_inverse[t] += (expected * share * softmax.weights[t, tile]).sum()
             share = (share * softmax.grad_per_probability[t, tile])[:, None]
             if t == plan.members[k][0]:
@@ -259,8 +260,6 @@ def _visit_tile(
 
         # Less the targets; then the slope becomes that of the product.
         if adds_gradients:
-            if factor is not None:
-                slope.mul_(factor)
             unit = softmax.grad_per_target(k, tile)  # (n,)
             _subtract_targets(slope[:, parts[0]], unit, offset, tile, targets)
             if k < longest:
@@ -352,22 +351,20 @@ def _start(
         softmax.biases[tile] -= total * softmax.pair_biases[tile]
 
 
-def _biases(columns: Sequence[Vectors]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The biases of all columns, (M,), their middle, and the exponentials of their differences from
-    it. Biases far below the largest are raised to what is representable: 140 below in float32."""
+def _biases(columns: Sequence[Vectors]) -> Tensor | None:
+    """The biases of all columns, (M,)."""
     if all(side.bias is None for side in columns):
-        return None, None, None
-    bias = torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
-    bias = bias.maximum(bias.max() + 1.6 * math.log(torch.finfo(bias.dtype).tiny))
-    middle = (bias.max() + bias.min()) / 2
-    return bias, middle, (bias - middle).exp()
+        return None
+    return torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
 
 
-def _best(plan: Plan, scores: Tensor) -> Tensor:
-    """The best score of each row, (n,), or 0 where no exponential can overflow."""
+def _best(plan: Plan, scores: Tensor, of_pairs: Tensor) -> Tensor:
+    """The best score of each row, (n,), or 0 where no exponential can overflow. The pair counts,
+    because it is in the softmax even if it is in another block, and all of this one are excluded.
+    """
     if plan.bounded:
         return scores.new_zeros(len(scores))
-    return scores.amax(dim=1).clamp_(min=_low(scores) / 4)  # if all are excluded
+    return torch.maximum(scores.amax(dim=1), of_pairs)
 
 
 def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tensor:
@@ -376,25 +373,26 @@ def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tenso
     return scores if plan.bounded else torch.sub(scores, best[:, None], out=buffer)
 
 
-def _except_pairs(
-    softmax: Softmax,
-    t: int,
-    tile: slice,
-    offset: int | None,
-    of_pairs: Tensor,  # (n,), scores less the best one of their row
-    best: Tensor,  # (n,)
-    powers: Tensor,  # (n, M)
+def _apply_options(
+    logits: Tensor, best: Tensor, bias: Tensor | None, offset: int | None, tile: slice
 ) -> Tensor:
-    """Removes the hardness, which only negatives have, from the exponentials of the pairs, and
-    rescales rows in which these would overflow. Returns the gain of the anchors, (n,)."""
-    gain = LOG2_E * softmax.plan.hardness_strength * best
-    if offset is None:
-        return gain
-    exponent = of_pairs * softmax.inverse[t] * LOG2_E - gain
-    excess = exponent.clamp(min=0)
-    powers.mul_((-excess).exp2_()[:, None])
-    powers.diagonal(offset + tile.start).copy_((exponent - excess).exp2_())
-    return gain + excess
+    """Adds what makes logits more than a multiple of scores: biases, and pairs without hardness.
+
+    Args:
+        logits: The multiple less that of the best score, (n, M). It becomes the logit less the
+            largest one of the row, so that the sum of exponentials neither vanishes nor overflows.
+        best: The logit of a negative with the best score, less that of the pair, (n,).
+
+    Returns:
+        The largest logit less ``best``, (n,). The pair counts, as in `_best`.
+    """
+    if bias is not None:
+        logits.add_(bias * LOG2_E)
+    if offset is not None:
+        logits.diagonal(offset + tile.start).copy_(-best)
+    largest = torch.maximum(logits.amax(dim=1), -best)
+    logits.sub_(largest[:, None])
+    return largest
 
 
 def _subtract_targets(

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from sentence_transformers.sentence_transformer.losses.matryoshka import (
     CachedLossDecorator,
@@ -20,17 +22,19 @@ from sentence_transformers.sentence_transformer.losses.matryoshka import (
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
+from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import (
     normalizes_output,
     output_width,
     raw_features,
     refuse_other_models,
+    routes_of,
     unwrapped,
 )
 
@@ -57,6 +61,27 @@ def half_weights(model: nn.Module) -> list[nn.Parameter]:
     """The trainable weights in less than float32."""
     trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
     return [parameter for parameter in trained if parameter.element_size() < 4]
+
+
+def is_table(model: nn.Module) -> bool:
+    """Whether all sides of a model look embeddings up in a StaticEmbedding."""
+    first = next(unwrapped(model).children(), None)
+    sides = routes_of(first).values() if isinstance(first, Router) else [[first]]
+    return all(map(has_static_embedding_input, sides))
+
+
+def check_weights(model: nn.Module, name: str, engine: str | None = None) -> None:
+    """Refuses a model that is frozen (`refuse_frozen`), and warns of weights in half precision."""
+    refuse_frozen(unwrapped(model))
+    half = half_weights(model)
+    if half and engine is None:  # an engine keeps float32 copies of weights
+        logger.warning(
+            "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
+            " they were. Call model.float() before you build the loss (for LoRA, cast the"
+            " adapter alone), and train with bf16=True in the training arguments for speed.",
+            name,
+            str(half[0].dtype).removeprefix("torch."),
+        )
 
 
 class EmbeddingLoss(nn.Module):
@@ -117,7 +142,7 @@ class EmbeddingLoss(nn.Module):
         if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
-            raise ValueError(
+            raise InputError(
                 f"{self.name} with {self._similarity} learns from the norm of embeddings, but this"
                 " model ends in Normalize, so every embedding has norm 1. Call stm.prepare(model,"
                 f" {argument}) before you build the loss."
@@ -139,8 +164,8 @@ class EmbeddingLoss(nn.Module):
             self.begin()
 
     def begin(self) -> None:
-        """Checks the engine, and warns of weights in half precision and if the saved model will
-        score in another way than the loss trains it to.
+        """Checks the engine and the weights, and warns if the saved model will score in another
+        way than the loss trains it to.
 
         Several losses of one Trainer may disagree, and the loss that was built last sets the
         similarity function. The stock functions have no fractional exponent.
@@ -148,15 +173,7 @@ class EmbeddingLoss(nn.Module):
         model = unwrapped(self.model)
         engine = engine_of(self.model)
         self.check_engine(engine)
-        half = half_weights(model)
-        if half and engine is None:  # an engine keeps float32 copies of weights
-            logger.warning(
-                "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
-                " they were. Call model.float() before you build the loss (for LoRA, cast the"
-                " adapter alone), and train with bf16=True in the training arguments for speed.",
-                self.name,
-                str(half[0].dtype).removeprefix("torch."),
-            )
+        check_weights(model, self.name, engine)
         if not isinstance(model, SentenceTransformer):
             return
         norm = exponent_norm(model)
@@ -189,7 +206,7 @@ class EmbeddingLoss(nn.Module):
             how = "leave mini_batch_size out"
         else:
             return
-        raise ValueError(
+        raise InputError(
             f"{self.name} {why}. Use DistributedDataParallel (torchrun, without"
             f" {engine.split()[0]}), or {how}."
         )
@@ -209,7 +226,7 @@ class EmbeddingLoss(nn.Module):
         """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
         first = next(unwrapped(self.model).children(), None)
         if isinstance(getattr(first, "forward", None), TransformerDecorator):
-            raise ValueError(
+            raise InputError(
                 f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
             )
 
@@ -221,13 +238,13 @@ class EmbeddingLoss(nn.Module):
         """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
-            raise ValueError(
+            raise InputError(
                 f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}"
             )
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:
         if len(set(sizes)) > 1:
-            raise ValueError(
+            raise InputError(
                 f"The columns of a batch must have equally many texts, but have {tuple(sizes)}."
             )
 
@@ -239,7 +256,7 @@ class EmbeddingLoss(nn.Module):
         if width is None or longest == width:
             return
         if longest > width:
-            raise ValueError(
+            raise InputError(
                 f"Terms compare {longest} dimensions, but the embeddings of this model have"
                 f" {width}. Choose dims in 1..{width}."
             )
@@ -322,7 +339,7 @@ class FiniteWatch:
         names, flags = ready
         found = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
         if "the labels" in found:
-            raise ValueError(
+            raise InputError(
                 f"{self.name} got a label or a teacher's value that is nan or infinite, which makes"
                 " all weights nan. Remove such rows from the data, and start anew or from a"
                 " checkpoint."

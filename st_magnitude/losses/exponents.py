@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
+from st_magnitude._checks import InputError
 from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.modules import ExponentNorm
@@ -108,7 +109,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         # of the model's ExponentNorm, or given
         gamma_query, gamma_document = self.similarity.exponents
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
-            raise ValueError(
+            raise InputError(
                 "Learned exponents must start strictly between 0 and 1; got"
                 f" gamma_query={gamma_query} and gamma_document={gamma_document}. For fixed ones"
                 " use MagnitudeRankingLoss(model, Similarity(...))."
@@ -116,7 +117,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         self.check_model()
         if not isinstance(model[-1], ExponentNorm):
             if isinstance(self.model, DistributedDataParallel):
-                raise ValueError(
+                raise InputError(
                     "LearnableNormLoss adds exponents to the model, which DistributedDataParallel"
                     " would not average over the processes. Build the loss before you wrap the"
                     " model."
@@ -130,6 +131,10 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     def similarity(self) -> Similarity:
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
+
+    def get_log(self) -> dict[str, float]:
+        query, document = (float(exponent.detach()) for exponent in self._learned())
+        return {**super().get_log(), "gamma_query": query, "gamma_document": document}
 
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity  # the model may have lost its ExponentNorm after the training

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude.losses.keys import unlike_all
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import at_least_float32
@@ -27,7 +27,7 @@ def check_labels(
     if kind is None:
         if labels is None:
             return
-        raise ValueError(
+        raise InputError(
             f"{name} would train every pair as relevant, whatever its label, but the dataset has a"
             f" column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with"
             " SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a"
@@ -37,7 +37,7 @@ def check_labels(
             " 'teacher'."
         )
     if labels is None:
-        raise ValueError(
+        raise InputError(
             f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'."
         )
     shapes: list[tuple[int, ...]] = [(sizes[0],)]
@@ -46,7 +46,7 @@ def check_labels(
     fits_type = labels.is_floating_point() == (kind != "classes")
     if tuple(labels.shape) not in shapes or not fits_type:
         what = "whole numbers" if kind == "classes" else "numbers"
-        raise ValueError(
+        raise InputError(
             f"{name} with labels={kind!r} takes {what} of shape {' or '.join(map(str, shapes))} for"
             f" this batch; got {labels.dtype} of shape {tuple(labels.shape)}."
         )
@@ -72,7 +72,7 @@ class Teacher:
     def __init__(self, temperature: float | None, weight: float) -> None:
         positive("teacher_temperature", temperature, [None])
         if not 0 <= weight <= 1:
-            raise ValueError(f"teacher_weight must lie in [0, 1], got {weight}.")
+            raise InputError(f"teacher_weight must lie in [0, 1], got {weight}.")
         self.temperature = temperature
         self.weight = weight
         self._has_begun = False

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from st_magnitude._checks import one_of
+from st_magnitude._checks import InputError, one_of
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
@@ -54,7 +54,7 @@ class FalseNegatives:
                 margin,
             )
         if margin is None and keep_explicit_negatives:
-            raise ValueError(
+            raise InputError(
                 "keep_explicit_negatives exempts negatives from the margin, and margin is None."
                 " Give a margin, such as -0.1, or leave it out."
             )
@@ -215,7 +215,7 @@ def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: boo
     are_cut = any(number not in (None, x) for number, x in zip(noted, sizes, strict=True))
     has_lists = any(number is not None for number in noted)
     if noted[0] or noted[1] or are_cut or (has_lists and not takes_lists):
-        raise ValueError(
+        raise InputError(
             f"{name} takes lists of texts as negatives, in columns after the positives; not of a"
             " stream, not with labels='teacher', 'doc_to_doc' or keep_explicit_negatives, which ask"
             " whose negatives they are, and on several processes with gather_across_devices='ring'"

@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude.losses.keys import Features, text_keys, tokens_of
 from st_magnitude.losses.ranks import Gathered
 
@@ -96,11 +96,11 @@ class DocumentPrior:
                 continue
             counts: Mapping[str, float] = texts if isinstance(texts, Mapping) else Counter(texts)
             if not counts:
-                raise ValueError(
+                raise InputError(
                     f"There are no {name}; a DocumentPrior counts the texts of the training data."
                 )
             if wrong := [text for text, count in counts.items() if not 0 <= count < math.inf]:
-                raise ValueError(
+                raise InputError(
                     f"Counts must be 0 or more; got {counts[wrong[0]]} for {wrong[0]!r} of the"
                     f" {name}."
                 )
@@ -169,7 +169,7 @@ def _keys_of(
     for start in range(0, len(texts), 1024):
         features = model.preprocess(texts[start : start + 1024], prompt, task=task)
         if tokens_of(features) is None:
-            raise ValueError(
+            raise InputError(
                 "A DocumentPrior tells texts apart by their token ids, and this model has none."
             )
         keys.append(text_keys(features).cpu())

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import (
     CachedLossMixin,
     RandContext,
-    has_static_embedding_input,
 )
 from torch import Tensor
 
-from st_magnitude._checks import at_least, one_of
+from st_magnitude._checks import InputError, at_least, one_of
 from st_magnitude._distributed import num_ranks
-from st_magnitude._upstream import minibatch_of
+from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, with_temperature
-from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
+from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.keys import Texts, unlike_all
 from st_magnitude.losses.labels import Labels, Teacher, check_labels, classes_of
 from st_magnitude.losses.negatives import (
@@ -177,7 +176,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> None:
         fixed = self.fixed_similarity
         if fixed is not None and similarity is not None and Similarity.named(similarity) != fixed:
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__} has the similarity {fixed.name!r}; got {similarity!r}. Use "
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
@@ -199,7 +198,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if labels == "teacher":
             self.teacher = Teacher(teacher_temperature, teacher_weight)
         elif teacher_temperature is not None or teacher_weight != 1.0:
-            raise ValueError("teacher_temperature and teacher_weight are for labels='teacher'.")
+            raise InputError("teacher_temperature and teacher_weight are for labels='teacher'.")
         self.prior = prior
         self.hardness_strength = hardness_strength
         self._check_arguments()
@@ -247,7 +246,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self.refuse_unequal(sizes)
             check_labels(self.name, self.labels, labels, sizes)
             if self.prior is not None:
-                raise ValueError(
+                raise InputError(
                     f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
                     " compute_loss_from_embeddings gets embeddings alone. Call the loss with the"
                     " features of the batch. A loss of sentence-transformers around it does not:"
@@ -328,6 +327,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
 
+    def embed_minibatch_iter(
+        self, sentence_feature: dict[str, Tensor], *args: Any, **options: Any
+    ) -> Iterator[tuple[Tensor, RandContext | None]]:
+        """Mini-batches of a column. That of a table is one: it has no rows of tokens."""
+        if "offsets" in sentence_feature:
+            options["ranges"] = [(0, batch_size_of(sentence_feature))]
+        return super().embed_minibatch_iter(sentence_feature, *args, **options)
+
     def embed_minibatch(
         self,
         sentence_feature: dict[str, Tensor],
@@ -394,8 +401,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def check_model(self) -> None:
         super().check_model()
-        if self.uses_gradient_cache and has_static_embedding_input(self.model):
-            raise ValueError(
+        if self.uses_gradient_cache and is_table(self.model):
+            raise InputError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
                 " Leave mini_batch_size out."
@@ -409,7 +416,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> tuple[int, int]:
         """Refuses a batch that cannot be trained on; returns its numbers of columns and rows."""
         if len(columns) < 2:
-            raise ValueError(
+            raise InputError(
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )

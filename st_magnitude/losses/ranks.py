@@ -9,6 +9,7 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch import Tensor
 from torch.nn.functional import pad
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import agree, num_ranks
 from st_magnitude.kernel.batch import Direction
 
@@ -83,13 +84,13 @@ def check_on_all_ranks(
     (num_columns, num_rows), *others = agree(device, check, 2)
     for rank, (columns, rows) in enumerate(others, start=1):
         if columns != num_columns:
-            raise ValueError(
+            raise InputError(
                 "Negatives from all ranks need the same text columns on each of them, but the"
                 f" batch of rank 0 has {num_columns} columns and the batch of rank {rank} has"
                 f" {columns}."
             )
         if rows != num_rows and needs_one_size:
-            raise ValueError(
+            raise InputError(
                 "gather_across_devices=True needs batches of one size, but the batch of rank 0 has"
                 f" {num_rows} rows and the batch of rank {rank} has {rows}. Set"
                 " dataloader_drop_last=True, or pass gather_across_devices='ring', which takes"

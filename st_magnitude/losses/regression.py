@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from st_magnitude._checks import InputError
 from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -73,14 +74,14 @@ class SimilarityMSELoss(EmbeddingLoss):
     ) -> Tensor:
         """The loss of raw embeddings, two tensors (B, D), and scores (B,)."""
         if len(embeddings) != 2:
-            raise ValueError(
+            raise InputError(
                 f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}."
             )
         self.refuse_unequal(list(map(len, embeddings)))
         a, b = embeddings  # (B, D) each
         if labels is None or labels.numel() != len(a):
             number = 0 if labels is None else labels.numel()
-            raise ValueError(
+            raise InputError(
                 f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name"
                 ' the column of scores "score" or "label".'
             )

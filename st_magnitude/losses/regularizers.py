@@ -14,7 +14,7 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from st_magnitude._checks import at_least, one_of, prefix_dims
+from st_magnitude._checks import InputError, InputTypeError, at_least, one_of, prefix_dims
 from st_magnitude._distributed import num_ranks
 from st_magnitude.similarity import at_least_float32, safe_norm
 
@@ -67,7 +67,7 @@ class Penalties(nn.ModuleDict):
             regularizer, weight = given if isinstance(given, tuple) else (given, 1.0)
             is_regularizer = callable(regularizer) or isinstance(regularizer, OfColumns)
             if not is_regularizer or not isinstance(weight, Real):
-                raise TypeError(
+                raise InputTypeError(
                     "regularizers are functions of embeddings, or pairs of one and its weight, such"
                     f" as regularizers=[(SIGReg(), 0.05)]; got {(regularizer, weight)!r}."
                 )
@@ -167,7 +167,7 @@ class SIGReg(nn.Module):
         width = embeddings.shape[1]
         dims = (width,) if self.dims is None else self.dims
         if max(dims) > width:
-            raise ValueError(f"dims={list(dims)} exceed the {width} dimensions of the embeddings.")
+            raise InputError(f"dims={list(dims)} exceed the {width} dimensions of the embeddings.")
         with torch.autocast(embeddings.device.type, enabled=False):
             x = at_least_float32(embeddings)
             directions = self._draw(x) if directions is None else directions.detach().to(x)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
-from st_magnitude._checks import prefix_dims
+from st_magnitude._checks import InputError, prefix_dims
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
 from st_magnitude.similarity import COSINE, Similarity
@@ -163,7 +163,7 @@ def quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     refuse_other_models(model, "The choice of prefixes")
     width = output_width(model)
     if width is None or width < 4:
-        raise ValueError(
+        raise InputError(
             f"The embeddings of this model have {width} dimensions. Name the prefixes to train."
         )
     return width // 4, width // 2, width

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import positive
+from st_magnitude.losses.base import check_weights, half_weights
 from st_magnitude.revela import attention
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
 from st_magnitude.revela.groups import Group, GroupCollator
@@ -158,6 +159,9 @@ class RevelaLoss(nn.Module):
             logs["choice_gain"] = (uniform - loss).detach()
         if self.training and torch.is_grad_enabled() and not self._has_looked:
             self._has_looked = True
+            check_weights(self.model, "RevelaLoss")
+            if half_weights(self.lm):
+                check_weights(self.lm, "The language model of RevelaLoss")
             if one_hot > 0.9:
                 logger.warning(
                     f"{one_hot:.0%} of the rows of Sim are one-hot at temperature="

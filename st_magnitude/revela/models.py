@@ -19,7 +19,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     """Loads a SentenceTransformer, or makes one of a bare decoder as the paper does.
 
     A decoder gets an end-of-text token after each text, whose state is the embedding (section 4.1,
-    as in RepLLaMA), and reads at most ``max_length`` tokens.
+    as in RepLLaMA), and reads at most ``max_length`` tokens. Weights are cast to float32.
 
     Raises:
         OSError: If there is no such model.
@@ -33,11 +33,11 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             names = config.architectures or []
         if not any(name.endswith("ForCausalLM") for name in names):
-            return SentenceTransformer(path).float()  # small steps are lost in bfloat16
+            return SentenceTransformer(path).float()
         decoder = Transformer(path, max_seq_length=max_length)
     _end_texts(decoder.tokenizer)
     pooling = Pooling(decoder.get_embedding_dimension(), "lasttoken")
-    return SentenceTransformer(modules=[decoder, pooling])
+    return SentenceTransformer(modules=[decoder, pooling]).float()
 
 
 def _end_texts(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
+from transformers import PreTrainedTokenizerBase
 
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
+from st_magnitude.data.memory import MEMORY, recall, save_memory
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
+from st_magnitude.saving.check import OURS, REFERENCE, check_saved
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import merged
-from st_magnitude.surgery.raw import refuse_other_models, warn_of_unused_prompt
+from st_magnitude.surgery.raw import (
+    keeps_modes,
+    num_positions,
+    readers_of,
+    refuse_other_models,
+    warn_of_unused_prompt,
+)
 
 __all__ = ["export", "limit_length", "load", "loading", "write_model"]
 
 logger = logging.getLogger(__name__)
 
-_REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
-_EXPLAINED = (ValueError, ImportError)  # for which upstream has a sentence
+_PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
 
@@ -39,6 +49,7 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     :func:`st_magnitude.load`, or call ``del model[-1]`` before you save, and apply the exponent
     when you index, ``Similarity(gamma_document=gamma).document(vectors)``. An adapter (LoRA) is
     merged in a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
+    What was written is loaded again, and has to embed a few texts as the model does.
 
     Args:
         model: The trained SentenceTransformer.
@@ -50,7 +61,8 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
         OSError: If the model cannot be written, as on a full disk, or another process writes to the
             folder. The folder is then as it was.
         TypeError: If the model is a CrossEncoder, MultiVectorEncoder or SparseEncoder.
-        ValueError: If the weights under an adapter are quantized.
+        ValueError: If the weights under an adapter are quantized, or the model that was written
+            embeds texts in another way. The folder is then as it was.
     """
     path = Path(path)
     model = refuse_other_models(model, "export")
@@ -64,30 +76,35 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     return path
 
 
-def write_model(model: SentenceTransformer, folder: Path) -> None:
-    """Writes the files of :func:`export` into a folder, and keeps its other files."""
-    model = merged(model)
-    try:
-        model.save_pretrained(str(folder))
-    except (OSError, LookupError, TypeError, ValueError, AttributeError):
-        raise
-    except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
-        raise OSError(f"{type(error).__name__}: {error}") from error
-    if isinstance(model[-1], ExponentNorm):
-        _refer_to_package(folder)
-    complete_card(folder / "README.md", model)
+def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] = ()) -> None:
+    """Writes the files of :func:`export` into a folder, keeps its other files, and compares the
+    model in it with the one in memory (see `check_saved`)."""
+    plain = merged(model)
+    with keeps_modes(model):
+        try:
+            plain.save_pretrained(str(folder))
+        except (OSError, LookupError, TypeError, ValueError, AttributeError):
+            raise
+        except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        if isinstance(model[-1], ExponentNorm):
+            _refer_to_package(folder)
+        complete_card(folder / "README.md", plain)
+        save_memory(model, folder)
+        del plain  # room for the copy that is loaded
+        check_saved(model, folder, texts)
 
 
 def _refer_to_package(folder: Path) -> None:
     """Makes the error of sentence-transformers say what to install."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    modules[-1]["type"] = _REFERENCE
+    modules[-1]["type"] = REFERENCE
     (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
     code = (
         "try:\n    from st_magnitude.modules import ExponentNorm  # noqa: F401\n"
         f"except ImportError as error:\n    raise ImportError({NEEDS_PACKAGE!r}) from error\n"
     )
-    (folder / f"{_REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
+    (folder / f"{REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
@@ -98,31 +115,50 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     Raises:
         ImportError: If the table is asked for and not installed.
-        OSError: If there is no model of that name, or a file of it is missing or damaged.
+        OSError: If there is no model of that name, or a file of it is missing or damaged, such as
+            those of its tokenizer.
         TypeError: If the model is a CrossEncoder in the format of transformers.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     path = str(path)
     if not path.strip():
-        raise ValueError("The name of the model is empty; give a folder or a hub id.")
+        raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path == TABLE and not os.path.isdir(path):
         return load_table(**kwargs)
-    _refuse_cross_encoder(path, kwargs)
-    ours: dict[str, type] = {
-        f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
-        _REFERENCE: ExponentNorm,
-    }
+    place = {name: kwargs[name] for name in _PLACE if name in kwargs}
+    _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):
-        model = load_with_classes(path, ours, **kwargs)
+        model = load_with_classes(path, OURS, **kwargs)
+        memory = load_file_path(path, MEMORY, **place)
+    recall(model, memory)
+    _refuse_unreadable(model, path)
     warn_of_unused_prompt(model)
     return model
+
+
+def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
+    """Refuses a model that reads nothing of a text, and so embeds all texts of a length alike."""
+    for reader in readers_of(model):
+        tokenizer = getattr(reader, "tokenizer", None)
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):
+                raise OSError(
+                    f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
+                    " (tokenizer.json). Copy them from the model that it was made of."
+                )
+            if tokenizer.model_max_length < 1:
+                raise InputError(
+                    f"The model at {path!r} reads {tokenizer.model_max_length} tokens of a text:"
+                    " mend model_max_length in its tokenizer_config.json."
+                )
 
 
 @contextmanager
 def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
     """Turns the errors of loading into one that names the model."""
     try:
-        yield
+        with foreign():
+            yield
     except Exception as error:
         where = f"The {what} at {path!r}"
         said = str(error)
@@ -134,7 +170,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             ) from error
         # Upstream advises to run the code, and shows names that the model has chosen.
         if "trust_remote_code" in said:
-            raise ValueError(
+            raise InputError(
                 f"{where} needs classes that are not part of sentence-transformers or transformers,"
                 f" {_NO_CODE}"
             ) from error
@@ -142,7 +178,8 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             raise OSError(
                 f"{where} has weights that are torn or hold code, {_NO_CODE} Take safetensors."
             ) from error
-        if not isinstance(error, OSError) and (has_options or type(error) in _EXPLAINED):
+        is_explained = isinstance(error, (InputError, MissingPackage))
+        if is_explained or (has_options and not isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and not is_folder:
             said = said.partition(". ")[0]
@@ -156,14 +193,12 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         ) from error
 
 
-def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
+def _refuse_cross_encoder(path: str, place: Mapping[str, Any]) -> None:
     """Refuses a CrossEncoder of older versions, which sentence-transformers loads without a word.
 
     It is a folder of transformers with a classification head. Where a model names its class,
     sentence-transformers warns that it converts it.
     """
-    names = ("token", "cache_folder", "revision", "local_files_only")
-    place = {name: options[name] for name in names if name in options}
     try:
         if load_file_path(path, "modules.json", **place):
             return
@@ -173,17 +208,30 @@ def _refuse_cross_encoder(path: str, options: Mapping[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError):  # the constructor says more about it
         return
     if "ForSequenceClassification" in architectures:
-        raise TypeError(
+        raise InputTypeError(
             f"The model at {path!r} is a CrossEncoder, which scores pairs and embeds no texts. Load"
             f" it with sentence_transformers.CrossEncoder({path!r})."
         )
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:
-    """Limits how many tokens of a text a model reads; ValueError if it reads any number."""
-    try:
-        model.max_seq_length = length
-    except AttributeError:
-        raise ValueError(
-            "This model reads texts of any number of tokens; leave out max_length (--max-length)."
-        ) from None
+    """Limits how many tokens of a text a model reads, by every route of a Router.
+
+    Raises:
+        ValueError: If the model, or a route of it, reads texts of any number of tokens or has no
+            positions for so many. Its limit is then as it was.
+    """
+    readers = readers_of(model)
+    for reader in readers:
+        if getattr(reader, "max_seq_length", None) in (None, math.inf):
+            raise InputError(
+                f"This model reads texts of any number of tokens, in its {type(reader).__name__};"
+                " leave out max_length (--max-length)."
+            )
+        if length > (positions := num_positions(reader)):
+            raise InputError(
+                f"max_length={length:,} (--max-length) is more than the {positions:,} positions of"
+                f" this model; give at most {positions:,}."
+            )
+    for reader in readers:
+        reader.max_seq_length = length  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
-from st_magnitude._checks import INSTALL
+from st_magnitude._checks import INSTALL, MissingPackage
 
 __all__ = ["TABLE", "load_table"]
 
@@ -21,7 +21,7 @@ def load_table(device: str | None = None) -> SentenceTransformer:
     """A StaticEmbedding of 32,000 tokens x 256 dimensions; a text vector is a mean of tokens."""
     spec = find_spec(TABLE)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(
+        raise MissingPackage(
             f'The table {TABLE!r} comes with a package of its name. Install it {INSTALL} ".[table]"'
             ", or name another model: a folder, or a hub id such as"
             " sentence-transformers/static-retrieval-mrl-en-v1."

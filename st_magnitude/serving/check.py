@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import at_least
+from st_magnitude._checks import InputError, at_least
 from st_magnitude.geometry import float64
 from st_magnitude.result import Result
 from st_magnitude.saving.card import model_name
@@ -62,6 +62,8 @@ class ServingCheck(Result):
     num_documents: int  # that they rank
     changed_rankings: int  # queries whose top 10 differs by more than ties
     error: float  # median relative error of a vector that no other finding explains
+    longest: int  # tokens that the model reads of the longest text that was compared
+    limit: int | None  # tokens that it reads of a text, if it has a limit
 
     @property
     def same(self) -> bool:
@@ -81,8 +83,11 @@ class ServingCheck(Result):
         figures = (
             f"Norms: of the model {low:.3f} to {high:.3f}, of the target {least:.3f} to "
             f"{most:.3f}.{why}\nRankings: {self.changed_rankings} of {self.num_queries} queries "
-            f"rank the {self.num_documents} documents differently."
+            f"rank the {self.num_documents} documents differently.\n"
+            f"Texts of up to {self.longest:,} tokens were compared"
         )
+        is_whole = self.limit is None or self.longest >= self.limit
+        figures += "." if is_whole else f", of {self.limit:,} that the model reads."
         return [*parts, figures]
 
 
@@ -111,7 +116,7 @@ def check_serving(
         name: Name of the model on the server, for one that asks for it.
         api_key: Key that is sent as a bearer token. No message contains a part of it.
         request: Further entries of every request, such as ``{"normalize": False}``: what your
-            client sends, or a remedy to try.
+            client sends, or a remedy to try. ``{"encoding_format": None}`` leaves that entry out.
         send_prompts: Whether the model's prompt is put before each text that is sent.
         tolerance: Median relative error of a vector that counts as rounding.
         timeout: Seconds to wait for a whole answer.
@@ -161,12 +166,17 @@ def _check(
         given = [row for row in rows if row is not None]
         widths = {len(row) for row in [*given, *(side.served[0] for side in sides)]}
         if len(widths) > 1:
-            raise ValueError(
+            raise InputError(
                 f"{target} returned vectors of {min(widths)} and of {max(widths)} dimensions; all "
                 "must have equally many. Do several models answer at this URL?"
             )
         served = np.stack(given)
         sides.append(Side(role, texts, tokens[came], served, encode(model, texts, role)))
+    if not np.ptp(sides[1].expected, axis=0).any():
+        raise InputError(
+            f"The model gives one vector to all {len(sides[1].texts)} texts of the check, so there"
+            " is nothing to compare: is it untrained, or its vocabulary of another language?"
+        )
     findings, error = explain(model, sides, tolerance)
     if refused:
         details = {"count": len(refused), "shortest": min(refused), "limit": limit or "fewer"}
@@ -182,6 +192,8 @@ def _check(
         num_documents=len(document.texts),
         changed_rankings=_changed_rankings(model, query, document),
         error=error,
+        longest=max(int(side.tokens.max()) for side in sides),
+        limit=limit,
     )
 
 

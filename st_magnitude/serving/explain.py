@@ -36,7 +36,7 @@ _FINDINGS = {
     ),
     "dimensions": (
         "Vectors have {dim} dimensions; the model's have {full}.",
-        "Ask the server for {full}, or load the model with truncate_dim={dim}.",
+        "{remedy}",
     ),
     "truncation": (
         "Texts from {first} tokens on differ: the target has another limit than the model's "
@@ -61,10 +61,18 @@ _FINDINGS = {
         "{error:.3f}, median of all).",
         "The usual causes: another pooling (vLLM --pooler-config '{{\"pooling_type\": ...}}', "
         "text-embeddings-inference and llama.cpp --pooling), modules that do not run, a prompt or "
-        "a special token that is added or missing, rows in another order, another model or "
-        "revision.",
+        "a special token that is added or missing, a client that strips, lower-cases or replaces "
+        "line breaks in texts, rows in another order, another model or revision.",
     ),
 }
+
+
+_CUT = "Ask the server for {full}, or load the model with truncate_dim={dim}."
+_PACKED = "These are bits, eight in a number: ask the server or the client for floats."
+_WIDER = (
+    "Another model answers, or the server leaves out a module that shortens vectors, such as Dense,"
+    " or the model's truncate_dim={full}: load the model without that, or serve the one named here."
+)
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,13 @@ def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Arr
     dim = side.served.shape[1]
     full = side.expected.shape[1]
     if dim != full:
-        findings.append(finding("dimensions", dim=dim, full=full))
+        is_packed = dim == -(-full // 8) and not (side.served % 1).any()
+        is_packed &= bool((np.abs(side.served) < 256).all())
+        remedy = _PACKED if is_packed else _CUT if dim < full else _WIDER
+        widths = {"dim": dim, "full": full}
+        findings.append(finding("dimensions", **widths, remedy=remedy.format(**widths)))
+        if is_packed or dim > full:  # no prefix of the model's
+            return findings, np.zeros(len(side.texts))
     served = side.served[:, :full]
     expected = side.expected[:, :dim]
     short = side.tokens <= SHORT

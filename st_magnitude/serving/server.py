@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
+from typing import Any
 
 import httpx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
 from st_magnitude.geometry import Array
 
 BATCH = 8  # texts in a request; all known servers take as many
@@ -26,7 +29,7 @@ for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy
     logging.getLogger(_name).addFilter(lambda record: record.threadName != __name__)
 
 
-class Refused(ValueError):
+class Refused(InputError):
     """A server does not embed these texts, and may embed others."""
 
 
@@ -47,7 +50,7 @@ class Server:
             parsed = httpx.URL()
         is_clear = url.count("@") <= bool(parsed.userinfo)  # else the host can be part of a key
         if parsed.scheme not in ("http", "https") or not parsed.host or not is_clear:
-            raise ValueError(
+            raise InputError(
                 "The URL is not shown, since it can hold a key; it must be one of http or https, "
                 "such as http://localhost:8000/v1, with %40 for an @ in a password."
             )
@@ -63,7 +66,7 @@ class Server:
         key = (api_key or "").strip()
         # the client's own error shows the header
         if not (key.isascii() and key.isprintable()) or key.startswith(("'", '"')):
-            raise ValueError(
+            raise InputError(
                 "The key holds a line break, a quote or another character that no HTTP header may "
                 "hold; export it again, without quotes and as one line."
             )
@@ -80,7 +83,11 @@ class Server:
         body: dict[str, object] = {"inputs": texts}
         if self._is_openai:
             body = {"input": texts, "encoding_format": "float"}
-        status, content = self._post(body | self._more)
+        body = {key: value for key, value in (body | self._more).items() if value is not None}
+        status, content, wait = self._post(body)
+        if status == 429 and wait.isdecimal() and int(wait) <= self._timeout:
+            time.sleep(int(wait))
+            status, content, _ = self._post(body)
         if status != 200:
             # Its own words are never shown: a server can repeat a key, in any escaping.
             said = f"HTTP {status} {httpx.codes.get_reason_phrase(status)}".strip()
@@ -95,10 +102,10 @@ class Server:
             answer = json.loads(content)
             if isinstance(answer, list):  # of /embed
                 return answer
-            vectors = [row["embedding"] for row in answer["data"]]
+            vectors = [_numbers(row["embedding"]) for row in answer["data"]]
             index = [row.get("index") for row in answer["data"]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            raise ValueError(
+            raise InputError(
                 f"{self} does not answer with embeddings. Check the URL: it must be a route "
                 "/v1/embeddings as OpenAI's, or /embed as text-embeddings-inference's."
             ) from None
@@ -108,19 +115,19 @@ class Server:
             self._is_unnumbered = True
             return vectors
         if not all(number in index for number in range(len(index))):
-            raise ValueError(
+            raise InputError(
                 f'{self} must number all rows of an answer by "index" from 0, or none: nobody '
                 "knows which vector belongs to which text."
             )
         return [vectors[index.index(number)] for number in range(len(index))]
 
-    def _post(self, body: dict[str, object]) -> tuple[int, bytes]:
-        """Status and content of the answer; a thread waits for it, since a server that sends a byte
-        now and then exceeds no timeout of a socket."""
+    def _post(self, body: dict[str, object]) -> tuple[int, bytes, str]:
+        """Status, content and Retry-After of the answer; a thread waits for it, since a server that
+        sends a byte now and then exceeds no timeout of a socket."""
         content = json.dumps(body).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         headers["Accept-Encoding"] = "identity"
-        answer: Future[tuple[int, bytes]] = Future()
+        answer: Future[tuple[int, bytes, str]] = Future()
 
         def read() -> None:
             found = bytearray()
@@ -133,7 +140,7 @@ class Server:
                         found += part
                         if len(found) > (LONGEST_ANSWER if status == 200 else 4096):
                             break
-                answer.set_result((status, bytes(found)))
+                answer.set_result((status, bytes(found), response.headers.get("Retry-After", "")))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -145,7 +152,7 @@ class Server:
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
                 "timeout= (--timeout)."
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        except Exception as error:  # such as an ImportError, of a proxy that needs a package
             # Its message can quote a header. An OSError comes from the file of certificates.
             is_tls = "SSL" in str(error) or isinstance(error, OSError)
             raise OSError(
@@ -153,6 +160,11 @@ class Server:
                 "it up, are scheme, host, port and proxy right, and is its certificate trusted "
                 "(SSL_CERT_FILE)?"
             ) from None
+
+
+def _numbers(vector: Any) -> Any:
+    """A vector, also from base64 of float32, which some servers send unasked."""
+    return np.frombuffer(b64decode(vector), "<f4") if isinstance(vector, str) else vector
 
 
 def embed_all(
@@ -173,7 +185,7 @@ def embed_all(
                     refusal = refusal or str(error)
                     rows.append(None)
     if all(row is None for row in rows):
-        raise ValueError(
+        raise InputError(
             f"{target} does not embed {texts[0]!r} ({refusal}). Check the URL, the name of the "
             "model there (--name), the key (--api-key-env), and the log of the server."
         )
@@ -187,12 +199,12 @@ def _vectors(answer: ArrayLike, count: int, target: str) -> list[Array]:
         found = np.empty(0)
     if found.ndim != 2 or len(found) != count or not found.size:
         shape = f"an array of shape {found.shape}" if found.size else "no such vectors"
-        raise ValueError(
+        raise InputError(
             f"{target} must return one vector of equally many numbers for each of {count} texts, "
             f"in their order; it returned {shape}."
         )
     if not (np.abs(found) < 1e30).all():  # whose squares are finite
-        raise ValueError(
+        raise InputError(
             f"{target} returned nan or infinity, or numbers over 1e30; look at its log."
         )
     return list(found)

@@ -1,1 +1,1 @@
-"""Functions that change the end of a model, the size of its embeddings and its adapters."""
+"""Functions that change the end of a model, its adapters, and its word table while it trains."""

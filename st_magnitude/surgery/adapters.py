@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from copy import deepcopy
 from typing import TypeVar, cast
 
+import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
 
-from st_magnitude._checks import needs
+from st_magnitude._checks import InputError, needs
 from st_magnitude._upstream import forget_adapter
+from st_magnitude.modules import ExponentNorm
+
+logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+MERGE_FIRST = (
+    "Merge it into the weights, and train the model of the new folder: stm.export(stm.load(folder),"
+    " new_folder)."
+)
 
 
 def add_lora(model: SentenceTransformer, rank: int) -> None:
@@ -20,14 +31,37 @@ def add_lora(model: SentenceTransformer, rank: int) -> None:
 
     Raises:
         ImportError: If peft is not installed.
-        ValueError: If the model has no transformer, as a static table.
+        ValueError: If the model has no transformer, as a static table, or has an adapter already.
     """
+    if has_adapter(model):
+        raise InputError(
+            f"lora={rank} adds an adapter, and this model has one already. {MERGE_FIRST}"
+        )
     with needs("LoRA", "revela"):
         from peft import LoraConfig
     if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
-        raise ValueError(f"lora={rank} needs a transformer with linear layers; leave it out.")
+        raise InputError(f"lora={rank} needs a transformer with linear layers; leave it out.")
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.1, target_modules="all-linear")
     model.add_adapter(config)
+
+
+def refuse_frozen(model: nn.Module) -> None:
+    """Refuses (ValueError) a model of which training could change nothing but learned exponents.
+
+    Who freezes a model without an adapter may want to learn the exponents alone.
+    """
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    norms = [module for module in model.modules() if isinstance(module, ExponentNorm)]
+    exponents = {parameter for norm in norms for parameter in norm.parameters()}
+    if trained - exponents or (trained and not has_adapter(model)):
+        return
+    if not has_adapter(model):
+        raise InputError("The model has no weights that training could change; choose another one.")
+    raise InputError(
+        "All weights of the encoder are frozen, those of its adapter too, as peft loads adapters"
+        f" frozen. {MERGE_FIRST} To train the adapter on: `for name, weight in"
+        " model.named_parameters(): weight.requires_grad_('lora_' in name)`."
+    )
 
 
 def merged(model: Model) -> Model:
@@ -39,14 +73,16 @@ def has_adapter(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
-def merge_lora(model: Model) -> Model:
+def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
     """Writes a LoRA into the weights, in place, and returns the plain model without peft.
 
-    Its outputs stay the same. Layers of ``modules_to_save`` and ``trainable_token_indices`` take
-    the place of those that they were trained from.
+    Its outputs stay the same, and all its weights can be trained. Layers of ``modules_to_save`` and
+    ``trainable_token_indices`` take the place of those that they were trained from.
 
     Args:
         model: A SentenceTransformer with an adapter, or a ``peft.PeftModel``.
+        dtype: Precision of the merged model. None: float32 where the weights are in half precision,
+            which rounds away a part of what an adapter has learned.
 
     Raises:
         ImportError: If peft is not installed.
@@ -54,15 +90,25 @@ def merge_lora(model: Model) -> Model:
     """
     parameters = model.named_parameters()
     if names := [name for name, values in parameters if not values.is_floating_point()]:
-        raise ValueError(
+        raise InputError(
             f"merge_lora computes new weights, and {len(names)} of this model are integers, such "
             f"as {names[0]}. Load the model without quantization."
         )
+    adapted = [x for x in model.modules() if isinstance(x, PreTrainedModel) and has_adapter(x)]
+    half = next((x.dtype for x in model.parameters() if x.element_size() < 4), None)
+    if half is not None and has_adapter(model):
+        model.float()
+        if dtype is None:
+            logger.warning(
+                "The merged model is float32: %s would round away a part of what the adapter has"
+                " learned. merge_lora(model, dtype=%s) stores it in half the room.",
+                str(half).removeprefix("torch."),
+                half,
+            )
     plain = cast(Model, _plain(model))
-    for part in plain.modules():
-        if isinstance(part, PreTrainedModel):
-            forget_adapter(part)
-    return plain
+    for part in adapted:
+        forget_adapter(part)
+    return plain if dtype is None else plain.to(dtype)
 
 
 def _plain(module: nn.Module) -> nn.Module:

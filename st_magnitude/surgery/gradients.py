@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, InputTypeError, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.raw import raw_producers, unwrapped
@@ -94,7 +94,7 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
     """
     hooks = [hook for module in unwrapped(model).modules() for hook in forward_hooks(module)]
     if any(isinstance(hook, _Hook) for hook in hooks):
-        raise ValueError(
+        raise InputError(
             "This model has GradScale already: call close() on the handle of the first one."
         )
     handle = ExitStack()
@@ -116,7 +116,7 @@ class _Hook:
             return output
         if isinstance(output, Tensor):
             return self._scaled(output)
-        raise TypeError(
+        raise InputTypeError(
             f"GradScale found no embeddings in the output of {type(module).__name__}, a "
             f"{type(output).__name__}. Attach it to the module that returns them as a tensor, or "
             "call grad_scale(embeddings) in the loss."
@@ -127,7 +127,7 @@ class _Hook:
             self.checked = True
             norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
             if norms.numel() > 1 and (norms - 1).abs().max() < 1e-3:
-                raise ValueError(
+                raise InputError(
                     "All embeddings that reach GradScale have norm 1, so it comes after a "
                     "normalisation and does nothing. Attach it to the module before that, "
                     "attach_grad_scale(module, power), or remove the normalisation from the model."
@@ -171,7 +171,7 @@ def cut_init(
     """
     positive("c", c)
     if not callable(where) and where != "all":
-        raise ValueError(f"where must be 'all' or a function; got {where!r}.")
+        raise InputError(f"where must be 'all' or a function; got {where!r}.")
     inner: nn.Module = unwrapped(model)
     chosen = []
     for name, parameter in inner.named_parameters():
@@ -179,7 +179,7 @@ def cut_init(
         if is_weight and (where == "all" or where(name, parameter)):
             chosen.append(parameter)
     if not chosen:
-        raise ValueError("cut_init: `where` chose no parameter, so there is nothing to divide.")
+        raise InputError("cut_init: `where` chose no parameter, so there is nothing to divide.")
     if where == "all" and _looks_trained(inner):
         logger.warning(
             "cut_init divides all weights of a model that looks trained, which destroys what it has"

@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from torch import nn
 
+from st_magnitude._checks import InputError
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import (
@@ -44,7 +45,7 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
     raw_producers(inner)  # refuses a route of nothing but Normalize before anything changes
     _strip(inner)
     if normalizes_output(inner):
-        raise ValueError(
+        raise InputError(
             f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot "
             "be stripped from the end: remove it from the list of modules."
         )

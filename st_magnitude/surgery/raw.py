@@ -17,7 +17,9 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from st_magnitude._checks import InputError, InputTypeError
 from st_magnitude._upstream import encodes_alone
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import at_least_float32
@@ -39,7 +41,7 @@ def refuse_other_models(model: Model, who: str) -> Model:
     """The `unwrapped` model, which must have one embedding per text (TypeError)."""
     model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder | SparseEncoder | CrossEncoder):
-        raise TypeError(
+        raise InputTypeError(
             f"{who} needs a model with one dense embedding per text, such as a "
             f"SentenceTransformer; got a {type(model).__name__}."
         )
@@ -58,6 +60,27 @@ def routes_of(router: Router) -> dict[str, nn.Sequential]:
     """The routes of a Router by name."""
     routes = router.sub_modules.items()
     return {name: route for name, route in routes if isinstance(route, nn.Sequential)}
+
+
+def readers_of(model: SentenceTransformer) -> list[nn.Module]:
+    """The modules that read texts: the first one, or the first one of each route of a Router."""
+    first = model[0]
+    return (
+        [route[0] for route in routes_of(first).values()] if isinstance(first, Router) else [first]
+    )
+
+
+def num_positions(reader: nn.Module) -> float:
+    """The number of tokens for which a transformer has learned positions; infinity without them."""
+    for model in reader.modules():
+        if isinstance(model, PreTrainedModel):
+            most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            for name, table in model.named_modules():
+                is_of_positions = "position" in name or name.endswith("wpe")
+                if is_of_positions and isinstance(table, nn.Embedding) and most:
+                    skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+                    return most - skipped if table.num_embeddings >= most else math.inf
+    return math.inf
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
@@ -149,7 +172,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
         return [model]
     ends = list(_ends(model))
     if empty := [name for name, _, end in ends if end == 0]:
-        raise ValueError(
+        raise InputError(
             f"The {empty[0]} consists of Normalize only, so there is no embedding before it. If it "
             "is a route of a last Router, remove that with `del model[-1]`."
         )
@@ -180,18 +203,27 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
         (array([3.], dtype=float32), array([1.], dtype=float32))
     """
     model = refuse_other_models(model, "Encoding")
-    modes = [(module, module.training) for module in model.modules()]
     ends = [(modules, end, list(modules)[end:]) for _, modules, end in _ends(model, keep_normalize)]
     try:
         for modules, end, _ in ends:
             del modules[end:]
         with ExitStack() as stack:
+            stack.enter_context(keeps_modes(model))
             if any(removed for _, _, removed in ends):
                 stack.enter_context(encodes_alone(model))
             yield
     finally:
         for modules, _, removed in ends:
             modules.extend(removed)
+
+
+@contextmanager
+def keeps_modes(model: nn.Module) -> Iterator[None]:
+    """After the block, every module is in training or not as before; ``encode`` ends training."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
         for module, is_training in modes:
             module.training = is_training
 
@@ -217,7 +249,14 @@ def encode_raw(
     model = unwrapped(model)
     with raw_embeddings(model, keep_normalize):
         by_role = model.encode_query if role == "query" else model.encode_document
-        return at_least_float32(by_role(texts, convert_to_tensor=True, **encode))
+        try:
+            return at_least_float32(by_role(texts, convert_to_tensor=True, **encode))
+        except IndexError as error:
+            raise InputError(
+                f"The model has no embedding for a token or a place in a {role} ({error}): its"
+                " tokenizer knows more tokens than its weights, or reads more than it has positions"
+                " for. Take both from one model, or lower max_seq_length."
+            ) from error
 
 
 def raw_features(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, TypeVar, cast
 
 from datasets import Dataset, IterableDataset
 from pyarrow import ListArray
@@ -13,6 +14,7 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
@@ -20,6 +22,7 @@ from st_magnitude.training.monitor import NormMonitor
 
 # Options of ranking losses that change no tensor which processes exchange
 NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
+TEXTS = ("string", "large_string")  # types of columns
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
@@ -36,10 +39,10 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
     Raises:
         ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
-            if a row of a column is a list of texts, and not for a ranking loss, or labels are
-            missing or unequally long; if a static table gets a stream that accelerate cuts; or if
-            several processes train on several data sets whose losses gather in different ways,
-            which would wait for each other forever.
+            if a row of a column is a list of texts, and not for a ranking loss, a text is missing,
+            or labels are missing or unequally long; if a static table gets a stream that
+            accelerate cuts; or if several processes train on several data sets whose losses gather
+            in different ways, which would wait for each other forever.
 
     Example:
         ::
@@ -74,6 +77,7 @@ def _check(trainer: Trainer) -> None:
             lay_lists_end_to_end(trainer)
         else:
             refuse_lists(dataset, place)
+        refuse_missing_texts(dataset, place)
         refuse_uneven_labels(dataset, place)
         refuse_dispatched_tables(trainer, dataset, place)
     if trainer.args.world_size > 1:
@@ -125,12 +129,26 @@ def refuse_lists(dataset: object, place: str) -> None:
     """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
-        if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
-            raise ValueError(
+        if getattr(getattr(feature, "feature", None), "dtype", "") in TEXTS:
+            raise InputError(
                 f"A row of the column {name!r} of {place} is a list of texts, which would be read"
                 " as one text; only ranking losses take such a column, of a Dataset. Give each"
                 " text a column of its own: negative_1, negative_2, and so on."
             )
+
+
+def refuse_missing_texts(dataset: object, place: str) -> None:
+    """Refuses a column with a text that is None, by its first row."""
+    features = dataset.features if isinstance(dataset, Dataset) else {}
+    for name in (x for x, kind in features.items() if getattr(kind, "dtype", "") in TEXTS):
+        texts = cast(Dataset, dataset).select_columns([name]).with_format("arrow")
+        for start, table in zip(count(0, 10_000), texts.iter(10_000), strict=False):
+            if table[name].null_count:
+                row = start + table[name].is_null().index(True).as_py()
+                raise InputError(
+                    f"The column {name!r} of {place} has no text in row {row}. Leave such rows out:"
+                    f" dataset.filter(lambda row: row[{name!r}] is not None)."
+                )
 
 
 def refuse_uneven_labels(dataset: object, place: str) -> None:
@@ -147,7 +165,7 @@ def refuse_uneven_labels(dataset: object, place: str) -> None:
                 numbers = numbers.flatten()
                 depth += 1
             if numbers.null_count or len(lengths) > depth:
-                raise ValueError(
+                raise InputError(
                     f"The column {name!r} of {place} has missing labels, or lists of unequal"
                     " lengths. Give each row as many numbers as it has documents."
                 )
@@ -159,7 +177,7 @@ def refuse_dispatched_tables(trainer: Trainer, dataset: object, place: str) -> N
     loading: Any = trainer.args.accelerator_config
     dispatches = loading.dispatch_batches is not False
     if is_stream and dispatches and has_static_embedding_input(trainer.model):
-        raise ValueError(
+        raise InputError(
             f"{place} is a stream, which accelerate cuts into batches in a way that does not fit"
             " the tokens of a static table. Pass accelerator_config={'dispatch_batches': False} to"
             " the training arguments."
@@ -180,7 +198,7 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
         exchanged.add(repr((type(loss).__name__, options, flags)))
         gathers |= any(flags)
     if gathers and len(exchanged) > 1:
-        raise ValueError(
+        raise InputError(
             f"The losses of the data sets {', '.join(losses)} gather from all processes in"
             " different ways, and each process may have a batch of another data set, so they would"
             " wait for each other forever. Give all data sets a loss with the same options, or let"
@@ -207,7 +225,7 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         features, _ = trainer.collect_features(batch)
         shares.append(loss.false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
-        raise ValueError(
+        raise InputError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would learn"
             " nothing: all other documents have the text of the positive, as far as the model"
             f" reads (max_seq_length={trainer.model.max_seq_length}), or are the query itself."

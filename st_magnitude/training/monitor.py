@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerState
 
-from st_magnitude._checks import at_least
+from st_magnitude._checks import InputError, at_least
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
@@ -107,7 +107,7 @@ class NormMonitor(TrainerCallback):
     def on_train_begin(self, args: object, state: object, control: object, **given: Any) -> None:
         self.on_train_end()  # removes the hooks of a run that was interrupted
         if self.loss is None:
-            raise ValueError(
+            raise InputError(
                 "In a Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss)."
             )
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
@@ -173,7 +173,7 @@ class NormMonitor(TrainerCallback):
         row: dict[str, float] = {}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
-        matched = list(roles.values())[:2]
+        matched = [x.double() for x in roles.values()][:2]
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
             pairs = torch.arange(len(matched[0]))
             by_dot = (DOT(*matched).argmax(dim=1) == pairs).double().mean().item()

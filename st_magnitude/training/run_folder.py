@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -109,13 +109,17 @@ def record_run(output: Path, settings: Mapping[str, object]) -> None:
 
 @contextmanager
 def saved(
-    model: SentenceTransformer, output: Path, name: str, record: Mapping[str, object]
+    model: SentenceTransformer,
+    output: Path,
+    name: str,
+    record: Mapping[str, object],
+    texts: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Writes a model and its record, a JSON file, into a new folder, which the block gets, and then
-    moves it into the folder of a run."""
+    moves it into the folder of a run. The model is compared on some texts (see `check_saved`)."""
     remedy = "Make room, and run it again (train: with resume=True, --resume)."
     with with_remedy(output, remedy), moved_in(output, "modules.json") as folder:
-        write_model(model, folder)
+        write_model(model, folder, texts)
         text = json.dumps(to_plain(record), indent=2) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
         yield folder

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 from sentence_transformers import SentenceTransformerTrainer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import nn
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._upstream import load_checkpoint_into
 from st_magnitude.training.attach import attach, refuse_without_negatives
@@ -27,6 +37,26 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int, message: str) -> None:
         self.signal = signal.Signals(number)
         super().__init__(f"Stopped by {self.signal.name} {message}")
+
+
+class DivergedError(InputError):
+    """A training that has changed nothing, or left weights that are not finite."""
+
+    exit_code = 3
+
+
+def refuse_diverged(trainer: Trainer) -> None:
+    """Refuses (DivergedError) a model whose weights, or all logged gradients, are not finite."""
+    rows = trainer.state.log_history
+    norms = [row["grad_norm"] for row in rows if row.get("grad_norm") is not None]
+    trained = [x for x in cast(nn.Module, trainer.model).parameters() if x.requires_grad]
+    is_never_finite = bool(norms) and not any(map(math.isfinite, norms))
+    if is_never_finite or not all(x.isfinite().all() for x in trained):
+        raise DivergedError(
+            "The training has diverged: gradients or weights are not finite, and nothing is saved."
+            " Lower the learning rate, raise the temperature, or look for a loss of nan or infinity"
+            " in the log. Then use another output folder."
+        )
 
 
 class _StopOnSignal(TrainerCallback):
@@ -103,13 +133,11 @@ def train_or_stop(
     ``say`` hears how long a run of minutes takes.
     """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
-        raise ValueError(
+        raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
             " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
             " that gathers the weights (docs/devices.md)."
         )
-    if not any(weight.requires_grad for weight in trainer.model.parameters()):
-        raise ValueError("The model has no weights that training could change; choose another one.")
     attach(trainer)
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
@@ -138,3 +166,4 @@ def train_or_stop(
         raise Stopped(stop.received, how)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    refuse_diverged(trainer)

@@ -36,8 +36,10 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     saved = next(i for i, line in enumerate(lines) if line.startswith("Saved to"))
     table = next(i for i, line in enumerate(lines) if line.startswith("pretrained"))
     assert verdict < saved < table
-    assert any(line.startswith("BM25") for line in lines)
-    assert "test queries" in " ".join(lines)
+    assert not any(line.startswith(("BM25  ", "trained + BM25")) for line in lines)
+    said = " ".join(lines)
+    assert "BM25 finds a word in common with an answer for 0 of 58 queries only" in said
+    assert "test queries" in said
     SentenceTransformer(str(output))  # without the package
     card = (output / "README.md").read_text()
     assert "type: ndcg@10" in card
@@ -81,6 +83,61 @@ def test_search_says_by_a_rule_that_nothing_answers(tmp_path, monkeypatch):
     (tmp_path / "few.csv").write_text("query,document\nword1 please,word1\nword2 please,word2\n")
     options["data"] = tmp_path / "few.csv"
     assert "add a dev split" in refusal("search", tmp_path / "bow", "please", **options)
+
+
+def save_words(folder):
+    words = [f"word{i}" for i in range(1, 10)]
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    model.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("word1", "25% of 4 questions with an answer have no higher score."),
+        ("word3", "75% of 4 questions with an answer have no higher score."),
+        ("word4 word4", "100% of 4 questions with an answer have no higher score."),
+        ("word9", "0% of 4 questions with an answer have no higher score. Perhaps nothing here"),
+    ],
+)
+def test_search_compares_a_score_with_those_of_questions_that_have_an_answer(
+    tmp_path, question, said
+):
+    """The best scores of those are 1, 2, 3 and 4; a question without an answer has 8."""
+    rows = [f"word{i},{' '.join([f'word{i}'] * i)},1,dev" for i in range(1, 5)]
+    rows += ["word4 word4,word5,0,dev", "word8,word8,1,train"]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,document,score,split", *rows]))
+    output = invoke("search", save_words(tmp_path / "bow"), question, data=tmp_path / "pairs.csv")
+    assert " ".join(output.output.split()).partition(" ")[2].count(said) == 1
+    assert ("Perhaps" in output.output) == ("Perhaps" in said)
+
+
+def test_search_without_questions_that_have_an_answer(tmp_path):
+    rows = ["word1,word2,0,dev", "word8,word8,1,train"]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,document,score,split", *rows]))
+    done = invoke("search", save_words(tmp_path / "bow"), "word1", data=tmp_path / "pairs.csv")
+    assert done.exit_code == 0
+    assert "No question of these data has an answer" in done.output
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "search"])
+def test_documents_without_words_stop_no_command(small_static, tmp_path, command):
+    """BM25 has no words of "A" to "E", so it is no control."""
+    rows = [f"question number {i} of a pupil,{'ABCDE'[i % 5]}" for i in range(40)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,document", *rows]))
+    options = {"data": tmp_path / "pairs.csv", "model": small_static, "output": tmp_path / "out"}
+    if command == "compare":
+        options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
+    if command == "search":
+        done = invoke("search", small_static, "which letter?", data=options["data"])
+        assert done.output.count("\n") > 5
+    else:
+        done = invoke(command, **options | {"batch_size": 5})
+        said = "BM25 finds a word in common with an answer for 0 of"
+        said = " ".join(done.output.split()).count(said)
+        assert said == 2, done.output  # once next to the table, and once in a sentence
+    assert done.exit_code == 0, done.output
 
 
 def test_a_dev_split_of_the_user_stays_a_dev_split(pairs, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from _cli import figures as command_figures
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.comparison import compare as compare_module
@@ -19,7 +19,8 @@ from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.finetune.verdict import model_ndcg
+from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.judge import Difference
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -31,6 +32,7 @@ QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in C
 SMALL = CompareConfig(
     max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
 )
+NOVICE = SentenceTransformer(modules=[BoW(["a"])])  # which has read nothing
 
 
 def part(first: int, step: int = 3) -> RetrievalData:
@@ -87,7 +89,7 @@ def test_settings_are_checked(settings, message):
 
 def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     config = CompareConfig(documents=100)
-    splits = make_splits(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
+    splits = make_splits(NOVICE, RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
     queries = [set(data.queries) for data in splits.values()]
     assert [len(part) for part in queries] == [36, 29, 115]
     assert set.union(*queries) == QUERIES.keys()
@@ -95,17 +97,20 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     assert len(splits.notes) == 3  # dev, test, and that a prior changes nothing
     assert "29 queries are few" in caplog.text
     assert caplog.text.count("are few") == 1
-    given = make_splits(folder, CompareConfig())
-    assert given == make_splits(folder, CompareConfig())
+    given = make_splits(NOVICE, folder, CompareConfig())
+    assert given == make_splits(NOVICE, folder, CompareConfig())
     assert (given["dev"].queries, given["test"].queries) == (part(1).queries, part(2).queries)
     assert given.notes == splits.notes[-1:]
-    assert make_splits(folder, CompareConfig(), part(1, 6))["dev"].queries == part(1, 6).queries
+    assert (
+        make_splits(NOVICE, folder, CompareConfig(), part(1, 6))["dev"].queries
+        == part(1, 6).queries
+    )
 
 
 def test_queries_of_one_text_stay_together():
     queries = {f"{query}-{i}": text for query, text in QUERIES.items() for i in "ab"}
     data = RetrievalData(queries, CORPUS, {query: {query[:-2]} for query in queries})
-    splits = make_splits(data, CompareConfig())
+    splits = make_splits(NOVICE, data, CompareConfig())
     asked = [set(part.queries.values()) for part in splits.values()]
     assert sum(map(len, asked)) == len(set.union(*asked)) == len(QUERIES)
     assert len(splits["dev"].queries) == 72
@@ -121,12 +126,12 @@ def test_queries_of_one_text_stay_together():
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
     with pytest.raises(DataError, match=message):
-        make_splits(part(0), CompareConfig(), dev, part(2))
+        make_splits(NOVICE, part(0), CompareConfig(), dev, part(2))
 
 
 @pytest.fixture
 def trials(folder, model_path):
-    return Trials(stm.load(model_path), make_splits(folder, SMALL), SMALL)
+    return Trials(stm.load(model_path), make_splits(NOVICE, folder, SMALL), SMALL)
 
 
 def trained(trials, candidate, rungs, folder, goes_on=lambda steps: True):
@@ -144,11 +149,11 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert model_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(whole[27], abs=1e-9)
+    assert model_ranking(model, trials.splits["dev"]).mean == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
-    candidate = Candidate("qnorm", 0.05, 1e38)
+    candidate = Candidate("qnorm", 1e-45, 1.0)
     curve = trained(trials, candidate, [6], tmp_path / "model", lambda steps: False)
     assert math.isnan(curve[6])
 
@@ -157,7 +162,7 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     config, lengths = replace(SMALL, max_length=4), []
     model = load_transformer(save_transformer(tmp_path / "tiny"))
     model.max_seq_length = 24
-    trials = Trials(model, make_splits(folder, config), config)
+    trials = Trials(model, make_splits(NOVICE, folder, config), config)
     trials.base.register_forward_pre_hook(  # of the copies that are trained, too
         lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
     )
@@ -166,9 +171,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert model_ndcg(model, trials.splits["dev"]).mean() == pytest.approx(curve[6], abs=1e-9)
+    assert model_ranking(model, trials.splits["dev"]).mean == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert model_ndcg(model, trials.splits["dev"]).mean() != pytest.approx(curve[6], abs=1e-9)
+    assert model_ranking(model, trials.splits["dev"]).mean != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -208,7 +213,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
 ):
     output, figures = finished
     for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
-        found = model_ndcg(stm.load(str(path)), part(2)).mean()
+        found = model_ranking(stm.load(str(path)), part(2)).mean
         assert found == pytest.approx(figures["test"]["ndcg"][name], abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
@@ -331,7 +336,9 @@ def test_a_second_seed_decides_where_dev_does_not(
     assert result.to_dict()["candidates"][0]["second_seed"] == (0.6 if len(seeds) == 4 else None)
 
 
-CLEAR, LEVEL, LOSS = (0.02, 0.01, 0.03), (0.01, -0.01, 0.03), (-0.03, -0.04, -0.01)
+CLEAR = Difference(0.02, 0.01, 0.03, 300, 99)
+LEVEL = Difference(0.01, -0.01, 0.03, 300, 99)
+LOSS = Difference(-0.03, -0.04, -0.01, 300, 99)
 
 
 def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm25=CLEAR):
@@ -354,7 +361,11 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
         (result_with("qnorm", LOSS), "cosine", ["clear loss"]),
         (result_with("cosine", None), "cosine", ["is clearly better", "every server"]),
         (result_with("cosine", None, LEVEL), "cosine", ["is not clearly better"]),
-        (result_with("cosine", None, over_bm25=LOSS), "cosine", ["Use BM25. The best", "fusing"]),
+        (
+            result_with("cosine", None, over_bm25=LOSS),
+            "cosine",
+            ["Use BM25. The best", "weighs both"],
+        ),
         (
             result_with("cosine", None, over_bm25=LEVEL),
             "cosine",

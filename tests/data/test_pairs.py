@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.data.beir import DataError, folded
+from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.pairs import Splits, load_splits
 
 PAIRS = [(f"Is {a} {b}?", f"{b} {a} it is") for a in ("tea", "rain", "wax") for b in "abcdefgh"]
@@ -174,12 +175,15 @@ def test_what_is_said(tmp_path: Path) -> None:
         ("query,document\na,b\nc,d,e\n", r"line 3: has 3 columns, but the header has 2"),
         ('query,document\n"a\nb",c\nd,"e\nf,g\n', "line 4: a cell in double quotes does not end"),
         ('query,document\na,"say \\"b\\""\n', "line 2: a cell in double quotes"),
-        ("what is tea?,a drink\nand rain?,water\n", "line 2: the columns are what is tea.*header"),
+        (
+            "what is tea?,a drink\nand rain?,water\n",
+            "line 2: the columns are what is tea.*a header",
+        ),
         ("query\nlonely\n", "has one column"),
         ("query,document\n", "has no rows"),
         ("", "has one column"),
         ("query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
-        ("query,document,query\na,b,c\n", "a name twice"),
+        ("query,document,query\na,b,c\n", "the name .query. twice"),
         ("query,document\na,b\nc,b\n", "All documents are one, such as 'b'"),
         ("text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
         ("query,document,score\na,b,yes\n", "line 2: the score is 'yes'; write a number"),
@@ -214,7 +218,7 @@ def test_names_that_are_refused() -> None:
         DataError, match=r"columns has doc=a, but its roles are query, .*document\.$"
     ):
         load_splits(ROWS, columns="query=query,doc=a")
-    for threshold, message in ((0, "positive number"), (4, "but no column has scores")):
+    for threshold, message in ((math.inf, "finite number"), (4, "but no column has scores")):
         with pytest.raises(ValueError, match=message):
             load_splits(ROWS, threshold=threshold)
     with pytest.raises(DataError, match=r"no split 'mined'; its splits are \['train', 'dev', 'te"):
@@ -236,6 +240,10 @@ def test_classes_have_names() -> None:
     features = Features(text=Value("string"), label=ClassLabel(names=["tea", "rain"]))
     data = Dataset.from_dict({"text": ["how long?", "how wet?"], "label": [0, 1]}, features)
     assert pairs_of(load_splits(data)) == {("how long?", "tea"), ("how wet?", "rain")}
+    rows = {"text": ["how long?", "how wet?", "how hot?", "how?"], "label": [0, 1, -1, None]}
+    splits = load_splits(Dataset.from_dict(rows, features))  # -1 is no class, as in hidden labels
+    assert pairs_of(splits) == {("how long?", "tea"), ("how wet?", "rain")}
+    assert "Left out 2 rows without text, the first at row 2" in splits.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -275,6 +283,48 @@ def test_given_splits(tmp_path: Path) -> None:
     assert [len(part.queries) for part in map(load_splits(DatasetDict(data)).get, ("dev", "test"))]
 
 
+def test_one_file_is_split_whatever_its_name(tmp_path: Path) -> None:
+    """A file called test.csv, alone or next to files that are no splits, is not all held out."""
+    Dataset.from_list(ROWS[:20]).to_csv(tmp_path / "test.csv")
+    assert [len(load_splits(tmp_path / "test.csv")[x].queries) for x in ("train", "test")] == [
+        16,
+        2,
+    ]
+    Dataset.from_list(ROWS[20:]).to_csv(tmp_path / "more.csv")
+    splits = load_splits(tmp_path)
+    assert [len(splits[name].queries) for name in splits] == [20, 2, 2]
+    assert splits.drawn == {"dev", "test"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_held_out(monkeypatch, seed: int) -> None:
+    """Queries with an answer; of them first those that are no document, and not too many for dev.
+
+    Of 40 queries with an answer, 20 are documents of others, and 30 queries have negatives alone.
+    """
+    monkeypatch.setattr("st_magnitude.data.pairs.MOST_DEV", 3)
+    rows = [(f"start {i}", f"middle {i}", 1) for i in range(20)]
+    rows += [(f"middle {i}", f"end {i}", 1) for i in range(20)]
+    rows += [(f"unanswered {i}", f"end {i % 20}", 0) for i in range(30)]
+    splits = load_splits(
+        [dict(zip(("query", "document", "score"), row, strict=True)) for row in rows], seed=seed
+    )
+    assert [len(splits[name].queries) for name in ("dev", "test")] == [3, 4]
+    for name in ("dev", "test"):
+        assert {text.split()[0] for text in splits[name].queries.values()} == {"start"}
+
+
+@pytest.mark.parametrize("scores", [(3, 1), (1, 3), (0, 3), (3, 0), (3, 3)])
+def test_of_several_judgments_the_highest_counts(scores: tuple) -> None:
+    rows = [{"query": "a", "document": "b", "score": score} for score in scores]
+    rows.append({"query": "a", "document": "c", "score": 2})
+    splits = load_splits(rows)
+    assert splits["train"].relevant == {"q0": {"d0": 3, "d1": 2}}
+    assert not any(splits["train"].negatives.values())
+    said = any("1 negatives are relevant in another row" in note for note in splits.notes)
+    assert said == (0 in scores)
+
+
 TEXTS = st.sampled_from(
     ["tea", "Tea!", "TEA ", "rain", "Rain?", "C", "C++", "wax", "Ｗax", "?", "!"]
 )
@@ -289,12 +339,12 @@ def test_nothing_leaks(pairs: list[tuple[str, str, int]], seed: int) -> None:
             load_splits(rows)
         return
     splits = load_splits(rows, seed=seed)
-    asked = [{folded(text) for text in splits[name].queries.values()} for name in splits]
+    asked = [{canonical(text) for text in splits[name].queries.values()} for name in splits]
     assert len(set().union(*asked)) == sum(map(len, asked))
     train = splits.get("train")
     if train is not None:
         judged = [*train.relevant.values(), *train.negatives.values()]
-        documents = {folded(train.corpus[d]) for ids in judged for d in ids}
+        documents = {canonical(train.corpus[d]) for ids in judged for d in ids}
         assert not documents & set().union(*asked[1:])
     for name in splits:
         assert {*splits[name].corpus.values()} == {d for _, d, _ in pairs}

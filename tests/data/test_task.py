@@ -9,16 +9,17 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from sklearn.metrics import ndcg_score
 
+import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, calibrate_prior
 from st_magnitude.data import task as task_module
+from st_magnitude.data.ranking import ndcg
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, ndcg
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import (
     CompressionEvaluator,
     HybridEvaluator,
     MagnitudeEvaluator,
     bm25_run,
-    dense_run,
 )
 from st_magnitude.evaluation.abstention import encode_all, first_documents
 
@@ -64,7 +65,7 @@ def test_a_prefix_is_cut_before_it_is_divided(similarity):
     assert prefix.top(similarity).tolist() == by_sorting(prefix, similarity.exponents[1], 10)
     scores = similarity(task.queries[:, :3], task.documents[:, :3])
     top = prefix.top(similarity)
-    torch.testing.assert_close(prefix.scores(similarity, top), scores.gather(1, top))
+    torch.testing.assert_close(prefix.scores(similarity, top).float(), scores.gather(1, top))
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
@@ -115,7 +116,7 @@ SEARCHES = {
     "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
     "hybrid": metrics_of(HybridEvaluator),
     "bm25": lambda model, *task: [*bm25_run(RetrievalData(*task))["q1"]],
-    "dense run": lambda model, *task: dense_run(RetrievalData(*task).encode(model), DNORM, 100),
+    "ranking": lambda model, *task: RetrievalData(*task).encode(model).search(DNORM),
     "exponent": lambda model, *task: calibrate_exponent(
         model, RetrievalData(*task)
     ).per_query.tolist(),
@@ -144,6 +145,56 @@ def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, stat
     assert with_prior.per_query[0].tolist() == cosine.tolist()
     run = {query: {"q1": 2.0, "d02": 1.0} for query in data.queries}
     assert HybridEvaluator(*task.values(), bm25=run).runs["bm25"] == run | {"q1": {"d02": 1.0}}
+
+
+RANKINGS = {
+    "magnitude": metrics_of(MagnitudeEvaluator),
+    "compression": metrics_of(CompressionEvaluator, similarity="dot"),
+    "hybrid": metrics_of(HybridEvaluator, similarity="dot"),
+    "exponent": SEARCHES["exponent"],
+    "ranking": lambda model, *task: [
+        [*row] for row in RetrievalData(*task).encode(model).search(DOT).values()
+    ],
+    "abstention": lambda model, *task: first_documents(
+        encode_all(model, RetrievalData(*task)), DOT
+    )[1].tolist(),
+    "prior": lambda model, *task: calibrate_prior(
+        model, RetrievalData(*task), {key: -len(text) for key, text in task[1].items()}
+    ).per_query.tolist(),
+    "diagnose": lambda model, *task: [
+        x.verdict
+        for x in stm.diagnose(model, RetrievalData(*task), similarity="dot").recommendations
+    ],
+    "mining": lambda model, *task: stm.mine_negatives(model, RetrievalData(*task), num_negatives=2)[
+        :
+    ],
+}
+
+
+@pytest.mark.parametrize("power", [66, -76])
+@pytest.mark.parametrize("name", RANKINGS)
+def test_a_common_factor_changes_no_ranking(task, static_model, name, power):
+    """Products of such vectors are infinite or 0 in float32, and then all documents tie."""
+    expected = RANKINGS[name](static_model, *task.values())
+    with torch.no_grad():
+        static_model[0].embedding.weight.mul_(2.0**power)
+    if name == "mining":
+        with pytest.raises(ValueError, match="norms from 1e-15 to 1e15 fit"):
+            RANKINGS[name](static_model, *task.values())
+    else:
+        assert RANKINGS[name](static_model, *task.values()) == expected
+
+
+@pytest.mark.parametrize("power", [0, 66, -76])
+def test_scores_have_the_digits_of_float32(power):
+    task = encoded()
+    factor = 2.0**power
+    long = replace(task, queries=task.queries * factor, documents=task.documents * factor)
+    top = task.top(DOT)
+    assert torch.equal(long.top(DOT), top)
+    scores = task.scores(DOT, top)
+    assert torch.equal(scores, scores.float().double())
+    assert torch.equal(long.scores(DOT, top), scores * factor**2)
 
 
 @pytest.mark.parametrize("tiles", [2**16, 7])

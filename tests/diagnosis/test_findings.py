@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.judge import judge
 
 
 def test_text_json_and_tables():
@@ -26,7 +26,7 @@ def test_text_json_and_tables():
     back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert back["documents"]["values"] == found.documents.values.tolist()
     assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
-    assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
+    assert back["recommendations"][0]["gain"] == vars(found["exponent"].gain)
     for r in found.recommendations:
         assert all(text in found.to_markdown() for text in (r.action, r.reason, r.choice))
     cells = {value for table in found.measurements for row in table.rows for value in row}
@@ -52,7 +52,7 @@ def test_exponents_are_compared_with_today(present):
     assert choice.candidate != present
     rows = found.measurements[1].rows
     assert [row[1] for row in rows] == pytest.approx(choice.per_query.mean(axis=1))
-    gain = judge(choice.per_query[0] - choice.ndcg(present), num_samples=2000).gain
+    gain = judge(choice.per_query[0] - choice.ndcg(present), num_samples=2000)
     assert rows[0][2] == gain
     marked = {row[3]: row[0] for row in rows if row[3]}
     assert marked == {"today": f"{present:g}", "chosen by one half": f"{choice.candidate:.2g}"}

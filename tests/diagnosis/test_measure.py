@@ -11,7 +11,7 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import exponent_curve
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.judge import judge
 
 
 def task_of(columns: list[list[int]], num_documents: int) -> EncodedTask:
@@ -57,8 +57,8 @@ def test_one_half_chooses_and_the_other_measures_the_gain():
     curve = exponent_curve(gammas, per_query[:, found.chose], [], found.present)
     assert found.candidate == found.calibrated == curve.best
     difference = (per_query[list(gammas).index(found.candidate)] - per_query[-1])[~found.chose]
-    assert diagnosis["exponent"].gain == judge(difference).gain
-    assert diagnosis["exponent"].num_queries == 30
+    assert diagnosis["exponent"].gain == judge(difference, 0.02)
+    assert diagnosis["exponent"].gain.queries == 30
 
 
 def test_halves_share_no_relevant_document():

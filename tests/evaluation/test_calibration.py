@@ -10,7 +10,7 @@ from st_magnitude import Similarity
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import calibrate_exponent, exponent_curve
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.judge import judge
 
 
 class _Unit(nn.Module):
@@ -53,8 +53,8 @@ def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
     assert (curve.highest, curve.best) == (highest, best)
     assert curve.best_similarity == Similarity(gamma_query=1.0, gamma_document=best)
     top = values[int(2 * highest)]
-    assert curve.versus_cosine == judge(top - values[-1], seed=5).gain
-    assert curve.versus_dot == judge(top - values[0], seed=5).gain
+    assert curve.versus_cosine == judge(top - values[-1], seed=5)
+    assert curve.versus_dot == judge(top - values[0], seed=5)
     by_exponent, gains, *sentence = curve.tables()
     assert [row[1] for row in by_exponent.rows] == curve.ndcg.tolist()
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1

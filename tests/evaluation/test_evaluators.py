@@ -10,8 +10,16 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import BoW
 
+from st_magnitude import (
+    calibrate_abstention,
+    calibrate_exponent,
+    calibrate_prior,
+    diagnose,
+    mine_negatives,
+)
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
-from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.evaluation.scoring import score_by_cosine, scoring_of
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DOT, Similarity
 
@@ -70,7 +78,7 @@ HALF = Similarity(1.0, 0.5)
     ("closing", "states", "served", "before"),
     [
         ((), "dot", DOT, DOT),
-        ((), "euclidean", COSINE, COSINE),
+        ((Normalize(),), "euclidean", COSINE, COSINE),
         ((Normalize(),), "dot", DOT, COSINE),
         ((ExponentNorm(1.0, 0.5),), "euclidean", HALF, HALF),
         ((Normalize(), ExponentNorm(1.0, 0.5)), "dot", HALF, COSINE),
@@ -79,9 +87,37 @@ HALF = Similarity(1.0, 0.5)
 def test_the_scoring_of_a_model(closing, states, served, before):
     modules = [BoW(["a"]), *closing]
     model = SentenceTransformer(modules=modules, similarity_fn_name=states, device="cpu")
-    assert scoring_of(model, distance=COSINE) == served
-    assert scoring_of(model, distance=COSINE, before_normalize=True) == before
+    assert scoring_of(model) == served
+    assert scoring_of(model, before_normalize=True) == before
     assert scoring_of(model, "qnorm", before_normalize=True) == Similarity.named("qnorm")
+    said = []
+    score_by_cosine(model, said.append)
+    assert len(said) == (states != "dot")
+    assert model.similarity_fn_name == ("dot" if states == "dot" else "cosine")
+
+
+# what measures by the similarity of a model, whose distances no similarity ranks alike
+MEASURES = {
+    **{name: lambda model, data, kind=kind: kind(*data)(model) for name, kind in KINDS.items()},
+    "exponent": lambda model, data: calibrate_exponent(model, RetrievalData(*data)),
+    "prior": lambda model, data: calibrate_prior(model, RetrievalData(*data), {}),
+    "abstention": lambda model, data: calibrate_abstention(model, RetrievalData(*data), 0.1),
+    "mining": lambda model, data: mine_negatives(model, RetrievalData(*data)),
+    "diagnose": lambda model, data: diagnose(model, RetrievalData(*data)),
+}
+
+
+@pytest.mark.parametrize("states", ["euclidean", "manhattan"])
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_distances_that_no_similarity_ranks_alike_are_refused(measure, states, task, static_model):
+    """Manhattan distances of unit vectors do not rank as cosine either."""
+    static_model.similarity_fn_name = states
+    with pytest.raises(ValueError, match=f"'{states}', which is not an .*pass similarity="):
+        measure(static_model, task.values())
+    if states == "manhattan":
+        static_model.append(Normalize())
+        with pytest.raises(ValueError, match=r"'manhattan'|all norms are 1"):
+            measure(static_model, task.values())
 
 
 @every_kind

@@ -1,7 +1,6 @@
 """Fusion and BM25 against literal loops, the others against sentence-transformers."""
 
 import math
-import re
 import sys
 from itertools import permutations
 
@@ -14,7 +13,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 
 from st_magnitude import DNORM
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
+from st_magnitude.evaluation import HybridEvaluator, bm25_run, reciprocal_rank_fusion
 
 ids = st.sampled_from("abcdefgh")
 scores = st.integers(-3, 3).map(float)  # many ties
@@ -61,68 +60,6 @@ def test_fusion_equals_the_loop_and_no_order_matters(rankings, k, top_k, data):
         assert list(again[query].items()) == list(found.items())[:top_k]
 
 
-def bm25_loop(queries, corpus, k1=1.5, b=0.75):
-    """Kamphuis et al., Table 1, "Lucene (accurate)", one word and one document at a time."""
-
-    def tokens(text):
-        return re.findall(r"\b\w\w+\b", text.lower())
-
-    documents = {document: tokens(text) for document, text in corpus.items()}
-    mean_length = sum(map(len, documents.values())) / len(documents)
-    run = {}
-    for query, text in queries.items():
-        run[query] = {}
-        for document, words in documents.items():
-            score = 0.0
-            for word in tokens(text):
-                n = sum(word in others for others in documents.values())
-                idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
-                f = words.count(word)
-                score += idf * f / (f + k1 * (1 - b + b * len(words) / mean_length)) if f else 0.0
-            if score > 0:
-                run[query][document] = score
-    return run
-
-
-def search(queries, corpus, **options):
-    return bm25_run(RetrievalData(queries, corpus, {}), **options)
-
-
-def test_bm25_equals_the_formula(task):
-    queries = task["queries"] | {"twice": "tea tea wine"}
-    corpus = task["corpus"] | {"empty": "", "dots": "... a !"}
-    run = search(queries, corpus, top_k=1000, stopwords=None)
-    expected = bm25_loop(queries, corpus)
-    assert run.keys() == expected.keys()
-    for query, found in run.items():
-        assert found == pytest.approx(expected[query], rel=1e-12)
-        assert list(found.values()) == sorted(found.values(), reverse=True)
-    # the documents without a word of the query are not there
-    assert 0 < len(run["twice"]) < len(corpus)
-
-
-def test_bm25_stop_words_top_k_and_ties():
-    corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
-    assert search({"q": "the bees"}, corpus)["q"].keys() == {"d1"}
-    assert search({"q": "the bees"}, corpus, stopwords=None)["q"].keys() == {"d1", "d2"}
-    strange = {"strange": "zebra", "empty": "", "stop": "the"}
-    assert search(strange, corpus) == {query: {} for query in strange}
-    equal = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
-    for top_k in (3, 99):
-        found = search({"q": "bees"}, equal, top_k=top_k)["q"]
-        assert list(found) == ["best", "d0", "d1", "d2", "d3"][:top_k]
-
-
-def test_bm25_in_other_scripts(caplog):
-    """Words are in NFC, and a tokenizer finds those that no spaces separate."""
-    corpus = {"d1": "我想喝绿茶", "d2": "今天下雨", "d3": "un caf\u00e9"}
-    assert search({"q": "cafe\u0301"}, corpus)["q"].keys() == {"d3"}
-    assert "finds no document" not in caplog.text
-    assert search({"q": "绿茶"}, corpus) == {"q": {}}
-    assert "BM25 finds no document for 1 of 1 queries, such as 'q'" in caplog.text
-    assert search({"q": "绿茶"}, corpus, tokenizer=list)["q"].keys() == {"d1"}
-
-
 def test_without_bm25s(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ImportError, match=r"BM25 needs bm25s.*eval"):
@@ -155,8 +92,8 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
     evaluator(minilm)
     dense, bm25 = (evaluator.runs[name] for name in ("dense", "bm25"))
     data = RetrievalData(*task.values())
-    assert dense == dense_run(data.encode(minilm, **prompts), DNORM, top_k=10)
-    assert dense != dense_run(data.encode(minilm), DNORM, top_k=10)
+    assert dense == data.encode(minilm, **prompts).search(DNORM, 10)
+    assert dense != data.encode(minilm).search(DNORM, 10)
     assert bm25 == bm25_run(data, top_k=10)
     assert max(map(len, reciprocal_rank_fusion([dense, bm25]).values())) > 10
     assert evaluator.runs["hybrid"] == reciprocal_rank_fusion([dense, bm25], top_k=10)
@@ -164,7 +101,7 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
-    run = search(task["queries"], task["corpus"], top_k=20, stopwords=None)
+    run = dict(bm25_run(RetrievalData(task["queries"], task["corpus"], {}), top_k=20))
     run["unjudged"] = {"elsewhere": 1.0}
     del run["q8"]
     evaluator = HybridEvaluator(**task, top_k=10, bm25=run)

@@ -88,6 +88,7 @@ def test_the_scores_of_the_model_decide(closing, name, similarity, best):
     model = words(*closing, similarity=name)
     data = RetrievalData({"q": "a"}, corpus, {"q": {"p"}})
     options = {"similarity": similarity, "num_negatives": 1, "output_scores": True}
+    options["verbose"] = False  # of one score there is no deviation
     mined = stm.mine_negatives(model, data, **options)
     gamma = {"a z": 1.0, "a a c": 0.5}.get(best, 0.0)
     assert mined["negative"] == [best]
@@ -174,3 +175,20 @@ def test_wrong_arguments_are_refused_before_anything_is_encoded(
     monkeypatch.setattr(SentenceTransformer, "encode", None)
     with pytest.raises(ValueError, match=says):
         stm.mine_negatives(static_model, RetrievalData(*task.values()), **options)
+
+
+@pytest.mark.parametrize(
+    ("output_format", "number", "left"),
+    [("n-tuple", 2, 5), ("labeled-list", 1, 3), ("triplet", 1, 3), ("labeled-pair", 1, 0)],
+)
+def test_pairs_without_enough_negatives_are_counted(capsys, caplog, output_format, number, left):
+    """q1 has no negative, q2 one and q3 two; and what upstream prints is printed."""
+    corpus = {"d1": "a", "d2": "b b", "d3": "c c c"}
+    relevant = {"q1": {"d1", "d2", "d3"}, "q2": {"d1", "d2"}, "q3": {"d3"}}
+    data = RetrievalData({"q1": "a b", "q2": "b c", "q3": "c a"}, corpus, relevant)
+    options = {"num_negatives": number, "output_format": output_format}
+    stm.mine_negatives(words(), data, **options)
+    assert "Metric" in capsys.readouterr().out
+    assert (f"{left} of 6 pairs have too few" in caplog.text) == bool(left)
+    stm.mine_negatives(words(), data, verbose=False, **options)
+    assert "Metric" not in capsys.readouterr().out

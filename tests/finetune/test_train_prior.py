@@ -12,6 +12,7 @@ from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.comparison.compare import CompareConfig, compare
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.train import TrainConfig, train
 
@@ -35,6 +36,25 @@ def task(split: str, number: int, seed: int) -> RetrievalData:
         queries[f"{split}{i}"] = text
         relevant[f"{split}{i}"] = {"manual" if draw.random() < 2 / 3 else noun}
     return RetrievalData(queries, corpus, relevant, name=f"manuals, {split} split")
+
+
+@pytest.mark.parametrize("states", ["euclidean", "dot"])
+@pytest.mark.parametrize("kind", ["train", "compare"])
+def test_a_model_of_distances_is_trained_by_cosine(kind, states, tmp_path, static_path):
+    """Both say so, once; `compare` leaves the model as it was given."""
+    model = SentenceTransformer(str(static_path), similarity_fn_name=states, device="cpu")
+    parts = [task(name, 60, i) for i, name in enumerate(("train", "dev", "test"))]
+    said: list[str] = []
+    if kind == "train":
+        config = TrainConfig(max_steps=1, folds=0)
+        train(model, parts[0], tmp_path / "new", config, dev=parts[1], say=said.append)
+    else:
+        losses = {"losses": ["cosine"], "learning_rates": [0.01], "temperatures": [0.05]}
+        options = {"dev": parts[1], "test": parts[2], "say": said.append}
+        compare(model, parts[0], tmp_path / "new", CompareConfig(max_steps=1, **losses), **options)
+        assert model.similarity_fn_name == states
+    told = [line for line in said if "euclidean -> cosine, because" in line]
+    assert len(told) == (states == "euclidean")
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,19 @@
 """The trained model next to the pretrained one: which exponent is chosen, and what is said."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude import geometry
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.finetune.baseline import Baseline
-from st_magnitude.finetune.measure import NUM_DOCUMENTS, Found, card_figures
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.verdict import Verdict, changes_of
+from st_magnitude.finetune.verdict import Control, Scored, Verdict
+from st_magnitude.judge import Difference
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -74,42 +76,141 @@ def test_a_tie_keeps_the_scoring_of_the_loss(planted):
     assert found.curve["0.5"] > found.saved.ndcg
 
 
-def test_bm25_and_its_fusion_stand_in_the_verdict(planted):
-    model, task = planted
-    found = judged(model, task, keep_scoring=True)
-    bm25, fused = found.controls
-    assert bm25.name == "BM25"
-    assert fused.name == "trained + BM25"
-    assert bm25.gain[0] == pytest.approx(found.saved.ndcg - bm25.ndcg)
-    assert ("BM25, which needs no training, is better" in found.headline("dev")) == (
-        bm25.gain[2] < 0
-    )
-
-
-def test_the_largest_gain_the_median_change_and_the_largest_loss_are_shown():
-    values = {"a": 0.0, "b": 0.5, "c": 0.5, "d": 1.0, "e": 0.3}
-    task = RetrievalData(dict(zip(values, values, strict=True)), {"x": "X"}, {})
-    before = Found(values, dict.fromkeys(values, "x"))
-    after = Found({"a": 1.0, "b": 0.6, "c": 0.5, "d": 0.2, "e": 0.3}, dict.fromkeys(values, ""))
-    changes = changes_of(before, after, task)
-    assert [change.query for change in changes] == ["a", "b", "d"]
-    assert (changes[0].before, changes[0].after) == ("X", "nothing")
-    assert changes_of(before, before, task) == ()
-
-
-def test_figures_of_a_sample_for_a_card(planted):
-    model, task = planted
-    found = card_figures(model, task, {"right0", "right1"}, seed=0)
-    among = task.encode(model, before_normalize=True)
-    assert card_figures(model, task, {"right0", "right1"}, 0, among) == found
-    assert found["document_norm_mean"] == geometry.norms(among.documents).mean()
-    assert "cohens_d" in found
-    assert "cohens_d" not in card_figures(model, task, {}, 0, among)
-    corpus = {f"{i}": "word0 " * (1 + i % 50) for i in range(2 * NUM_DOCUMENTS)}
-    data = RetrievalData({"q": "word0"}, corpus, {"q": {"0"}})
-    assert len({card_figures(model, data, {}, seed)["document_norm_mean"] for seed in (0, 1)}) == 2
+def test_too_few_documents_are_refused(planted):
     with pytest.raises(DataError, match="one document"):
-        judged(model, RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
+        judged(planted[0], RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
+
+
+# Each query k asks for "wk". Its documents ak, bk and ck have the word three times, twice and once,
+# so the pretrained model has a, b, c by dot; and so has BM25, but for a5, which is long: b, c, a.
+#
+#   judged      run    pretrained                          run      BM25
+#   a1: 1       b, a   a first: 1                          .63093   1
+#   b2: 2 c2: 1 b, c   (2 * .63093 + .5) / 2.63093 .66967  1        .66967
+#   c3: 1       c      .5                                  1        .5
+#   a4: 1       a      1                                   1        1
+#   b5: 1       -      .63093                              0        1
+#   mean               .76012                              .72619   .83393
+#
+# The changes are -.36907, +.33033, +.5, 0 and -.63093: two gained, two lost; the third of the four
+# is the median change, by the order from the largest gain down.
+JUDGED = ({"a1": 1}, {"b2": 2, "c2": 1}, {"c3": 1}, {"a4": 1}, {"b5": 1})
+RUN = (["b1", "a1"], ["b2", "c2"], ["c3"], ["a4"], [])
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> Verdict:
+    words = [f"w{k}" for k in range(1, 6)]
+    corpus = {
+        f"{x}{w[1]}": " ".join([w] * n) for w in words for x, n in (("a", 3), ("b", 2), ("c", 1))
+    }
+    corpus["a5"] += " and so on" * 8
+    relevant = dict(zip(words, JUDGED, strict=True))
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    data = RetrievalData({word: word for word in words}, corpus, relevant)
+    run = {w: {d: -float(i) for i, d in enumerate(of)} for w, of in zip(words, RUN, strict=True)}
+    found = Ranking.of_run(data, run)
+    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare(found, folds=5)
+    return verdict
+
+
+def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
+    assert (by_hand.queries, by_hand.folds) == (5, 5)
+    assert by_hand.pretrained == pytest.approx(0.76012, abs=1e-5)
+    assert by_hand.saved.ndcg == pytest.approx(0.72619, abs=1e-5)
+    assert by_hand.saved.gain.mean == pytest.approx(-0.03393, abs=1e-5)
+    assert (by_hand.saved.gain.changed, by_hand.gained, by_hand.lost) == (4, 2, 2)
+    assert by_hand.saved.exponent == 0.0
+    bm25, *fused = by_hand.controls
+    assert [one.name for one in fused] == ["pretrained + BM25", "trained + BM25"]
+    assert bm25.name == "BM25 of words"
+    assert (bm25.ndcg, bm25.gain.mean) == pytest.approx((0.83393, -0.10775), abs=1e-5)
+    assert by_hand.decision.name == "BM25"  # five queries tell nothing apart
+    assert str(by_hand.decision) == (
+        "Deploy BM25 (words): nDCG@10 0.8339. Nothing else is clearly better."
+    )
+    for scored in (by_hand.saved, *by_hand.controls):
+        assert scored.gain.low < scored.gain.mean < scored.gain.high
+
+
+def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
+    gain, median, loss = by_hand.changes
+    assert [change.query for change in by_hand.changes] == ["w3", "w1", "w5"]
+    assert gain.ndcg == (0.5, 1.0)
+    assert (gain.before, gain.after) == ("w3 w3 w3", "w3")
+    assert median.ndcg == pytest.approx((1.0, 0.63093), abs=1e-5)
+    assert (loss.before, loss.after) == ("w5 w5 w5" + " and so on" * 8, "nothing")
+    shown = str(by_hand)
+    assert "2 queries gained and 2 lost" in shown
+    assert "w1  (1.00 -> 0.63)\n      before: w1 w1 w1\n      now:    w1 w1" in shown
+
+
+BETTER = Difference(0.05, 0.01, 0.09, 200, 100)
+OPEN = Difference(0.02, -0.01, 0.08, 200, 100)
+WORSE = Difference(-0.04, -0.07, -0.01, 200, 100)
+
+
+def verdict_of(gain, changed=100, best=None, controls=(), **options) -> Verdict:
+    """A verdict on 200 queries, of a model with .5 before; a gain of the exponent .5, if given."""
+    trained = Scored(0.0, 0.5 + gain.mean, replace(gain, changed=changed))
+    chosen = best and Scored(0.5, 0.5 + best.mean, replace(best, changed=changed))
+    rows = [("BM25", 0.4), ("trained + BM25", 0.6)][: len(controls)]
+    others = tuple(Control(*row, over) for row, over in zip(rows, controls, strict=True))
+    return Verdict(200, 0.5, trained, chosen, trained, None, others, **options)
+
+
+TRAIN = "Train on more pairs or with another learning rate, or keep the old model. "
+# 1.43 times the lower half of the interval, 3 points; the upper half of OPEN has 6
+POWER = f"{TRAIN}So many queries show a gain of about 4.3 points in four of five draws."
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "advice"),
+    [
+        (verdict_of(BETTER, changed=29), "Better: +5.0 points [+1.0, +9.0]", ""),
+        (verdict_of(OPEN, changed=30), "No clear difference: +2.0 points", POWER),
+        (verdict_of(OPEN, changed=29), "No clear", f"{TRAIN}nDCG@10 changed for 29 queries only"),
+        # an end at 0 is not above or below it
+        (verdict_of(replace(OPEN, low=0.0)), "No clear difference: +2.0", TRAIN),
+        (verdict_of(replace(OPEN, high=0.0)), "No clear difference: +2.0", TRAIN),
+        (verdict_of(WORSE), "Worse: -4.0 points", POWER),
+        (verdict_of(WORSE, best=WORSE), "Worse: -4.0 points", POWER),
+        (verdict_of(WORSE, best=OPEN), "Worse: -4.0 points", "Another exponent is better"),
+    ],
+)
+def test_the_interval_of_the_saved_model_decides(found, name, advice):
+    assert found.headline("dev").startswith(name)
+    assert found.is_better == name.startswith("Better")
+    assert found.is_worse == (name.startswith("Worse") and advice == POWER)
+    assert found.advice().startswith(advice)
+    assert bool(found.advice()) == bool(advice)
+
+
+@pytest.mark.parametrize(
+    ("controls", "headline", "advice"),
+    [
+        ((BETTER, BETTER), "", ""),
+        ((OPEN, OPEN), "It is not clearly better than BM25, which needs no training.", ""),
+        ((WORSE, OPEN), "BM25, which needs no training, is better: 0.4000.", ""),
+        ((), "BM25 is none.", ""),
+    ],
+)
+def test_what_is_said_about_controls(controls, headline, advice):
+    found = verdict_of(BETTER, controls=controls, no_control="" if controls else "BM25 is none.")
+    assert found.headline("dev").endswith(f"on 200 dev queries. {headline}".strip())
+    assert found.advice() == advice
+    rows = [line for line in str(found).splitlines() if "BM25" in line]
+    assert len(rows) == (len(controls) or 1)  # without controls the note
+    if controls:
+        assert rows[0].split(None, 2) == ["BM25", "0.4000", str(controls[0])]
+        assert str(controls[1]) in rows[1]
+
+
+def test_low_figures_of_every_model_are_said_to_be_of_the_data():
+    low = verdict_of(BETTER)
+    low = replace(low, pretrained=0.03, saved=replace(low.saved, ndcg=0.08))
+    assert "nDCG@10 is low for every model" in low.advice()
+    assert "low" not in replace(low, pretrained=0.11).advice()
 
 
 def test_other_grades_are_other_data():
@@ -119,3 +220,33 @@ def test_other_grades_are_other_data():
         for relevant in ({"d": 1, "e": 2}, {"d": 1, "e": 1}, {"e": 1, "d": 1})
     )
     assert one.digest != other.digest == same.digest
+
+
+def confirmed(gain, queries, **options) -> Verdict:
+    return replace(verdict_of(gain, **options), queries=queries)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (verdict_of(BETTER), confirmed(BETTER, 90), ""),
+        # 90 * (1.43 * 3 / 5)^2 = 66.3 test queries, were their interval half as wide as this one
+        (
+            verdict_of(BETTER),
+            confirmed(OPEN, 90),
+            "The verdict on held-out queries counts, as it rests on more of them (200 against 90)."
+            " To show 5.0 points in four of five draws, the test split would need about 67.",
+        ),
+        (verdict_of(BETTER), confirmed(OPEN, 200), "The line on the test split counts"),
+        (
+            replace(verdict_of(BETTER, best=BETTER), saved=Scored(0.5, 0.55, BETTER)),
+            confirmed(OPEN, 90),
+            "The line on the test split counts",
+        ),
+        (verdict_of(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
+    ],
+)
+def test_which_of_two_verdicts_counts(first, second, said):
+    found = first.which_counts(second, "test")
+    assert said in found
+    assert bool(found) == bool(said)

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from _memory import peak_bytes
@@ -12,6 +13,7 @@ from torch import nn
 
 import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
+from st_magnitude._checks import at_least, positive, prefix_dims
 from st_magnitude.kernel.batch import Above, Ids
 from st_magnitude.kernel.infonce import softmaxes_of
 
@@ -51,6 +53,7 @@ def loop_infonce(
     query_ids=None,
     hardness=0.0,
     spares=None,
+    log_q=None,
 ):
     """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
@@ -89,14 +92,15 @@ def loop_infonce(
         for i in range(len(queries)):
             own_column, attractions, logits = i if backward else offset + i, [], []
             for j, score in enumerate(scores[i]):
+                logit = score / term.temperature - (0 if log_q is None else log_q[j])
                 if column_labels[j] == row_labels[i]:
-                    logits.append(score / term.temperature)
-                    attractions.append(score / term.temperature)
+                    logits.append(logit)
+                    attractions.append(logit)
                 elif column_ids[j] != row_ids[i] and (
                     longest[i, j] <= longest[i, own_column] - margin
                     or (spares is not None and column_spares[j] == row_spares[i])
                 ):
-                    logits.append(score / term.temperature + hardness * score.detach())
+                    logits.append(logit + hardness * score.detach())
             total += term.weight * (
                 torch.stack(logits).logsumexp(0) - torch.stack(attractions).mean()
             )
@@ -483,12 +487,42 @@ def test_float32_holds_where_probabilities_underflow():
     assert gradients[0][:, 0].abs().max() < 1e-5
 
 
-def test_hardness_of_negative_scores_in_float32():
-    """The exponential of the own score would be infinite."""
-    queries, documents = (x.detach().abs() for x in embeddings())
-    inputs = 5 * queries, -5 * documents
-    found, expected = in_both_types(*inputs, similarity=DOT, hardness_strength=9.0)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
+PAIRS = {"best": 3.0, "as others": None, "worst": -3.0}  # the positive, in units of the query
+LEFT_OUT = {"none": None, "some": IDS, "all": torch.zeros(9, dtype=torch.int64)}
+
+
+@pytest.mark.parametrize(
+    ("directions", "hardness"), [(FORWARD, 0.0), (FORWARD, 9.0), (FORWARD, 200.0), (BACKWARD, 0.0)]
+)
+@pytest.mark.parametrize("log_range", [0, 100, 5000])
+@pytest.mark.parametrize("left_out", LEFT_OUT.values(), ids=LEFT_OUT)
+@pytest.mark.parametrize("of_pairs", PAIRS.values(), ids=PAIRS)
+def test_the_largest_logit_is_the_anchor(of_pairs, left_out, log_range, directions, hardness):
+    """Of a row whose best score has not the largest logit: exponentials relative to the score's
+    would all vanish in float32, or overflow."""
+    queries, documents = (x.detach() for x in embeddings(4, 9))
+    if of_pairs is not None:
+        documents[2:6] = of_pairs * queries
+    log_q = torch.linspace(-log_range, 0, 9, dtype=torch.float64)[[7, 2, 8, 0, 5, 3, 1, 6, 4]]
+    inputs = [x.float().double().requires_grad_() for x in (queries, documents)]
+    taus = [torch.tensor(tau, dtype=torch.float64, requires_grad=True) for tau in (0.5, 0.25, 0.1)]
+    terms = [Term(dim, tau) for dim, tau in zip((5, None, None), taus, strict=True)]
+    arguments = (terms, (1, 0), directions, 2, left_out)
+    expected = loop_infonce(*inputs, *arguments, hardness=hardness, log_q=log_q)
+    wanted = torch.autograd.grad(expected, [*inputs, *taus])
+    options = {"hardness_strength": hardness, "exclude": left_out}
+    options["log_q" if directions == FORWARD else "log_q_queries"] = (
+        log_q if directions == FORWARD else log_q[:4]
+    )
+    for tile_rows in (None, 1):
+        leaves = [x.detach().float().requires_grad_() for x in (*inputs, *taus)]
+        terms = [Term(dim, tau) for dim, tau in zip((5, None, None), leaves[2:], strict=True)]
+        rows = {"tile_rows": tile_rows}
+        loss = infonce(*leaves[:2], terms, QNORM, directions, 2, **options, **rows)
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-4)
+        found = torch.autograd.grad(loss, leaves)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * (1 + b.abs().max()))
 
 
 def test_a_sure_row_has_no_loss_in_float32():
@@ -551,6 +585,8 @@ MATRIX = torch.ones(4, 9)
 
 WRONG = {
     "shapes": ({"documents": torch.ones(9, 4)}, r"documents \(M, D\)"),
+    "precision": ({"documents": torch.ones(9, 8)}, "in torch.float64 and others in torch.float32"),
+    "precision of all": ({"all_queries": torch.ones(4, 8)}, "and others in torch.float32"),
     "offset": ({"offset": 10}, "offset 10"),
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
     "all_queries": ({"all_queries": torch.ones(3, 8)}, r"with Q from 4 to 9; got \(3, 8\)"),
@@ -566,7 +602,7 @@ WRONG = {
     "targets": ({"targets": MATRIX[:, :8]}, r"take the shape \(4, 9\)"),
     "both": ({"positives": LABELS, "targets": MATRIX}, "give one of the two"),
     "gathered": (
-        {"targets": MATRIX, "directions": BACKWARD, "all_queries": torch.ones(9, 8)},
+        {"targets": MATRIX, "directions": BACKWARD, "all_queries": torch.ones(9, 8).double()},
         "needs targets_queries",
     ),
     "function": (
@@ -596,6 +632,42 @@ WRONG = {
         r"give integer ids \(M,\)",
     ),
 }
+
+
+WRONG_TERMS = [
+    ({"dim": dim}, "Term.dim must be at least 1 and whole") for dim in (0, 2.5, "3", True)
+]
+WRONG_TERMS += [
+    ({"temperature": tau}, "Term.temperature must be a positive number")
+    for tau in (0, -0.1, math.nan, math.inf, "0.05", True, None)
+]
+WRONG_TERMS += [
+    ({"temperature": torch.full(shape, 0.05)}, r"Term.temperature must be a 0-d tensor.*got \(")
+    for shape in ((1,), (2,), (1, 1))
+]
+WRONG_TERMS += [
+    ({"weight": weight}, "Term.weight must be a finite number") for weight in ("1", True, math.nan)
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_TERMS)
+def test_terms_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        Term(**options)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(1)])
+def test_terms_take_numbers_of_numpy(number):
+    assert Term(dim=np.int64(3), temperature=number, weight=number) == Term(3, number, number)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, math.nan])
+@pytest.mark.parametrize(
+    "check", [positive, partial(at_least, minimum=0), lambda name, value: prefix_dims([value])]
+)
+def test_what_is_no_number_is_refused(check, value):
+    with pytest.raises(ValueError, match=f"got .*{value!r}"):
+        check("name", value)
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)

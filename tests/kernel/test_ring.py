@@ -213,17 +213,137 @@ def test_memory_does_not_grow_with_the_ranks():
     assert max(peaks) - min(peaks) < 1.1, peaks
 
 
-def failures() -> list[str]:
-    """The error of batches that do not fit."""
-    queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
-    with pytest.raises((ValueError, RuntimeError)) as caught:
-        ring(queries, documents)
-    # the ranks are still in step
-    assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
-    return str(caught.value)
+def joined_loss(parts: list[list[torch.Tensor]], **options: Any) -> list[torch.Tensor]:
+    """Loss and gradients, by the plain formula in float64, of two ranks with one document a query;
+    options with a row for each document, and queries and documents, are those of each rank."""
+    leaves = [x.detach().double().requires_grad_() for part in parts for x in part]
+    queries, documents = torch.cat(leaves[::2]), torch.cat(leaves[1::2])
+    loss = infonce(queries, documents, backend="plain", **options)
+    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+# name: (exponents, hardness, range of log q, whether all negatives of a rank are excluded)
+STRETCHED = {
+    "hardness": ((1, 0), 200.0, 0, False),
+    "pairs are best": ((0, 0), 9.0, 0, False),
+    "log q": ((1, 1), 0.0, 5000, False),
+    "both": ((1, 0), 9.0, 300, False),
+    "all excluded": ((1, 0), 9.0, 300, True),
+    "nothing else": ((0, 0), 0.0, 0, True),
+}
+
+
+def stretched(case: str) -> tuple[list[list[torch.Tensor]], Similarity, list[dict[str, Any]]]:
+    """Embeddings of two ranks, the similarity, and their options."""
+    exponents, hardness, log_range, is_excluded = STRETCHED[case]
+    pairs = [[x.detach().float() for x in part] for part in batches(2, 1)]
+    if case in ("pairs are best", "nothing else"):
+        pairs = [[5 * q, 5 * q] for q, _ in pairs]
+    options: list[dict[str, Any]] = [{}, {}]
+    for rank, (_, documents) in enumerate(pairs):
+        log_q = -log_range * torch.linspace(rank, 1 - rank, len(documents))
+        options[rank] = {"hardness_strength": hardness, "log_q": log_q}
+        if is_excluded:
+            options[rank]["exclude"] = torch.zeros(len(documents), dtype=torch.int64)
+    return pairs, Similarity(*exponents), options
+
+
+def stretched_in_the_ring() -> dict[str, list[torch.Tensor]]:
+    found = {}
+    for case in STRETCHED:
+        pairs, similarity, options = stretched(case)
+        pair = [x.requires_grad_() for x in pairs[dist.get_rank()]]
+        loss = ring(*pair, [Term(temperature=0.1)], similarity, **options[dist.get_rank()])
+        found[case] = [loss.detach(), *torch.autograd.grad(loss, pair)]
+    return found
+
+
+def test_the_largest_logit_is_the_anchor():
+    """In float32, where a block of another rank has larger logits, or none that counts."""
+    ranks = on_ranks(2, stretched_in_the_ring)
+    for case in STRETCHED:
+        pairs, similarity, options = stretched(case)
+        tensors = {name for name, x in options[0].items() if torch.is_tensor(x)}
+        both = {name: torch.cat([x[name] for x in options]) for name in tensors}
+        loss, *gradients = joined_loss(
+            pairs, terms=[Term(temperature=0.1)], similarity=similarity, **options[0] | both
+        )
+        mean = sum(of_rank[case][0] for of_rank in ranks) / 2
+        torch.testing.assert_close(mean.double(), loss, rtol=1e-5, atol=1e-4, msg=case)
+        found = [x / 2 for of_rank in ranks for x in of_rank[case][1:]]
+        for a, b in zip(found, gradients, strict=True):
+            atol = 1e-3 * (1 + b.abs().max())
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=atol, msg=case)
+
+
+VIEWS = {
+    "columns": lambda x: torch.cat([x, x], dim=1)[:, :DIM],
+    "every second row": lambda x: x.repeat_interleave(2, dim=0)[::2],
+    "transposed": lambda x: x.T.contiguous().T,
+    "as it is": lambda x: x,
+}
+
+
+def views() -> dict[str, list[torch.Tensor]]:
+    """The loss of embeddings, ids and frequencies that are views, and of a short prefix."""
+    found = {}
+    pair, known = batches(2, 1)[dist.get_rank()], about(batches(2, 1))[dist.get_rank()]
+    for similarity in (Similarity(0, 0), Similarity(1, 0.5)):
+        for name, view in VIEWS.items():
+            for dim in (5, None):
+                vectors = [view(x.detach()).requires_grad_() for x in pair]
+                ids, log_q = (known[x].repeat_interleave(2)[::2] for x in ("ids", "log_q"))
+                options = {"exclude": ids, "log_q": log_q, "positives": known["labels"]}
+                options |= {"directions": BOTH, "partition_mode": "per_direction"}
+                terms = [Term(3, 0.5), Term(dim, 0.5)]
+                loss = ring(*vectors, terms, similarity, **options)
+                key = f"{similarity} {dim}", name
+                found[key] = [loss.detach(), *torch.autograd.grad(loss, vectors)]
+    return found
+
+
+def test_what_is_sent_is_contiguous():
+    for found in on_ranks(2, views):
+        for (settings, name), values in found.items():
+            torch.testing.assert_close(values, found[settings, "as it is"], msg=str(name))
+
+
+def failures() -> dict[str, str]:
+    """The errors where the batch of rank 1 does not fit, or is unlike those of other ranks."""
+    is_odd = dist.get_rank() == 1
+    queries, ids = torch.zeros(3, 4, requires_grad=True), torch.arange(3)
+    odd = {
+        "a document is missing": {"documents": torch.zeros(2, 4)},
+        "dimensions": {"queries": torch.zeros(3, 5), "documents": torch.zeros(3, 5)},
+        "bytes": {"queries": queries.double(), "documents": queries.double()},
+        "precisions": {"documents": queries.double()},
+        "terms": {"terms": [Term(), Term(2)]},
+        "exclude": {"exclude": [ids, ids]},
+        "spares": {"exclude": Above(threshold, spares=Ids(ids, ids))},
+        "positives": {"positives": ids},
+        "log_q": {"log_q": ids.float()},
+        "log_q_queries": {"log_q_queries": ids.float()},
+        "gradients": {"queries": queries.detach(), "documents": queries.detach()},
+    }
+    errors = {}
+    for name, options in odd.items():
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            ring(**{"queries": queries, "documents": queries} | (options if is_odd else {}))
+        # the ranks are still in step
+        assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
+        errors[name] = str(caught.value)
+    return errors
 
 
 def test_all_ranks_raise_together():
     first, second, third = on_ranks(3, failures)
-    assert "3 queries with offset 0" in second
-    assert first == third == "The batch of rank 1 was refused; read the error of that process."
+    assert first == third
+    of_one_rank = {"a document is missing": "3 queries with offset 0", "precisions": "float64"}
+    for name, error in second.items():
+        if name in of_one_rank:
+            assert of_one_rank[name] in error
+            error = "The batch of rank 1 was refused; read the error of that process."
+        else:
+            assert name in error
+            assert "The ranks of a ring differ" in error
+        assert first[name] == error

@@ -58,7 +58,7 @@ def test_scale_is_that_of_the_longest_prefix(model):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda m: stm.TempAggLoss(m, (0.1, 0.0)), "positive, got 0.0"),
+        (lambda m: stm.TempAggLoss(m, (0.1, 0.0)), "positive number; got 0.0"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 16, 32]), r"distinct.* got \[16, 16, 32\]"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]), r"64 dimensions.* have 32.*1\.\.32"),
     ],

@@ -10,8 +10,11 @@ from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer, train
 from datasets import Dataset, DatasetDict
-from sentence_transformers import InputExample
+from sentence_transformers import InputExample, SentenceTransformer
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -79,6 +82,42 @@ def test_learnable_learns_at_the_rate_of_an_encoder(folder, tmp_path, monkeypatc
     assert all(abs(exponent - 0.5) > 0.003 for exponent in loss.similarity.exponents)
 
 
+def test_learned_exponents_are_logged_with_the_loss(folder, tmp_path):
+    loss = stm.LearnableNormLoss(load_transformer(folder), gamma_document=0.25)
+    trainer = train(loss.model, loss, tmp_path, max_steps=2)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    for name in ("gamma_query", "gamma_document"):
+        assert lines[-1][name] == pytest.approx(float(getattr(loss.similarity, name)))
+        assert lines[0][name] != lines[-1][name]
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_an_encoder_next_to_a_table_caches_gradients(folder, side):
+    """The column of the table is one mini-batch; a model of tables alone is refused."""
+    encoder = load_transformer(folder)
+    tokenizer = Tokenizer.from_str(encoder.tokenizer.backend_tokenizer.to_str())
+    table = StaticEmbedding(tokenizer, embedding_dim=32)
+    sides = {"query": [*encoder], "document": [table]}
+    if side == "document":
+        sides = dict(zip(sides, reversed(sides.values()), strict=True))
+    router = Router.for_query_document(sides["query"], sides["document"])
+    model = SentenceTransformer(modules=[router], device="cpu").eval()
+    gradients = []
+    for size in (None, 2):
+        pairs = zip(sides, columns(5).values(), strict=True)
+        batch = [model.preprocess(texts, task=role) for role, texts in pairs]
+        for role, read in zip(sides, batch, strict=True):
+            read["task"] = role
+        model.zero_grad()
+        loss = stm.CosineRankingLoss(model, mini_batch_size=size)(batch)
+        loss.backward()
+        gradients.append([loss.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*gradients)
+    tables = SentenceTransformer(modules=[Router.for_query_document([table], [table])])
+    with pytest.raises(ValueError, match="neither supports nor needs"):
+        stm.CosineRankingLoss(tables, mini_batch_size=2)
+
+
 @pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.SimilarityMSELoss])
 @pytest.mark.parametrize("is_half", [False, True])
 def test_a_loss_warns_of_weights_in_half_precision(folder, caplog, loss_class, is_half):
@@ -112,6 +151,16 @@ def test_data_that_no_loss_can_train(model, tmp_path, loss, data, eval_data, mes
     for build in (loss, lambda m: AdaptiveLayerLoss(m, loss(m))):
         with pytest.raises(ValueError, match=message):
             train(model, build(model), tmp_path, data=data, eval_data=eval_data)
+
+
+@pytest.mark.parametrize(("split", "row"), [("train_dataset", 10_500), ("eval_dataset", 3)])
+def test_a_missing_text_is_named_by_its_first_row(model, tmp_path, split, row):
+    """The constructor of the Trainer fails itself if the examples of the card have the row."""
+    trainer = make_trainer(model, stm.SimilarityMSELoss(model), tmp_path)
+    texts = ["b"] * row + [None, "c", None]
+    setattr(trainer, split, Dataset.from_dict({"anchor": ["a"] * len(texts), "positive": texts}))
+    with pytest.raises(ValueError, match=f"'positive' of {split} has no text in row {row}"):
+        stm.attach(trainer)
 
 
 @BATCHING

@@ -4,16 +4,18 @@ import json
 import re
 from base64 import b64encode
 from copy import deepcopy
+from dataclasses import replace
 from traceback import format_exc
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 import torch
 from _embedding_server import EmbeddingServer, serving
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import BoW, Pooling, StaticEmbedding
 from typer.testing import CliRunner
 
 import st_magnitude as stm
@@ -310,3 +312,70 @@ def test_the_command(model, tmp_path, monkeypatch):
         weights.write_bytes(weights.read_bytes()[:-1])
         assert f"'{tmp_path / 'model'}' is incomplete" in run(2).stderr
         assert "from its character 2 on" in run(2, "--request", "{'api_key': 'secret'}").output
+
+
+def test_widths_that_are_no_prefix(model):
+    """The remedy can be executed: no truncate_dim above the model's, and none for packed bits."""
+
+    def bits(texts, role):
+        return np.packbits(model.encode(texts) > 0, axis=1).astype(int)
+
+    def wide(texts, role):
+        return np.repeat(model.encode(texts), 2, axis=1)
+
+    for client, says in (
+        (bits, "ask the server or the client for floats"),
+        (wide, "Another model"),
+    ):
+        check = stm.check_serving(client, model)
+        assert found(check) == ["dimensions"]
+        assert says in check.findings[0].fix
+    signed = stm.check_serving(lambda texts, role: bits(texts, role) - 128, model)
+    assert "for floats" in signed.findings[0].fix
+    short = stm.check_serving(lambda texts, role: model.encode(texts)[:, :4] * 0.1, model)
+    assert "truncate_dim=4" in short.findings[0].fix
+
+
+def test_what_servers_and_clients_do(model):
+    """base64, a Retry-After, no encoding_format, and a client that changes texts."""
+    assert check_at("", EmbeddingServer(model, base64=True), model).same
+    assert check_at("", EmbeddingServer(model, retries=1), model).same
+    with pytest.raises(OSError, match="HTTP 429"):
+        check_at("", EmbeddingServer(model, retries=2), model)
+    picky = EmbeddingServer(model, refuses="encoding_format")
+    with pytest.raises(ValueError, match="HTTP 422"):
+        check_at("", picky, model)
+    assert check_at("", picky, model, request={"encoding_format": None}).same
+    check = stm.check_serving(lambda texts, role: model.encode([x[1:] for x in texts]), model)
+    assert "a client that strips, lower-cases or" in check.findings[0].fix
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://localhost:1", "socks4://localhost:1", "nothing", "x://"]
+)
+def test_a_proxy_that_cannot_be_used_is_one_line(model, monkeypatch, proxy):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(OSError, match=r"cannot be reached .*proxy") as raised:
+        stm.check_serving("http://example.org/v1", model, timeout=5)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_length_that_was_compared_is_said(model):
+    check = check_at("", EmbeddingServer(model), model)
+    assert str(check).endswith("Texts of up to 64 tokens were compared.")
+    above = replace(check, limit=8192)
+    assert "up to 64 tokens were compared, of 8,192 that the model" in " ".join(str(above).split())
+
+
+def test_a_model_that_tells_no_texts_apart_is_not_the_same():
+    blind = SentenceTransformer(modules=[BoW(["nothing"])], device="cpu")
+    with pytest.raises(ValueError, match="one vector to all"):
+        stm.check_serving(lambda texts, role: blind.encode(texts), blind)
+
+
+def test_a_stray_key_is_not_repeated():
+    for command in ("check-serving http://localhost:1/v1 --model x", "train --data x --output y"):
+        done = CliRunner().invoke(app, [*command.split(), "sk-secret"])
+        assert done.exit_code == 2
+        assert "secret" not in done.output
+        assert "too many arguments" in done.output

@@ -1,6 +1,7 @@
 """Adapters of peft: merged into the weights, and saved in them by export."""
 
 import shutil
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -81,3 +82,27 @@ def test_quantized_models_are_refused_before_they_change(folder):
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_under_an_adapter_rounds_nothing_away(folder, tmp_path, caplog, dtype):
+    """A short training moves weights by less than a step of the stored ones."""
+    model = load_transformer(folder).to(dtype)
+    before = model.float().encode(DOCUMENTS)
+    model.to(dtype).add_adapter(config(init_lora_weights=False))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(1e-3)
+    exact = deepcopy(model).float()
+    moved = exact.encode(DOCUMENTS) - before
+    merged = merge_lora(deepcopy(model))
+    assert {parameter.dtype for parameter in merged.parameters()} == {torch.float32}
+    exported = stm.load(stm.export(model, tmp_path / "exported"))
+    assert f"{str(dtype)[6:]} would round away" in caplog.text
+    for found in (merged, exported):
+        np.testing.assert_allclose(found.encode(DOCUMENTS) - before, moved, atol=1e-5)
+    asked = merge_lora(model, dtype)
+    assert {parameter.dtype for parameter in asked.parameters()} == {dtype}
+    lost = np.abs(asked.float().encode(DOCUMENTS) - before - moved).max()
+    assert lost > 0.05 * np.abs(moved).max()

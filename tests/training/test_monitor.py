@@ -1,6 +1,7 @@
 """NormMonitor: its figures against their definitions, and where they arrive."""
 
 import logging
+import math
 from functools import partial
 
 import numpy as np
@@ -81,21 +82,35 @@ def test_rows_come_every_so_many_steps():
 
 
 @pytest.mark.parametrize(
-    ("kind", "queries", "documents"),
+    ("remedy", "queries", "documents"),
     [
-        ("weight decay", 1e-5 * torch.eye(20), torch.eye(20)),
-        ("weight decay", torch.eye(20) * float("nan"), torch.eye(20)),
-        ("learning rate", torch.eye(20) + 100, torch.eye(20)),
+        ("Lower the weight decay or the learning rate.", 1e-5 * torch.eye(20), torch.eye(20)),
+        ("Lower the weight decay or the learning rate.", torch.eye(20) * math.nan, torch.eye(20)),
+        ("Lower the learning rate.", torch.eye(20) + 3, torch.eye(20)),
     ],
 )
-def test_collapse_is_told_once(caplog, kind, queries, documents):
+def test_collapse_is_told_once(caplog, remedy, queries, documents):
     monitor = stm.NormMonitor(every=1)
     for _ in range(3):
         monitor.update(queries=queries, documents=documents)
     monitor.update(queries=torch.randn(20, 16), documents=torch.randn(20, 16))  # nothing of these
     (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "Collapse at step 1" in told
-    assert kind in told
+    assert told.partition(". ")[2] == remedy
+
+
+@pytest.mark.parametrize(
+    ("rows", "warns"),
+    [
+        (torch.eye(20) + 2, False),  # a mean cosine of 84 / 85
+        (torch.eye(20) + 3, True),  # of 186 / 187
+        (1.1e-4 * torch.eye(20), False),
+        (0.9e-4 * torch.eye(20), True),
+    ],
+)
+def test_what_counts_as_a_collapse(caplog, rows, warns):
+    stm.NormMonitor(every=1).update(queries=rows, documents=rows)
+    assert ("Collapse" in caplog.text) is warns
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])

@@ -30,10 +30,10 @@ from transformers import PrinterCallback
 
 import st_magnitude as stm
 from st_magnitude.data.pairs import Splits
-from st_magnitude.evaluation.judge import judge
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, make_trainer
-from st_magnitude.finetune.verdict import model_ndcg
+from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.judge import judge
 
 FILE = Path(__file__).with_suffix(".jsonl")
 SETTINGS: list[dict[str, float]] = [
@@ -81,7 +81,7 @@ def dev_ndcg(splits: Splits, setting: dict[str, float], seed: int) -> NDArray[np
         trainer = make_trainer(model, splits["train"], rows, config, Path(work), saves=False)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return model_ndcg(model, splits["dev"])
+    return model_ranking(model, splits["dev"]).ndcg
 
 
 def cells() -> list[dict[str, object]]:
@@ -114,7 +114,7 @@ def main() -> None:
     with FILE.open("w", encoding="utf-8") as file:
         for name, rows in sources(options.folder).items():
             splits = stm.load_splits(rows, threshold=4.0 if "score" in rows[0] else None, seed=7)
-            before = model_ndcg(stm.load("wordllama", device="cpu"), splits["dev"])
+            before = model_ranking(stm.load("wordllama", device="cpu"), splits["dev"]).ndcg
             first = None
             for setting in SETTINGS:
                 began = time.process_time()
@@ -123,7 +123,8 @@ def main() -> None:
                 cell = {"data": name, "queries": len(after), "setting": setting}
                 cell |= {"before": round(float(before.mean()), 4)}
                 cell |= {"ndcg": round(float(after.mean()), 4)}
-                cell |= {"gain": [round(100 * x, 2) for x in judge(after - first).gain]}
+                gain = judge(after - first)
+                cell |= {"gain": [round(100 * x, 2) for x in (gain.mean, gain.low, gain.high)]}
                 cell |= {"seconds": round(time.process_time() - began, 1)}
                 file.write(json.dumps(cell) + "\n")
                 file.flush()

@@ -1,12 +1,16 @@
 """How often does `st-magnitude train` say "better" where nothing was to be learned?
 
-    python benchmarks/studies/known/null.py FOLDER [--draws 40]
+    python benchmarks/studies/known/null.py FOLDER [--draws 60] [--seeds 20]
 
-FOLDER has the files of BANKING77. Each draw takes 300 questions at random, gives each the name of
-another question's intent, and lets five folds of wordllama's table judge with the defaults of
-`train`. What a fold learns says nothing about the questions that it did not see, so the true
-difference from the untrained table is 0. Every draw is a line of null.jsonl. Expected before the
-runs: "better" in at most one of forty draws.
+FOLDER has the files of BANKING77. Two kinds of files, judged with all defaults of `train` and
+wordllama's table, on held-out queries and on the test split:
+
+- shuffled: 60 to 400 questions, each with the name of another question's intent, in five folds;
+- both ways: 400 pairs of random words, each written in both directions, in folds and without.
+
+What is trained says nothing about the queries that judge it, so the true difference from the
+untrained table is 0. Every draw is a line of null.jsonl. Expected before the runs: of the shuffled
+files at most 3 of 60 "better", and of the others none.
 """
 
 import argparse
@@ -20,48 +24,69 @@ import torch
 from benchmarks.data import banking77
 
 import st_magnitude as stm
-from st_magnitude.finetune.baseline import Baseline
-from st_magnitude.finetune.folds import cross_validate
-from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.finetune.train import TrainConfig, train
 
 FILE = Path(__file__).with_suffix(".jsonl")
+WORDS = 2_000  # of which a text of the second kind takes four
 
 
-def draw(pairs: list[tuple[str, str]], seed: int) -> dict[str, object]:
-    """The verdict on pairs whose intents are shuffled."""
+def shuffled(pairs: list[tuple[str, str]], seed: int) -> list[dict[str, str]]:
     rng = np.random.default_rng(seed)
-    chosen = [pairs[i] for i in rng.permutation(len(pairs))[:300]]
+    chosen = [pairs[i] for i in rng.permutation(len(pairs))[: rng.integers(60, 401)]]
     names = rng.permutation([name for _, name in chosen])
     named = zip(chosen, names, strict=True)
-    rows = [{"text": text, "intent": str(name)} for (text, _), name in named]
+    return [{"text": text, "intent": str(name)} for (text, _), name in named]
+
+
+def both_ways(pairs: list[tuple[str, str]], seed: int) -> list[dict[str, str]]:
+    rng = np.random.default_rng(seed)
+    words = sorted({word for text, _ in pairs for word in text.split() if word.isalpha()})
+    words = [words[i] for i in rng.permutation(len(words))[:WORDS]]
+    texts = [" ".join(rng.choice(words, 4)) for _ in range(800)]
+    rows = [{"query": a, "document": b} for a, b in zip(texts[::2], texts[1::2], strict=True)]
+    return rows + [{"query": row["document"], "document": row["query"]} for row in rows]
+
+
+def draw(kind: str, rows: list[dict[str, str]], seed: int, folds: int | None) -> dict[str, object]:
+    """The gains over the untrained table, in points with their intervals."""
     splits = stm.load_splits(rows, seed=seed)
-    data = splits["train"].joined(splits["dev"])
+    config = TrainConfig(seed=seed, folds=folds, keep_anyway=True)
+    held_out = {"dev": splits["dev"], "dev_is_drawn": True, "test": splits["test"]}
     model = stm.load("wordllama", device="cpu")
-    baseline = Baseline(model, data, data, (), TrainConfig(seed=seed))
     with tempfile.TemporaryDirectory() as work:
-        run = cross_validate(model, data, baseline.config, 5, Path(work))
-    verdict, _ = baseline.compare(run, folds=5)
-    assert verdict is not None
-    gain = [round(100 * x, 2) for x in verdict.saved.gain]
-    return {"seed": seed, "queries": verdict.queries, "gain": gain}
+        trained = train(model, splits["train"], Path(work, "out"), config, **held_out)
+    cell: dict[str, object] = {"kind": kind, "seed": seed, "folds": trained.verdict.folds}
+    for name, verdict in (("held out", trained.verdict), ("test", trained.confirmed)):
+        gain = [round(100 * x, 2) for x in verdict.saved.gain]
+        cell[name] = {"queries": verdict.queries, "gain": gain}
+    return cell
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--draws", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     pairs = banking77.read(options.folder, "train")
     with FILE.open("w", encoding="utf-8") as file:
+        for seed in range(options.seeds):
+            for folds in (5, 0):
+                cell = draw("both ways", both_ways(pairs, seed), seed, folds)
+                file.write(json.dumps(cell) + "\n")
+                file.flush()
         for seed in range(options.draws):
-            file.write(json.dumps(draw(pairs, seed)) + "\n")
+            file.write(json.dumps(draw("shuffled", shuffled(pairs, seed), seed, None)) + "\n")
             file.flush()
-    gains = [json.loads(line)["gain"] for line in FILE.read_text(encoding="utf-8").splitlines()]
-    better = sum(low > 0 for _, low, _ in gains)
-    worse = sum(high < 0 for _, _, high in gains)
-    print(f"{len(gains)} draws: better in {better}, worse in {worse}")
+    cells = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+    for kind in ("both ways", "shuffled"):
+        for name in ("held out", "test"):
+            gains = [cell[name]["gain"] for cell in cells if cell["kind"] == kind]
+            better = sum(low > 0 for _, low, _ in gains)
+            worse = sum(high < 0 for _, _, high in gains)
+            print(f"{kind}, {name}: {len(gains)} draws, better in {better}, worse in {worse}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from benchmarks.studies.known.known import ndcg_of, untrained
 from benchmarks.studies.known.training import Cell
 from numpy.typing import NDArray
 
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.judge import judge
 
 DRAWS = 400
 QUERIES = (100, 250, 500, 1000)

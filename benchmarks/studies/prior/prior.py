@@ -38,8 +38,8 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch import Tensor
 
 import st_magnitude as stm
+from st_magnitude.data.ranking import ndcg
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import ndcg
 from st_magnitude.losses.table import LOSSES
 from st_magnitude.surgery.raw import encode_raw
 

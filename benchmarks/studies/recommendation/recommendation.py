@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import st_magnitude as stm
-from st_magnitude.evaluation.judge import judge
+from st_magnitude.judge import judge
 
 BATCH, EPOCHS, PATIENCE, SEEDS = 1024, 20, 3, 5
 RIDGES = (100, 200, 500, 1000, 2000)
@@ -230,7 +230,8 @@ def table() -> list[str]:
         }
         for kind, test in tests.items():
             others = [tests[x] if x in tests and x != kind else None for x in ("cosine", "row")]
-            gains = ["" if x is None else show(Estimate(*judge(test - x).gain)) for x in others]
+            judged = [None if x is None else judge(test - x) for x in others]
+            gains = ["" if x is None else show(Estimate(x.mean, x.low, x.high)) for x in judged]
             dev = in_points([x["dev"] for x in found[kind]])
             tau = f"{chosen[kind].temperature:g}" if kind in LABELS else ""
             label = LABELS.get(kind, kind)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from st_magnitude.evaluation.judge import judge, norm_warning
+from st_magnitude.judge import judge, norm_warning
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.02, 25), (0.04, 50), (0.1, 200)])
@@ -13,8 +13,8 @@ def test_the_interval_covers_the_gain_where_few_queries_change(share, number):
     covered = []
     for seed in range(200):
         x = (rng.random(number) < share) * 1.0
-        _, low, high = judge(x, num_samples=1000, seed=seed).gain
-        covered.append(low <= share <= high)
+        found = judge(x, num_samples=1000, seed=seed)
+        covered.append(found.low <= share <= found.high)
     assert np.mean(covered) >= 0.95
 
 
@@ -30,7 +30,7 @@ def test_no_gain_is_found_where_few_lose_much_and_many_gain_little(number):
 @pytest.mark.parametrize(("wins", "number"), [(0, 25), (3, 40), (25, 25)])
 def test_shares_get_their_exact_interval(wins, number):
     x = np.repeat([1.0, 0.0], [wins, number - wins])
-    high = judge(x, num_samples=200_000).gain[2]
+    high = judge(x, num_samples=200_000).high
     assert high == pytest.approx(
         beta.ppf(0.975, wins + 1, number - wins) if wins < number else 1, abs=2e-3
     )
@@ -50,8 +50,28 @@ def test_verdicts(differences, verdict):
     assert judge(differences, min_gain=0.02).verdict == verdict
 
 
-def test_a_d_of_minus_infinity_is_a_warning():
-    assert norm_warning(-np.inf, error=np.inf)
+NEGATIVE, FELL = "Never-relevant documents have", "Training has brought the norms"
+
+
+@pytest.mark.parametrize(
+    ("d", "error", "before", "said"),
+    [
+        (-np.inf, np.inf, np.nan, NEGATIVE),
+        (-0.2, 0.1, np.nan, NEGATIVE),  # the interval ends at -0.004
+        (-0.19, 0.1, np.nan, ""),
+        (0.5, 0.05, 0.71, FELL),  # a small effect, and below the interval
+        (0.5, 0.05, 0.69, ""),
+        (0.5, 0.15, 0.75, ""),  # more than 0.2, and within the interval, which is 0.294 wide
+        (0.5, 0.15, 0.81, FELL),
+        (0.5, 0.05, np.nan, ""),
+        (0.5, 0.05, 0.3, ""),  # it rose
+        (-0.5, 0.1, 0.5, NEGATIVE),  # both: the worse one is said
+    ],
+)
+def test_norms_that_tell_nothing_are_warned_of(d, error, before, said):
+    found = norm_warning(d, error, before)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize("differences", [[], [2.0], [np.nan], [[0.1]]])

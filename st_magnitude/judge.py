@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Difference", "Gain", "judge", "norm_warning", "warn_if_few"]
+from st_magnitude._checks import InputError
+
+__all__ = ["Difference", "judge", "norm_warning", "nothing_found", "warn_if_few"]
 
 logger = logging.getLogger(__name__)
 
-Gain = tuple[float, float, float]  # a mean difference, and the ends of its 95 % interval
 FEW_QUERIES = 50
 
 
@@ -23,17 +24,51 @@ class Difference:
     """The mean difference that a change of model or scoring makes, with the verdict of `judge`.
 
     Attributes:
-        gain: The mean difference with its 95 % interval: (gain, low, high).
-        num_queries, num_changed: Number of queries, and of those whose metric changed at all.
-        verdict: ``"better"`` if the interval lies above 0 and reaches ``min_gain``; ``"worse"`` if
-            it lies below 0; ``"no better"`` if it excludes a gain of ``min_gain``; else
-            ``"undecided"``.
+        mean, low, high: The mean difference and the ends of its 95 % interval.
+        queries, changed: Number of queries, and of those whose metric changed at all.
+        min_gain: The smallest gain that is worth a change.
+
+    Example:
+        >>> print(judge([0.1] * 300))
+        +10.0 points [+9.5, +10.3]
     """
 
-    gain: Gain
-    num_queries: int
-    num_changed: int
-    verdict: str
+    mean: float
+    low: float
+    high: float
+    queries: int
+    changed: int
+    min_gain: float = 0.0
+
+    def __str__(self) -> str:
+        """In points, which are hundredths, with the interval."""
+        ends = (100 * self.mean, 100 * self.low, 100 * self.high)
+        return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*ends)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the interval lies above 0 and reaches ``min_gain``."""
+        return self.low > 0 and self.high >= self.min_gain
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the interval lies below 0."""
+        return self.high < 0
+
+    @property
+    def verdict(self) -> str:
+        """``"better"``, ``"worse"``, ``"no better"`` if the interval excludes a gain of
+        ``min_gain``, else ``"undecided"``."""
+        if self.is_worse:
+            return "worse"
+        if self.high < self.min_gain:
+            return "no better"
+        return "better" if self.is_better else "undecided"
+
+    @property
+    def name(self) -> str:
+        """How a sentence on the difference begins."""
+        return {"better": "Better", "worse": "Worse"}.get(self.verdict, "No clear difference")
 
 
 def judge(
@@ -69,7 +104,7 @@ def judge(
     """
     x = np.asarray(differences, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not (np.abs(x) <= 1 + 1e-9).all():
-        raise ValueError(
+        raise InputError(
             "differences must be one number in [-1, 1] for each query, such as differences of "
             f"nDCG@10; got an array of shape {x.shape}."
         )
@@ -85,14 +120,7 @@ def judge(
         total += weights
     low = float(np.quantile((weighted - extra) / total, 0.025))
     high = float(np.quantile((weighted + extra) / total, 0.975))
-    verdict = "undecided"
-    if high < 0:
-        verdict = "worse"
-    elif high < min_gain:
-        verdict = "no better"
-    elif low > 0:
-        verdict = "better"
-    return Difference((float(x.mean()), low, high), len(x), len(changed), verdict)
+    return Difference(float(x.mean()), low, high, len(x), len(changed), min_gain)
 
 
 def warn_if_few(queries: Sized, choice: str) -> None:
@@ -102,6 +130,16 @@ def warn_if_few(queries: Sized, choice: str) -> None:
             f"{len(queries)} queries are few to choose {choice} by: differences of several "
             f"hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
+
+
+def nothing_found(*ndcg: float) -> str:
+    """The sentence in place of a recommendation, if no mean nDCG@10 is above 0; else empty."""
+    if any(mean > 0 for mean in ndcg):
+        return ""
+    return (
+        "No query has a relevant document among the first ten, so nothing can be recommended: check"
+        " the judgments and the texts, or take another model."
+    )
 
 
 def norm_warning(d: float, error: float, before: float = math.nan) -> str:

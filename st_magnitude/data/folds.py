@@ -1,0 +1,27 @@
+"""Folds of queries, each of which is held out once."""
+
+from __future__ import annotations
+
+import hashlib
+
+from st_magnitude.data.beir import canonical
+from st_magnitude.data.retrieval import RetrievalData
+
+__all__ = ["DEFAULT_FOLDS", "folds_of"]
+
+DEFAULT_FOLDS = 5
+
+
+def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:
+    """Ids of the queries with an answer, in folds. Queries with the same text are in one fold."""
+
+    def place(key: str) -> str:
+        return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
+
+    by_text: dict[str, list[str]] = {}
+    for query, text in data.asked.items():
+        by_text.setdefault(canonical(text), []).append(query)
+    folds: list[set[str]] = [set() for _ in range(number)]
+    for index, key in enumerate(sorted(by_text, key=place)):
+        folds[index % number].update(by_text[key])
+    return folds

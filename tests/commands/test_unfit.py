@@ -1,0 +1,118 @@
+"""Models that cannot answer are refused by every command, and trainings that diverged not saved."""
+
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from _cli import invoke, refusal
+from conftest import save_splits
+from sentence_transformers import SentenceTransformer
+
+import st_magnitude as stm
+from st_magnitude.data.task import NotFiniteError
+from st_magnitude.training.stopping import DivergedError, refuse_diverged
+
+COMMANDS = ("train", "compare", "search", "calibrate", "diagnose", "compress")
+LIMITS = {
+    "sentence_bert_config.json": "max_seq_length",
+    "tokenizer_config.json": "model_max_length",
+}
+
+
+def without_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def filled(number):
+    def change(folder):
+        model = SentenceTransformer(str(folder), device="cpu")
+        for parameter in model.parameters():
+            parameter.data.fill_(number)
+        model.save_pretrained(str(folder))
+
+    return change
+
+
+def with_more_tokens(folder):
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.tokenizer.add_tokens(["bread", "tea", "cat"])
+    model.save_pretrained(str(folder))
+
+
+def reading_nothing(folder):
+    for name, key in LIMITS.items():
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: 0}))
+
+
+UNFIT = {
+    "its tokenizer": (without_tokenizer, "knows no word: files of it are missing"),
+    "zero": (filled(0.0), "8 different query texts are all zero"),
+    "not a number": (filled(float("nan")), "not finite"),
+    "more tokens": (with_more_tokens, "tokenizer knows more tokens than its weights"),
+    "no tokens": (reading_nothing, "reads 0 tokens of a text"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_model_that_cannot_answer_is_refused(tiny_path, data_folder, tmp_path, kind, command):
+    change, said = UNFIT[kind]
+    change(tiny_path)
+    model = [tiny_path]
+    if command in ("train", "compare"):
+        model = ["--model", tiny_path, "--output", tmp_path / "out"]
+    question = ["tea?"] if command == "search" else []
+    assert said in refusal(command, *model, *question, data=data_folder)
+    assert not (tmp_path / "out" / "modules.json").exists()
+
+
+def test_the_same_embedding_for_all_texts(model):
+    texts = {"a": "one", "b": "two"}
+    data = stm.RetrievalData(texts, texts, {"a": {"b"}, "b": {"a"}})
+    data.encode(model)
+    for parameter in model[0].model.embeddings.parameters():
+        parameter.data.zero_()
+    model[0].model.embeddings.LayerNorm.bias.data.normal_()
+    with pytest.raises(NotFiniteError, match="2 different document texts are all the same"):
+        data.encode(model)
+    alike = stm.RetrievalData(texts, dict.fromkeys(texts, "one"), {"a": {"b"}, "b": {"a"}})
+    alike.encode(model)  # of equal texts they are the same
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-30}, {"learning_rate": 1e9}])
+@pytest.mark.parametrize("folds", [None, 2])
+def test_a_training_that_diverged_is_not_saved(tiny_path, tmp_path, options, folds):
+    """Gradients that are too large leave the weights as they were, or make them nan."""
+    splits = ("train",) if folds else ("train", "dev")
+    given = {"data": save_splits(tmp_path / "data", *splits), "model": tiny_path}
+    given |= {"max_steps": 3, "batch_size": 4, "folds": folds}
+    done = invoke("train", output=tmp_path / "out", **given, **options)
+    assert done.exit_code == 3, done.output
+    assert "Error: The training has diverged" in done.stderr
+    assert not (tmp_path / "out" / "modules.json").exists()
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    done = invoke("train", output=tmp_path / "out", **given, keep_anyway=True)
+    assert done.exit_code == 0, done.output
+
+
+def test_what_counts_as_diverged(model):
+    """Not the bias of an exponent that is fixed at 1, which is infinite."""
+    fixed = stm.prepare(model, stm.Similarity(1.0, 0.5))
+    assert any(parameter.isinf().all() for parameter in fixed.parameters())
+
+    def refused(*norms):
+        rows = [{"loss": 1.0}, *({"grad_norm": norm} for norm in norms)]
+        refuse_diverged(SimpleNamespace(model=fixed, state=SimpleNamespace(log_history=rows)))
+
+    refused()
+    refused(math.inf, 1.0)
+    for norms in ((math.inf,), (math.nan, math.inf)):
+        with pytest.raises(DivergedError):
+            refused(*norms)
+    next(fixed.parameters()).data.fill_(math.nan)
+    with pytest.raises(DivergedError):
+        refused(1.0)

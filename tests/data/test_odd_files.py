@@ -1,0 +1,347 @@
+"""Files as people have them: each gives its rows, a note on what is left out, or one line that says
+what to do."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import polars
+import pyarrow
+import pytest
+from _processes import python
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets.data_files import SPLIT_KEYWORDS
+from pyarrow import parquet
+from test_pairs import PAIRS, ROWS, pairs_of
+
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.pairs import Splits, load_splits
+
+CSV = "query,document\n" + "".join(f"{query},{document}\n" for query, document in PAIRS)
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def written(quoting: int, mark: str, rows: list[tuple[str, ...]]) -> str:
+    text = io.StringIO()
+    options = {"quoting": quoting, "delimiter": mark, "lineterminator": "\n"}
+    if quoting == csv.QUOTE_NONE:
+        return "".join(mark.join(row) + "\n" for row in rows)
+    csv.writer(text, **options).writerows(rows)
+    return text.getvalue()
+
+
+def packed(name: str, content: str) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr(name, content)
+        archive.writestr("__MACOSX/._a.csv", "\0")
+    return raw.getvalue()
+
+
+WORDS = [(word, split) for split, words in SPLIT_KEYWORDS.items() for word in words]
+PATHS = ["{}.csv", "{}/0000.csv", "split={}/part.csv", "squad_{}.csv", "x/{}-00000-of-2.csv"]
+
+
+@pytest.mark.parametrize(("word", "split"), WORDS)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_split_that_a_name_says_is_used(tmp_path: Path, word: str, split: str, path: str) -> None:
+    """By every word by which `datasets` knows one, in a name or a folder."""
+    split = "dev" if split == "validation" else str(split)
+    other = "train" if split != "train" else "test"
+    for name, rows in ((word, ROWS[:6]), (other, ROWS[6:])):
+        file = tmp_path / path.format(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Dataset.from_list(rows).to_csv(file)
+    splits = load_splits(tmp_path)
+    queries = {row["query"] for row in ROWS[:6]}
+    found = {*splits[split].queries.values()}
+    assert found == queries if split != "train" else found < queries  # dev is drawn from it
+
+
+def test_what_a_name_says_is_used_or_told(tmp_path: Path) -> None:
+    for name, rows in (("pairs", ROWS[6:]), ("my_test", ROWS[:6])):
+        Dataset.from_list(rows).to_csv(tmp_path / f"{name}.csv")
+    splits = load_splits(tmp_path)
+    assert len(splits["test"].queries) == 6
+    assert "Took pairs.csv for the train split, next to test." in splits.notes
+    (tmp_path / "pairs.csv").unlink()
+    assert "test split stands alone" in load_splits(tmp_path).notes[0]
+    assert "test split stands alone" in load_splits({"test": ROWS}).notes[0]
+
+
+QUOTES = ['"starts', 'ends"', '"whole"', 'in "the" middle', "plain", '""', '5" x 7"']
+
+
+@pytest.mark.parametrize("mark", "\t,")
+@pytest.mark.parametrize("quoting", [csv.QUOTE_NONE, csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_no_row_is_lost_to_a_quote(tmp_path: Path, mark: str, quoting: int) -> None:
+    """Two texts with one quote each, with rows between them: as many rows as were written."""
+    if (mark, quoting) == (",", csv.QUOTE_NONE):
+        return
+    pairs = [
+        (f"{a} {i} {b}", f"d{i}") for i, (a, b) in enumerate(itertools.product(QUOTES, QUOTES))
+    ]
+    pairs += [(f"d{i}x", b) for i, b in enumerate(QUOTES)]
+    (tmp_path / "a.tsv").write_text(written(quoting, mark, [("query", "document"), *pairs]))
+    splits = load_splits(tmp_path / "a.tsv")
+    assert len(pairs_of(splits)) == len(pairs)
+    if quoting != csv.QUOTE_NONE:
+        assert pairs_of(splits) == {*pairs}
+    else:
+        assert any("quotes were read as they stand" in note for note in splits.notes)
+
+
+@pytest.mark.parametrize("mark", "\t,")
+def test_cells_that_span_lines_are_counted(tmp_path: Path, mark: str) -> None:
+    pairs = [("a\nb", "c\td,e"), ("f", "g\n\n\nh"), ("i", "j")]
+    text = written(csv.QUOTE_MINIMAL, mark, [("query", "document"), *pairs])
+    (tmp_path / "a.csv").write_text(text)
+    splits = load_splits(tmp_path / "a.csv")
+    assert pairs_of(splits) == {*pairs}
+    assert "2 rows span several lines, the longest of 4 at line 4." in splits.notes[0]
+
+
+def rows_and_notes(splits: Splits) -> tuple[bool, str]:
+    return pairs_of(splits) == {*PAIRS}, " ".join(splits.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("a.json", json.dumps(ROWS), ""),
+        ("a.json", LINES, ""),
+        ("a.json", json.dumps(ROWS).encode("utf-16"), ""),
+        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode()), ""),
+        ("a.csv.gz", gzip.compress(CSV.encode()), ""),
+        ("a.CSV", CSV, ""),
+        ("a.jsonl.gz", gzip.compress(LINES.encode()), ""),
+        ("a.zip", packed("b.csv", CSV), ""),
+        ("a.zip", packed("b.jsonl", LINES), ""),
+        ("a.csv", CSV.encode("utf-16-le"), ""),
+        ("a.csv", CSV.encode("utf-16-be"), ""),
+        ("a.csv", CSV + CSV, "left out 1 rows that repeat the header"),
+        ("a.csv", CSV.replace("\n", ",,\n"), ""),
+        ("a.csv", CSV.replace("\n", ",x\n").replace(",x", ",", 1), "24 cells in columns without"),
+    ],
+)
+def test_files_that_are_read(tmp_path: Path, name: str, content: str | bytes, note: str) -> None:
+    raw = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(raw)
+    for source in (tmp_path / name, tmp_path):
+        is_whole, notes = rows_and_notes(load_splits(source))
+        assert is_whole
+        assert note in notes
+
+
+def test_a_spreadsheet(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for cells in (("query", "document", "score"), ("what?", "NA", 1), ("how?", 7, 1.0)):
+        book.active.append(cells)
+    book.create_sheet("more")
+    book.save(tmp_path / "a.xlsx")
+    (tmp_path / "README.md").write_text("about it")
+    splits = load_splits(tmp_path)
+    assert pairs_of(splits) == {("what?", "NA"), ("how?", "7")}
+    assert "first of 2 sheets" in " ".join(splits.notes)
+
+
+def test_a_folder_with_texts_stays_one_of_texts(tmp_path: Path) -> None:
+    pytest.importorskip("sentencex")
+    text = "\n\n".join(f"Number {i} is a sentence of at least eight words." for i in range(9))
+    for name in ("a.md", "b.md", "package.json"):
+        (tmp_path / name).write_text(text)
+    assert "no labels" in load_splits(tmp_path).caveat
+
+
+def test_a_parquet_with_other_columns(tmp_path: Path) -> None:
+    """Of kinds that `datasets` does not know, too."""
+    n = len(ROWS)
+    others = {
+        "tags": pyarrow.array([[("a", 1)]] * n, pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        "id": pyarrow.array([b"x" * 16] * n, pyarrow.uuid()),
+        "views": pyarrow.array([["a"]] * n, pyarrow.list_view(pyarrow.string())),
+        "vector": pyarrow.array([[0.5, 1.0]] * n),
+    }
+    table = pyarrow.table({key: [row[key] for row in ROWS] for key in ROWS[0]} | others)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    is_whole, notes = rows_and_notes(load_splits(tmp_path / "a.parquet"))
+    assert is_whole
+    assert str(sorted(others)) in notes
+    features = Features(text=Value("string"), label=ClassLabel(names=["tea", "rain"]))
+    data = Dataset.from_dict({"text": ["how long?", "how wet?"], "label": [0, 1]}, features)
+    data.add_column("vector", [[0.5], [1.0]]).to_parquet(tmp_path / "b.parquet")
+    assert pairs_of(load_splits(tmp_path / "b.parquet")) == {
+        ("how long?", "tea"),
+        ("how wet?", "rain"),
+    }
+
+
+COLUMNS = {key: [row[key] for row in ROWS] for key in ROWS[0]}
+SOURCES = {
+    "pandas": lambda: pandas.DataFrame(ROWS, index=[f"i{n}" for n in range(len(ROWS))]),
+    "polars": lambda: polars.DataFrame(ROWS),
+    "pyarrow": lambda: pyarrow.table(COLUMNS),
+    "columns": lambda: COLUMNS,
+    "stream": lambda: Dataset.from_list(ROWS).to_iterable_dataset(),
+    "rows": lambda: (row for row in ROWS),
+    "a dict of data sets": lambda: {"train": Dataset.from_list(ROWS)},
+    "a dict of frames": lambda: {"train": polars.DataFrame(ROWS)},
+    "a DatasetDict": lambda: DatasetDict(train=Dataset.from_list(ROWS)),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_objects_that_are_read(kind: str) -> None:
+    assert rows_and_notes(load_splits(SOURCES[kind]()))[0]
+
+
+def test_classes_of_a_stream_have_names() -> None:
+    features = Features(text=Value("string"), label=ClassLabel(names=["tea", "rain"]))
+    data = Dataset.from_dict({"text": ["long?", "wet?", "?"], "label": [0, 1, -1]}, features)
+    splits = load_splits(data.to_iterable_dataset())
+    assert pairs_of(splits) == {("long?", "tea"), ("wet?", "rain")}
+
+
+HUGE = "x" * 200_000
+REFUSED: list[tuple[str, str | bytes, str]] = [
+    ("a.sql", "insert into pairs", "sqlite3 DATABASE < FILE && sqlite3 -header -csv"),
+    ("a.db", b"SQLite format 3\0", "sqlite3 -header -csv DATABASE"),
+    ("a.pdf", b"%PDF", "pairs in CSV, TSV.* Convert it, as with pandas"),
+    ("a.json", json.dumps({"version": 1, "data": ROWS}), r"jq -c '\.data\[\]' .*a.json > pairs"),
+    ("a.json", "7", "no array of rows, but 7"),
+    ("a.json", "[1, 2]", "row 0: is not an object of texts, but 1"),
+    ("a.json", "{", "line 1: is not valid JSON"),
+    ("a.json", "", "has no rows"),
+    ("a.jsonl", '"text"\n', "line 1: is not an object of texts, but 'text'"),
+    ("a.zip", b"PK\3\4 torn", "cannot be unpacked"),
+    ("a.zip", packed("b.txt", "text"), "holds 0 tables; unpack it"),
+    ("a.csv.gz", gzip.compress(CSV.encode())[:-20], "cannot be unpacked"),
+    ("a.csv.gz", CSV, "cannot be unpacked"),
+    ("a.parquet", b"PAR1 torn", "not read as Parquet"),
+    ("a.xlsx", b"torn", "not read as xlsx|needs openpyxl"),
+    ("a.csv", "title,body\na,b\n", "--columns query=title,document=body"),
+    ("a.csv", "Frage,Antwort\na,b\n", "--columns query=Frage,document=Antwort"),
+    ("a.csv", "query,Antwort\na,b\n", "--columns query=query,document=Antwort"),
+    ("a.csv", "what is tea?,a drink of leaves\nand?,b\n", "seem to be texts: write a header"),
+    ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
+    ("a.csv", f"query,document,score\na,b,{HUGE}\n", "score is 'xxx"),
+    ("a.csv", f"query,document,split\na,b,{HUGE}\n", "split is not train"),
+    ("a.csv", f"query,{HUGE}\na,b\n", "Choose two|a header"),
+    ("a.csv", f"{HUGE},{HUGE}\na,b\n", "'xxx.* twice"),
+    ("a.csv", f"query,document\na,{HUGE}\nb,{HUGE}\n", "All documents are one"),
+    ("a.jsonl", json.dumps({"query": [[HUGE]], "document": "b"}), r"the query is \['xxx"),
+    ("a.jsonl", json.dumps({"query": f"{HUGE}\ud83d", "document": "b"}), "query is not Unicode"),
+    ("a.jsonl", json.dumps([HUGE]), r"not an object of texts, but \['xxx"),
+    ("a.json", json.dumps({"data": HUGE}), "no array of rows"),
+]
+BEIR: list[tuple[str, str, str]] = [
+    ("corpus.jsonl", json.dumps({"_id": HUGE}), "is not an object like"),
+    ("corpus.jsonl", json.dumps({"_id": HUGE, "text": "a\ud83d"}), "is not Unicode"),
+    ("corpus.jsonl", json.dumps({"_id": HUGE, "text": "a"}) * 1 + "\n" + "[]", "not an object"),
+    ("corpus.jsonl", (json.dumps({"_id": HUGE, "text": "a"}) + "\n") * 2, "repeats the id"),
+    ("qrels/dev.tsv", f"{HUGE[:90_000]} d 1\n", "is not in queries.jsonl, or is empty"),
+    ("qrels/dev.tsv", f"q {HUGE[:90_000]} 1\n", "is not in corpus.jsonl, or is empty"),
+    ("qrels/dev.tsv", f"q d {HUGE[:90_000]}\n", "the score 'xxx"),
+    ("qrels/dev.tsv", f"q d {HUGE[:90_000]} 1\n", "has the columns"),
+    ("qrels/dev.tsv", "q 7.0 1\n", "where it is '7', not '7.0'"),
+    ("qrels/dev.tsv", "q empty 1\n", "'empty' is not in corpus.jsonl, or is empty there"),
+]
+OBJECTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: PAIRS, r"row 0: is not a mapping of texts, but \('Is tea.*'query': q"),
+    (lambda: {"query": ["a"], "document": ["b", "c"]}, "columns of the mapping differ in length"),
+    (lambda: {"query": "a", "document": "b"}, "query split, row 0: .*pass rows, such as"),
+    (lambda: [HUGE], "row 0: is not a mapping"),
+    (lambda: 7, "row 0: is not a mapping of texts, but 7; pass rows"),
+    (lambda: pandas.DataFrame({"query": ["a", 1], "document": ["b", "c"]}), "not read .*; pass"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED + BEIR)
+def test_files_that_are_refused_in_a_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    if (name, content, message) in BEIR:
+        (tmp_path / "qrels").mkdir()
+        for file, text in (("queries", '{"_id": "q", "text": "a"}'), ("qrels/dev.tsv", "q d 1")):
+            (tmp_path / (file if "/" in file else f"{file}.jsonl")).write_text(text)
+        texts = ("d", "a"), ("7", "b"), ("empty", " ")
+        corpus = "".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts)
+        (tmp_path / "corpus.jsonl").write_text(corpus)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    begin = time.perf_counter()
+    with pytest.raises((DataError, ImportError), match=message) as refused:
+        load_splits(tmp_path if "/" in name or name == "corpus.jsonl" else tmp_path / name)["dev"]
+    assert time.perf_counter() - begin < 3
+    assert len(str(refused.value)) < 800
+
+
+@pytest.mark.parametrize(("source", "message"), OBJECTS)
+def test_objects_that_are_refused_by_their_conversion(
+    source: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as refused:
+        load_splits(source())
+    assert len(str(refused.value)) < 500
+
+
+def test_scores_below_zero() -> None:
+    """Logits, with a threshold below 0: what lies below it is a negative."""
+    rows = [{"query": "a", "document": f"b{i}", "score": x} for i, x in enumerate((1.5, -2, -4, 0))]
+    train = load_splits(rows, threshold=-3)["train"]
+    assert train.relevant == {"q0": {"d0": 1, "d1": 1, "d3": 1}}
+    assert train.negatives == {"q0": {"d2"}}
+    whole = [row | {"score": row["score"] // 1} for row in rows]
+    assert load_splits(whole, threshold=-3)["train"].relevant == train.relevant
+
+
+def test_usual_names_of_columns() -> None:
+    for query, document in (("prompt", "response"), ("input", "output"), ("Prompt", "completion")):
+        rows = [{query: row["query"], document: row["document"]} for row in ROWS]
+        assert rows_and_notes(load_splits(rows))[0]
+    with pytest.raises(DataError, match="instruction and input may be the query"):
+        load_splits([{"instruction": "a", "input": "", "output": "b"}])
+
+
+def test_long_documents_and_tags_are_counted(tmp_path: Path) -> None:
+    odd = [{"query": "long?", "document": "word " * 2001}, {"query": "t", "document": "<p>a</p>"}]
+    (tmp_path / "a.csv").write_text("query,document\na,2 < 3 > 1\n")
+    splits = load_splits([*ROWS, *odd])
+    splits.save(tmp_path / "data")
+    for notes in (splits.notes, load_splits(tmp_path / "data").notes):
+        assert "1 documents have more than 10,000 characters" in " ".join(notes)
+        assert "1 documents have HTML tags" in " ".join(notes)
+    assert "documents have" not in " ".join(load_splits(ROWS).notes)
+
+
+IMPORTED = """
+import sys
+sys.argv = ["st-magnitude", *sys.argv[1:]]
+from st_magnitude.commands.app import app
+try:
+    app()
+finally:
+    print(sorted({"torch", "sentence_transformers"} & {*sys.modules}), file=sys.stderr)
+"""
+COMMANDS = ["train", "compare", "search model", "compress model", "calibrate model"]
+COMMANDS += ["diagnose model", "mteb model"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_data_are_read_before_torch_is(tmp_path: Path, command: str) -> None:
+    """A file that cannot be used is refused within three seconds."""
+    (tmp_path / "a.csv").write_text("title,body\na,b\n")
+    words = ["a.csv"] if command.startswith("mteb") else ["--data", "a.csv"]
+    words += ["--output", "out"] if command in ("train", "compare") else []
+    begin = time.perf_counter()
+    done = python("-c", IMPORTED, *command.split(), *words, code=2, cwd=tmp_path)
+    assert "--columns query=title,document=body" in done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert time.perf_counter() - begin < 10  # on a busy machine

@@ -1,0 +1,136 @@
+"""BM25 against a literal loop, its words in every script, and documents without words."""
+
+import math
+import re
+
+import pytest
+
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.lexical import TOKENS, bm25_run, grams, words
+
+
+def bm25_loop(queries, corpus, k1=1.5, b=0.75):
+    """Kamphuis et al., Table 1, "Lucene (accurate)", one word and one document at a time."""
+
+    def tokens(text):
+        return re.findall(r"\w+", text.lower())
+
+    documents = {document: tokens(text) for document, text in corpus.items()}
+    mean_length = sum(map(len, documents.values())) / len(documents)
+    run = {}
+    for query, text in queries.items():
+        run[query] = {}
+        for document, found in documents.items():
+            score = 0.0
+            for word in tokens(text):
+                n = sum(word in others for others in documents.values())
+                idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
+                f = found.count(word)
+                score += idf * f / (f + k1 * (1 - b + b * len(found) / mean_length)) if f else 0.0
+            if score > 0:
+                run[query][document] = score
+    return run
+
+
+def search(queries, corpus, **options):
+    return bm25_run(RetrievalData(queries, corpus, {}), **options)
+
+
+def test_bm25_equals_the_formula(task):
+    queries = task["queries"] | {"twice": "tea tea wine"}
+    corpus = task["corpus"] | {"empty": "", "dots": "... a !"}
+    run = search(queries, corpus, top_k=1000)
+    expected = bm25_loop(queries, corpus)
+    assert run.keys() == expected.keys()
+    for query, found in run.items():
+        assert found == pytest.approx(expected[query], rel=1e-12)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+    # the documents without a word of the query are not there
+    assert 0 < len(run["twice"]) < len(corpus)
+
+
+def test_bm25_stop_words_top_k_and_ties():
+    corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
+    assert search({"q": "the bees"}, corpus, stopwords="en")["q"].keys() == {"d1"}
+    assert search({"q": "the bees"}, corpus)["q"].keys() == {"d1", "d2"}
+    strange = {"strange": "zebra", "empty": "", "stop": "the"}
+    assert search(strange, corpus, stopwords="en") == {query: {} for query in strange}
+    equal = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
+    for top_k in (3, 99):
+        found = search({"q": "bees"}, equal, top_k=top_k)["q"]
+        assert list(found) == ["best", "d0", "d1", "d2", "d3"][:top_k]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Wi-Fi 6, C++!", ["wi", "fi", "6", "c"]),
+        ("cafe\u0301 \uff34\uff25\uff21", ["caf\u00e9", "tea"]),
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940 \u092d\u093e\u0937\u093e",
+            ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092d\u093e\u0937\u093e"],
+        ),  # vowel signs
+        ("\u7eff\u8336", ["\u7eff\u8336"]),
+        ("\u6211\u60f3\u559d tea", ["\u6211\u60f3", "\u60f3\u559d", "tea"]),
+        ("\u8336", ["\u8336"]),
+        ("\u0e09\u0e31\u0e19", ["\u0e09\u0e31", "\u0e31\u0e19"]),
+        ("\ud55c\uad6d \ucc28", ["\ud55c\uad6d", "\ucc28"]),  # Hangul has spaces
+        ("?! \ue000", []),
+    ],
+)
+def test_words_of_every_script(text, found):
+    assert words(text) == found
+
+
+def test_grams_are_characters_of_the_canonical_text():
+    assert grams("Red  TEA!") == ["red ", "ed t", "d te", " tea"]
+    assert grams("ab") == grams("A B"[::2]) == ["ab"]
+    assert grams("") == []
+
+
+def test_bm25_in_other_scripts(caplog):
+    corpus = {
+        "d1": "\u6211\u60f3\u559d\u7eff\u8336",
+        "d2": "\u4eca\u5929\u4e0b\u96e8",
+        "d3": "un caf\u00e9",
+    }
+    for tokenizer in TOKENS.values():
+        for query, found in (("cafe\u0301", "d3"), ("\u7eff\u8336", "d1")):
+            query = f"un {query}" if tokenizer is grams and found == "d3" else query
+            expected = set() if tokenizer is grams and found == "d1" else {found}
+            assert search({"q": query}, corpus, tokenizer=tokenizer)["q"].keys() == expected
+    assert "BM25 finds no document for 1 of 1 queries, such as 'q'" in caplog.text
+    assert search({"q": "\u7eff\u8336"}, corpus, tokenizer=list)["q"].keys() == {"d1"}
+
+
+WORDLESS = {
+    "punctuation": ["?!", "...", "--", ""],
+    "stop words": ["the", "to be or not to be"],
+    "an unknown script": ["\ue000\ue001", "\ue002", "\ue003"],
+    "no document": [],
+}
+
+
+@pytest.mark.parametrize("documents", WORDLESS.values(), ids=WORDLESS)
+@pytest.mark.parametrize("tokenizer", [words, lambda text: []])
+def test_documents_without_words_are_found_by_no_query(documents, tokenizer, recwarn, caplog):
+    queries = {"what": "which of them?", "same": "A the ?! \ue000", "empty": ""}
+    options = {"tokenizer": tokenizer, "stopwords": "en"}
+    corpus = {f"d{i}": text for i, text in enumerate(documents)}
+    assert search(queries, corpus, **options) == {query: {} for query in queries}
+    assert "no document for 3 of 3 queries" in caplog.text
+    assert not [str(warned.message) for warned in recwarn if "divide" in str(warned.message)]
+
+
+def test_stop_words_are_those_of_any_tokenizer_in_any_case_and_form():
+    corpus = {"d1": "The caf\u00e9", "d2": "bees"}
+    queries = {"q": "THE bees", "cafe": "cafe\u0301"}
+    found = search(queries, corpus)
+    assert [set(found[query]) for query in queries] == [{"d1", "d2"}, {"d1"}]
+    for tokenizer in (words, lambda text: words(text)[:9]):
+        found = search(queries, corpus, tokenizer=tokenizer, stopwords="en")
+        assert [list(found[query]) for query in queries] == [["d2"], ["d1"]]
+        found = search(queries, corpus, tokenizer=tokenizer, stopwords=["The", "CAFE\u0301"])
+        assert [list(found[query]) for query in queries] == [["d2"], []]
+    with pytest.raises(ValueError, match="latin not recognized"):
+        search(queries, corpus, stopwords="latin")

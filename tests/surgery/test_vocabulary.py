@@ -1,0 +1,487 @@
+"""Training with a trimmed vocabulary gives the weights of training without it, bit for bit."""
+
+import copy
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from _losses import batch_of
+from _ranks import needs_fork, on_ranks
+from _surgery import routes
+from _tiny import ROWS, columns, load_transformer, save_transformer, tokenizer
+from _trainer import make_trainer
+from datasets import Dataset, DatasetDict
+from sentence_transformers import InputExample, SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+import st_magnitude as stm
+from st_magnitude.surgery import vocabulary
+
+NUM_ROWS = 2_000
+TEXTS = [text for row in ROWS for text in row[:2]]
+UNSEEN = ["zzz qqq", "[UNK] parameters", "jjj", ""]
+
+
+def static():
+    torch.manual_seed(1)
+    table = StaticEmbedding(tokenizer(), torch.randn(NUM_ROWS, 32))
+    return SentenceTransformer(modules=[table], device="cpu")
+
+
+def encoder():
+    model = load_transformer(FOLDER)
+    torch.manual_seed(1)
+    model[0].model.resize_token_embeddings(NUM_ROWS, mean_resizing=False)
+    return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _saved_encoder(tmp_path_factory):
+    global FOLDER
+    FOLDER = save_transformer(tmp_path_factory.mktemp("bert"), "bert")
+
+
+MODELS = {"static": static, "bert": encoder}
+both = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+
+
+def table_of(model):
+    first = model[0]
+    return getattr(first, "embedding", None) or first.model.get_input_embeddings()
+
+
+class Shapes(TrainerCallback):
+    """The number of rows that each step trained, and that its optimizer has."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_step_end(self, args, state, control, model, optimizer, **kwargs):
+        trained = {id(x) for group in optimizer.param_groups for x in group["params"]}
+        if id(weight := table_of(model).weight) in trained:
+            self.rows.append(len(weight))
+
+
+def trained(model, trims, output, loss=stm.CosineRankingLoss, resume=None, **options):
+    """The model after training; with and without trimming the same random numbers are drawn."""
+    torch.manual_seed(0)
+    trainer = make_trainer(model, loss(model), output, callbacks=[shapes := Shapes()], **options)
+    start, weight = table_of(model).weight.detach().clone(), table_of(model).weight
+    with stm.trimmed_vocabulary(trainer) if trims else nullcontext():
+        trainer.train(resume_from_checkpoint=resume)
+    assert bool(shapes.rows) == weight.requires_grad
+    if shapes.rows:
+        assert all((rows < NUM_ROWS / 10) == trims for rows in shapes.rows)
+        assert 50 < (weight != start).any(dim=1).sum() < NUM_ROWS / 10
+    assert table_of(model).weight is weight
+    return model
+
+
+def assert_same(found, expected):
+    found, expected = (x.state_dict() if isinstance(x, nn.Module) else x for x in (found, expected))
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+OPTIONS = {
+    "fused AdamW": {"optim": "adamw_torch_fused"},
+    "AdamW": {"optim": "adamw_torch", "learning_rate": 0.1},
+    "SGD": {"optim": "sgd", "learning_rate": 0.5},
+    "SGD with momentum": {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.5},
+    "RMSprop": {"optim": "rmsprop"},
+    "clipping": {"max_grad_norm": 1e-3, "optim": "sgd", "learning_rate": 100.0},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "bfloat16": {"bf16": True},
+    "prompts": {"prompts": {"anchor": "jjj zzz: ", "positive": "[qqq] "}},
+    "several data sets": {
+        "data": DatasetDict(a=Dataset.from_dict(columns()), b=Dataset.from_dict(columns(9, 1)))
+    },
+}
+
+
+@both
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_weights_are_those_of_a_whole_table(tmp_path, build, options):
+    models = [trained(build(), trims, tmp_path, **options) for trims in (True, False)]
+    assert_same(*models)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda model: stm.CosineRankingLoss(model, mini_batch_size=3),
+        lambda model: stm.LearnableNormLoss(model, mini_batch_size=3),
+    ],
+)
+def test_gradcache(tmp_path, loss):
+    assert_same(*(trained(encoder(), trims, tmp_path, loss) for trims in (True, False)))
+
+
+@both
+def test_a_run_continues_with_and_without_trimming(tmp_path, build):
+    """A checkpoint holds the whole table and the whole state, and knows nothing of ours."""
+    whole = trained(build(), False, tmp_path / "whole", max_steps=4)
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    states = []
+    for first, second in itertools.product((True, False), repeat=2):
+        output = tmp_path / f"{first}{second}"
+        trained(build(), first, output, **options)
+        states.append(torch.load(output / "checkpoint-2" / "optimizer.pt")["state"])
+        assert {len(x["exp_avg"]) for x in states[-1].values()} >= {NUM_ROWS}
+        model = trained(build(), second, output, resume=f"{output}/checkpoint-2", **options)
+        assert_same(model, whole)
+        assert_same(SentenceTransformer(f"{output}/checkpoint-4", device="cpu"), whole)
+    for state in states[1:]:
+        for number, values in states[0].items():
+            assert_same(values, state[number])
+
+
+class Reads(SentenceEvaluator):
+    """Reads any text, in both modes, and likes the first steps most."""
+
+    def __init__(self):
+        super().__init__()
+        self.primary_metric = "order"
+        self.found = []
+
+    def __call__(self, model, output_path=None, epoch=-1, steps=-1):
+        embeddings = model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
+        model.train()
+        with torch.no_grad():
+            again = model(model.preprocess(UNSEEN))["sentence_embedding"]
+        self.found += [embeddings, again]
+        return {"order": -float(steps)}
+
+
+@both
+def test_evaluators_and_the_best_checkpoint(tmp_path, build):
+    options = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
+    options |= {"save_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "order"}
+    evaluators = [Reads(), Reads()]
+    models = [
+        trained(build(), trims, tmp_path / str(trims), evaluator=evaluator, **options)
+        for trims, evaluator in zip((True, False), evaluators, strict=True)
+    ]
+    assert_same(*models)
+    assert_same(models[0], SentenceTransformer(f"{tmp_path}/False/checkpoint-2", device="cpu"))
+    assert len(evaluators[0].found) == 6
+    for found, expected in zip(*(evaluator.found for evaluator in evaluators), strict=True):
+        assert torch.equal(found, expected)
+
+
+@both
+def test_fit(tmp_path, monkeypatch, build):
+    monkeypatch.chdir(tmp_path)
+    models = []
+    for trims in (True, False):
+        model = build()
+        torch.manual_seed(0)
+        rows = [InputExample(texts=list(row[:2])) for row in ROWS]
+        loader = DataLoader(rows, batch_size=8)
+        with stm.trimmed_vocabulary(model, TEXTS) if trims else nullcontext():
+            model.fit(
+                [(loader, stm.CosineRankingLoss(model))],
+                warmup_steps=0,
+                weight_decay=0,
+                optimizer_params={"lr": 0.01},
+                show_progress_bar=False,
+            )
+        models.append(model)
+    assert_same(*models)
+    assert not torch.equal(table_of(models[0]).weight, table_of(build()).weight)
+
+
+def test_a_frozen_table_under_lora(tmp_path):
+    pytest.importorskip("peft")
+    models = []
+    for trims in (True, False):
+        model = encoder()
+        torch.manual_seed(2)
+        stm.surgery.adapters.add_lora(model, 4)
+        models.append(trained(model, trims, tmp_path))
+    assert_same(*models)
+
+
+def on_a_rank(output):
+    """The state of a rank after two trainings, of which the second begins anew."""
+    found = []
+    for trims in (True, False):
+        for build in MODELS.values():
+            model = build()
+            loss = stm.CosineRankingLoss(model, gather_across_devices=True)
+            options = {"max_steps": 3, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
+            trainer = make_trainer(model, loss, output, **options)
+            with stm.trimmed_vocabulary(trainer) if trims else nullcontext():
+                trainer.train()
+            trainer.optimizer = None
+            trainer.train()
+            found.append(model.state_dict())
+    return found
+
+
+@pytest.mark.slow
+@needs_fork
+def test_two_ranks(tmp_path):
+    first, second = on_ranks(2, on_a_rank, tmp_path)
+    for mine, other in zip(first, second, strict=True):
+        assert_same(mine, other)
+    for trimmed, whole in zip(first[:2], first[2:], strict=True):
+        assert_same(trimmed, whole)
+
+
+def of_a_rank():
+    """The rows that one of two ranks trains, each of which has read other texts."""
+    rank = torch.distributed.get_rank()
+    model = static()
+    with stm.trimmed_vocabulary(model, ["tea", "rain"][rank : rank + 1]):
+        return len(table_of(model).weight)
+
+
+@needs_fork
+def test_ranks_train_the_same_rows():
+    assert len(set(on_ranks(2, of_a_rank))) == 1
+
+
+@both
+def test_weight_decay_leaves_the_other_rows_alone(tmp_path, caplog, build):
+    start, trimmed, whole = (build() for _ in range(3))
+    for model in (trimmed, whole):
+        torch.manual_seed(0)
+        options = {"weight_decay": 0.1, "max_grad_norm": 0}
+        trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, **options)
+        with stm.trimmed_vocabulary(trainer) if model is trimmed else nullcontext():
+            trainer.train()
+    start, trimmed, whole = (table_of(model).weight for model in (start, trimmed, whole))
+    is_used = (trimmed != start).any(dim=1)
+    assert torch.equal(trimmed[is_used], whole[is_used])
+    assert not (whole[~is_used] == start[~is_used]).any()
+    unused = f"{NUM_ROWS - is_used.sum():,}"
+    assert caplog.text.count(f"weight_decay does not shrink the {unused} rows") == 1
+
+
+# --- a model within the block ---------------------------------------------------------------------
+
+
+def scaled():
+    """A table of a class that multiplies what it reads, as Gemma's, with padding amid the words."""
+    model = encoder()
+    padding = model.tokenizer.convert_tokens_to_ids("tea")
+    table = Gemma3TextScaledWordEmbedding(NUM_ROWS, 32, padding, embed_scale=3.0)
+    table.weight = table_of(model).weight
+    model[0].model.set_input_embeddings(table)
+    return model
+
+
+def two_tables():
+    """Routes whose tokenizers have other ids for the same words."""
+    words = {word: NUM_ROWS - 1 - i for i, word in enumerate(sorted({*" ".join(TEXTS).split()}))}
+    other = Tokenizer(WordLevel({"[UNK]": 0} | words, unk_token="[UNK]"))
+    other.pre_tokenizer = WhitespaceSplit()
+    document = StaticEmbedding(other, static()[0].embedding.weight.detach().clone())
+    return SentenceTransformer(modules=[routes([static()[0]], [document])], device="cpu")
+
+
+MODELS_TO_READ = [static, encoder, scaled, two_tables]
+
+
+@pytest.mark.parametrize("build", MODELS_TO_READ)
+def test_a_model_reads_and_saves_as_before(tmp_path, build):
+    plain, model = build(), build()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        assert sum(x.numel() for x in model.parameters()) < sum(
+            x.numel() for x in plain.parameters()
+        )
+        for found in (model, copy.deepcopy(model)):
+            assert_same(found, plain)
+            for texts, route in itertools.product((TEXTS, UNSEEN), ("query", "document")):
+                embeddings, expected = (
+                    x.encode(texts, task=route, convert_to_tensor=True) for x in (found, plain)
+                )
+                assert torch.equal(embeddings, expected)
+        model.save_pretrained(str(tmp_path))
+        other = copy.deepcopy(plain)
+        with torch.no_grad():
+            for weight in other.parameters():
+                weight.add_(1)
+        model.load_state_dict(other.state_dict())
+        assert_same(model, other)
+    assert_same(model, other)
+    assert_same(SentenceTransformer(str(tmp_path), device="cpu"), plain)
+
+
+@pytest.mark.parametrize("build", MODELS_TO_READ)
+def test_the_gradients_of_the_rows(build):
+    """In the copy of a model too; padding has none."""
+    plain, model = build(), build()
+    found = {}
+    with stm.trimmed_vocabulary(model, TEXTS):
+        for name, x in {"whole": plain, "trimmed": model, "copied": copy.deepcopy(model)}.items():
+            x.train()
+            for route in ("query", "document"):
+                features = x.preprocess(TEXTS, task=route)
+                x(features, task=route)["sentence_embedding"].pow(3).sum().backward()
+            found[name] = [p.grad for p in x.parameters() if p.grad is not None]
+    for name in ("trimmed", "copied"):
+        for whole, gradient in zip(found["whole"], found[name], strict=True):
+            if len(whole) == NUM_ROWS:
+                whole = whole[whole.any(dim=1)]
+                gradient = gradient[gradient.any(dim=1)]
+                assert len(gradient) > 50
+            assert torch.equal(whole, gradient)
+
+
+def test_a_text_is_tokenized_once(tmp_path):
+    """By the same options, whatever is copied; then the tokenizer is the model's own again."""
+
+    class Counts:
+        def __init__(self, tokenizer):
+            self.tokenizer, self.read = tokenizer, []
+
+        def encode_batch(self, texts, **options):
+            self.read += texts
+            return self.tokenizer.encode_batch(texts, **options)
+
+    model = static()
+    model[0].tokenizer = counts = Counts(model[0].tokenizer)
+    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
+    counts.read.clear()  # examples of the card
+    with stm.trimmed_vocabulary(trainer):
+        trainer.train()
+        copy.deepcopy(model).encode(TEXTS)
+        assert sorted(counts.read) == sorted(set(TEXTS))
+        model[0].tokenizer.encode_batch(TEXTS, add_special_tokens=True)
+        assert len(counts.read) == 2 * len(set(TEXTS))
+    assert model[0].tokenizer is counts
+
+
+@both
+def test_a_token_without_a_row(tmp_path, build):
+    model = build()
+    loss = stm.CosineRankingLoss(model)
+    with stm.trimmed_vocabulary(model, TEXTS):
+        for train in (True, False):
+            model.train(train)
+            with pytest.raises(ValueError, match=r"The token \d+ of a training batch"):
+                loss(batch_of(model, [("jjj", "zzz")]), None)
+    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, max_steps=1)
+    preprocess = model.preprocess
+
+    def preprocess_at_random(texts, **options):
+        return preprocess(["qqq"] * 8 if len(texts) == 8 else texts, **options)
+
+    trainer.data_collator.preprocess_fn = preprocess_at_random
+    with stm.trimmed_vocabulary(trainer), pytest.raises(ValueError, match="The token"):
+        trainer.train()
+    with stm.trimmed_vocabulary(trainer, ["qqq"]):
+        trainer.train()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_in_the_block(tmp_path, error):
+    class Stops(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            raise error
+
+    model = static()
+    table, start, hooks = table_of(model), static().state_dict(), dict(vars(table_of(model)))
+    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, callbacks=[Stops()])
+    with pytest.raises(error), stm.trimmed_vocabulary(trainer):
+        trainer.train()
+    assert 50 < (table.weight != start["0.embedding.weight"]).any(dim=1).sum() < 200
+    assert vars(table) == hooks
+    assert trainer.optimizer is None
+
+
+def test_a_trainer_trains_again(tmp_path):
+    """With a new optimizer, in another block or without one."""
+    found = []
+    for trims in itertools.product((True, False), repeat=2):
+        model = static()
+        trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
+        for is_trimmed in trims:
+            trainer.optimizer = None
+            with stm.trimmed_vocabulary(trainer) if is_trimmed else nullcontext():
+                trainer.train()
+        found.append(model)
+    for model in found[1:]:
+        assert_same(model, found[0])
+
+
+def test_an_optimizer_of_other_weights():
+    model = static()
+    outside = torch.optim.AdamW(model.parameters())
+    with stm.trimmed_vocabulary(model, TEXTS):
+        with pytest.raises(ValueError, match="Make the optimizer where it trains"):
+            outside.step()
+        inside = torch.optim.AdamW(model.parameters())
+        torch.optim.AdamW(static().parameters()).step()
+        inside.step()
+        inside.step()
+    outside.step()
+    with pytest.raises(ValueError, match="Make the optimizer where it trains"):
+        inside.step()
+
+
+def test_a_model_without_texts():
+    with pytest.raises(ValueError, match="pass them, or pass the Trainer"):
+        stm.trimmed_vocabulary(static()).__enter__()
+
+
+def test_a_block_in_a_block_changes_nothing(caplog):
+    model = static()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        weight = table_of(model).weight
+        with stm.trimmed_vocabulary(model, ["tea"]):
+            assert table_of(model).weight is weight
+        assert table_of(model).weight is weight
+    assert "an outer block, or accelerate, has replaced its forward" in caplog.text
+
+
+def tie(trainer):
+    trainer.loss.head = nn.Linear(32, NUM_ROWS, bias=False)
+    trainer.loss.head.weight = table_of(trainer.model).weight
+
+
+def stream(trainer):
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+
+
+WHOLE = {
+    "tied to other weights": tie,
+    "sparse gradients": lambda trainer: setattr(table_of(trainer.model), "sparse", True),
+    "limit of norms": lambda trainer: setattr(table_of(trainer.model), "max_norm", 1.0),
+    "bag with padding": lambda trainer: setattr(table_of(trainer.model), "padding_idx", 0),
+    "a stream": stream,
+    "on 2 GPUs": lambda trainer: setattr(trainer.args, "_n_gpu", 2),
+    "FSDP divides": lambda trainer: setattr(trainer, "is_fsdp_enabled", True),
+}
+
+
+@pytest.mark.parametrize("message", WHOLE)
+def test_what_is_left_whole(tmp_path, caplog, message):
+    model = static()
+    weight = table_of(model).weight
+    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
+    WHOLE[message](trainer)
+    with stm.trimmed_vocabulary(trainer):
+        assert table_of(model).weight is weight
+    assert message in caplog.text
+
+
+def test_a_table_of_few_other_rows_is_left_whole(caplog, monkeypatch):
+    caplog.set_level("INFO", "st_magnitude")
+    model = static()
+    monkeypatch.setattr(vocabulary, "LEAST_SHARE", 0.97)
+    with stm.trimmed_vocabulary(model, TEXTS):
+        assert len(table_of(model).weight) == NUM_ROWS
+    assert "120 of 2,000 rows of the word table are used, and all are trained." in caplog.text

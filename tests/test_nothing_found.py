@@ -1,0 +1,87 @@
+"""A summary whose reference is 0 or nan says so, and recommends nothing: of every `Result`."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+import st_magnitude as stm
+from st_magnitude.comparison.config import Candidate
+from st_magnitude.comparison.result import CompareResult, Entry, OnTest
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation.compression import table
+from st_magnitude.finetune.baseline import Baseline
+from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.judge import Difference
+
+NOTHING = "so nothing can be recommended: check the judgments"
+WORDS = [f"word{i}" for i in range(8)]
+MODEL = SentenceTransformer(modules=[BoW(WORDS)], similarity_fn_name="dot", device="cpu")
+
+
+# For each word twelve documents of different norms, and one answer, which has none of the words.
+CORPUS = {f"d{i}": " ".join([WORDS[i % 8]] * (1 + i // 8)) for i in range(96)} | {"z": "answer"}
+QUERIES = {f"q{i}": WORDS[i % 8] for i in range(60)}
+DATA = RetrievalData(QUERIES, CORPUS, {query: {"z"} for query in QUERIES})
+PRIOR = {document: -9.0 if document == "z" else -1.0 for document in DATA.corpus}
+
+
+def verdict():
+    return Baseline(MODEL, DATA, DATA, (), TrainConfig()).compare()[0]
+
+
+def comparison():
+    entry = Entry(Candidate("cosine", 0.1, 0.03), [(9, 0.0)], 1.0, 1.0)
+    gains = {entry.name: Difference(0.0, -0.1, 0.1, 60, 0)}
+    test = OnTest(60, 97, {"pretrained": 0.0, entry.name: 0.0}, gains, {}, None)
+    return CompareResult("bow", [entry], test, 0.0, 60, 0, (), ())
+
+
+def compression():
+    evaluator = CompressionEvaluator(DATA.queries, DATA.corpus, DATA.relevant)
+    evaluator(MODEL)
+    return evaluator.cells
+
+
+SUMMARIES = {
+    "Diagnosis": lambda: stm.diagnose(MODEL, DATA, log_prior=PRIOR),
+    "ExponentCurve": lambda: stm.calibrate_exponent(MODEL, DATA),
+    "PriorCurve": lambda: stm.calibrate_prior(MODEL, DATA, PRIOR),
+    "CompareResult": comparison,
+    "Verdict": lambda: f"{verdict()} {verdict().advice()}",
+    "a table of formats": lambda: table(compression()),
+    "of nan": lambda: table([replace(cell, ndcg=float("nan")) for cell in compression()]),
+}
+ADVICE = r"Within one point|is kept|\[do\]|\[no benefit|tied with|With the prior|Use cosine|"
+ADVICE += r"Train on more| best |highest |nan"
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_nothing_is_recommended_where_nothing_was_found(name):
+    said = " ".join(str(SUMMARIES[name]()).split())
+    assert said.count(NOTHING) == (3 if name == "Diagnosis" else 1)
+    assert re.findall(ADVICE, said) == []
+
+
+def test_every_result_is_walked():
+    found = set()
+    for file in Path(stm.__file__).parent.rglob("*.py"):
+        found |= {*re.findall(r"^class (\w+)\((?:Result|_Curve)\)", file.read_text(), re.MULTILINE)}
+    others = {"_Curve", "Abstention", "ServingCheck"}  # which do not compare two searches
+    assert found - others == {name for name in SUMMARIES if name.isalpha()}
+
+
+def test_storage_that_finds_by_chance_what_the_whole_embedding_misses_is_not_recommended():
+    """In one dimension all documents are equal, and the first by its id answers."""
+    model = SentenceTransformer(modules=[BoW(["tea", "wax"])], device="cpu")
+    corpus = {"a": "tea wax wax"} | {f"b{i:02}": "tea tea" for i in range(20)}
+    queries = {f"q{i}": "tea" for i in range(80)}
+    found = stm.diagnose(model, RetrievalData(queries, corpus, {q: {"a"} for q in queries}))
+    storage = found["storage"]
+    assert storage.gain.low > 0
+    assert NOTHING in storage.reason
+    assert (storage.verdict, storage.choice[:8]) == ("not enough data", "keep all")
