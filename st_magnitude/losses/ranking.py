@@ -107,8 +107,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             each copy counts, as in sentence-transformers. Only token ids tell copies.
         margin: A document that scores above the positive's score minus the margin does not count as
             a negative. Scores are the model's own, before the temperature. -0.1 leaves out what the
-            model ranks far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: no
-            such rule.
+            model ranks far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1).
         margin_strategy: Unit of the margin: ``"absolute"``, scores; ``"relative"``, the absolute
             value of the positive's score, which suits scores that norms make large.
         keep_explicit_negatives: Whether the explicit negatives of a row count for its query
@@ -122,8 +121,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         teacher_temperature: Temperature of the targets. None: 0.05 for embeddings, 1 for scores.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from all logits.
-        hardness_strength: Weight exp(hardness_strength · s) of negatives, a constant. Above 0,
-            ``"once"`` is ``"exclude"``, as copies of the positive would be such negatives.
+        hardness_strength: Weight exp(hardness_strength · s) of negatives; "once" is then "exclude".
 
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
@@ -186,7 +184,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
         if hardness_strength and same_text == "once":
-            same_text = "exclude"
+            same_text = "exclude"  # copies of the positive would weigh as negatives
         self.false_negatives = FalseNegatives(
             same_text, margin, margin_strategy, keep_explicit_negatives
         )

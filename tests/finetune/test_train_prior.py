@@ -73,6 +73,7 @@ def test_a_model_that_was_trained_with_the_prior_ranks_by_it_without_any_help(
     folder, static_path, tmp_path
 ):
     options = {"data": folder, "model": static_path, "epochs": 8, "learning_rate": 0.03}
+    options["batch_size"] = 4  # a large batch would learn the prior from its copies
     plain = figures("train", **options, output=tmp_path / "plain")
     found = figures("train", **options, output=tmp_path / "prior", prior=True)
     assert plain["prior"] is None
@@ -108,7 +109,7 @@ def test_texts_are_known_by_the_tokens_that_training_reads(tmp_path, caplog):
 
 def test_compare_tries_it_where_documents_differ_in_frequency(folder, static_path, tmp_path):
     options = {"losses": "cosine-prior", "temperatures": 0.05, "learning_rates": 0.03}
-    place = {"data": folder, "model": static_path, "output": tmp_path / "out"}
+    place = {"data": folder, "model": static_path, "output": tmp_path / "out", "batch_size": 4}
     found = figures("compare", **place, **options, epochs=8)
     names = [f"{loss} tau=0.05 lr=0.03" for loss in ("cosine-prior", "cosine")]
     assert [entry["name"] for entry in found["candidates"]] == names

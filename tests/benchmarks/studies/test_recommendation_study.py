@@ -12,7 +12,8 @@ TRAIN = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 3), (2, 0), (2, 4)]
 
 @pytest.fixture
 def data():
-    return Data(Ratings(np.array(TRAIN), np.array([3, 0, 1]), np.array([4, 2, 3]), 5))
+    answers = np.array([3, 0, 1]), np.array([4, 2, 3])
+    return Data(Ratings(np.array(TRAIN), *answers, 5, np.arange(5)))
 
 
 @pytest.mark.parametrize("kind", ["cosine", "dot", "row"])
@@ -64,3 +65,6 @@ def test_the_last_film_is_test_and_the_one_before_is_dev(tmp_path):
     np.testing.assert_array_equal(found.dev, [1, 1])
     np.testing.assert_array_equal(found.test, [2, 0])
     assert found.num_films == 3
+    liked = read(file, stars=4)  # only one user has liked three
+    np.testing.assert_array_equal(liked.train, [[0, 2]])
+    np.testing.assert_array_equal(liked.items, [10, 20, 30])
