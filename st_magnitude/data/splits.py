@@ -16,8 +16,6 @@ from st_magnitude.data.retrieval import RetrievalData
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["Splits"]
-
 logger = logging.getLogger(__name__)
 
 FEW_UNREAD = 50  # queries of dev, below which test is measured

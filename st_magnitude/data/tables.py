@@ -15,7 +15,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
@@ -125,19 +125,15 @@ def _from_hub(name: str) -> Source:
         ) from error
 
 
-def files_of(path: Path, suffixes: Collection[str]) -> tuple[list[Path], list[Path]]:
+def files_of(path: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
     """The files of a folder and its subfolders that are not hidden, sorted: those with one of the
     suffixes, and the others. A file stands for itself."""
     files = [path]
     if not path.is_file():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         files = [file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}"]
-    found = [file for file in files if has_suffix(file, suffixes)]
-    return found, [file for file in files if not has_suffix(file, suffixes)]
-
-
-def has_suffix(path: Path, suffixes: Collection[str]) -> bool:
-    return path.name.lower().endswith(tuple(suffixes))
+    found = [file for file in files if file.name.lower().endswith(suffixes)]
+    return found, [file for file in files if not file.name.lower().endswith(suffixes)]
 
 
 def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
@@ -183,7 +179,7 @@ def said_by(error: Exception) -> str:
 
 
 def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
-    if has_suffix(path, [".parquet"]):
+    if path.name.lower().endswith(".parquet"):
         yield from _read_parquet(path, notes)
         return
     name, raw = _content(path)
@@ -226,13 +222,10 @@ def _read_json(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, 
         yield from json_lines(path, raw)
         return
     if not isinstance(rows, list):
-        keys = (
-            [key for key in rows if isinstance(rows[key], list)] if isinstance(rows, dict) else []
-        )
-        how = f"jq -c '.{(*keys, 'KEY')[0]}[]' {path} > pairs.jsonl"
-        raise DataError(
-            f"{path} is no array of rows, but {shown(rows)}. Convert it, as with {how}."
-        )
+        fields = rows if isinstance(rows, dict) else {}
+        key = next((key for key in fields if isinstance(fields[key], list)), "KEY")
+        how = f"jq -c '.{key}[]' {path} > pairs.jsonl"
+        raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it by {how}.")
     yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
 
 
