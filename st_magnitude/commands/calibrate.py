@@ -59,7 +59,6 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-
     ndcg = float(curve.at(exponent).mean())
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {ndcg:.4f}")
     figures: dict[str, object] = {"queries": len(curve.queries), "ndcg@10": ndcg}
