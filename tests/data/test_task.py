@@ -113,7 +113,7 @@ def metrics_of(kind, **options):
 
 SEARCHES = {
     "magnitude": metrics_of(MagnitudeEvaluator),
-    "compression": metrics_of(CompressionEvaluator, similarity="dot"),
+    "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
     "hybrid": metrics_of(HybridEvaluator, similarity="dot"),
     "ranking": lambda model, *task: [
         [*row] for row in RetrievalData(*task).encode(model).search(DOT).values()
@@ -121,9 +121,9 @@ SEARCHES = {
     "exponent": lambda model, *task: calibrate_exponent(
         model, RetrievalData(*task)
     ).per_query.tolist(),
-    "abstention": lambda model, *task: first_documents(
-        encode_all(model, RetrievalData(*task)), DOT
-    )[1].tolist(),
+    "abstention": lambda model, *task: [
+        x.tolist() for x in first_documents(encode_all(model, RetrievalData(*task)), COSINE)
+    ],
 }
 BM25 = {"bm25": lambda model, *task: [*bm25_run(RetrievalData(*task))["q1"]]}
 
@@ -150,6 +150,10 @@ def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, stat
 
 
 RANKINGS = SEARCHES | {
+    "compression": metrics_of(CompressionEvaluator, similarity="dot"),
+    "abstention": lambda model, *task: first_documents(
+        encode_all(model, RetrievalData(*task)), DOT
+    )[1].tolist(),
     "prior": lambda model, *task: calibrate_prior(
         model, RetrievalData(*task), {key: -len(text) for key, text in task[1].items()}
     ).per_query.tolist(),
