@@ -232,15 +232,13 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
             splits[part].corpus = corpus  # one for all splits
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
-    if {"train", "dev"} <= splits.keys():
-        keys = {pair.key for pair in pairs if pair.grade is not None}
-        dev = {key for key in keys if part_of[key] == "dev"}
-        train = {key for key in keys if part_of[key] == "train"}
-        if near := _near_copies(train, dev):
-            notes.append(
-                f"{near:,} dev queries differ from a training query by a word: for new queries,"
-                " figures on dev are a bit too high."
-            )
+    keys = {pair.key for pair in pairs if pair.grade is not None}
+    train, dev = ({key for key in keys if part_of[key] == part} for part in ("train", "dev"))
+    if near := _near_copies(train, dev):
+        notes.append(
+            f"{near:,} dev queries differ from a training query by a word: for new queries, figures"
+            " on dev are a bit too high."
+        )
     return splits
 
 

@@ -78,6 +78,8 @@ def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:
         if has_splits and part is None:
             notes.append(f"Took {name} for the train split, next to {' and '.join(sorted(named))}.")
         for where, cells in rows:
+            if not isinstance(cells, Mapping):
+                raise DataError(f"{where}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")
             yield Row(where, part if has_splits else None, cells)
 
 
@@ -89,7 +91,7 @@ def _part_of(name: str) -> str | None:
     return None
 
 
-def _tables(source: Source, notes: list[str]) -> dict[str, Iterator[tuple[str, Cells]]]:
+def _tables(source: Source, notes: list[str]) -> dict[str, Iterator[tuple[str, object]]]:
     """The rows of every table, by its name."""
     if isinstance(source, str | Path) and Path(source).exists():
         path = Path(source)
@@ -153,7 +155,7 @@ def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
     return found
 
 
-def _rows_of(data: object, of: str) -> Iterator[tuple[str, Cells]]:
+def _rows_of(data: object, of: str) -> Iterator[tuple[str, object]]:
     """The rows of a data set, a data frame or mappings, with the names of classes."""
     features = getattr(data, "features", None) or {}
     classes = {name: x.names for name, x in features.items() if isinstance(x, ClassLabel)}
@@ -165,12 +167,10 @@ def _rows_of(data: object, of: str) -> Iterator[tuple[str, Cells]]:
     except (ArrowException, ValueError) as error:
         raise DataError(f"The table is not read ({said_by(error)}); {_ROWS}.") from None
     for i, cells in enumerate(data if isinstance(data, Iterable) else [data]):
-        if not isinstance(cells, Mapping):
-            raise DataError(f"{of} {i}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")
-        named = {
-            x: names[cells[x]] for x, names in classes.items() if cells[x] in range(len(names))
-        }
-        yield f"{of} {i}", {**cells, **dict.fromkeys(classes), **named}
+        for name, names in classes.items():
+            number = cells[name]
+            cells = {**cells, name: names[number] if number in range(len(names)) else None}
+        yield f"{of} {i}", cells
 
 
 def said_by(error: Exception) -> str:
@@ -178,23 +178,19 @@ def said_by(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
     if path.name.lower().endswith(".parquet"):
         yield from _read_parquet(path, notes)
         return
     name, raw = _content(path)
     if name.endswith((".jsonl", ".ndjson")):
-        rows = json_lines(path, raw)
+        yield from json_lines(path, raw)
     elif name.endswith(".json"):
-        rows = _read_json(path, raw, notes)
+        yield from _read_json(path, raw, notes)
     elif name.endswith(".xlsx"):
-        rows = _read_sheet(path, raw, notes)
+        yield from _read_sheet(path, raw, notes)
     else:
-        rows = _read_csv(path, _decode(path, raw, notes), notes)
-    for where, cells in rows:
-        if not isinstance(cells, Mapping):
-            raise DataError(f"{where}: is not an object of texts, but {shown(cells)}.")
-        yield where, cells
+        yield from _read_csv(path, _decode(path, raw, notes), notes)
 
 
 def _content(path: Path) -> tuple[str, bytes]:
@@ -229,7 +225,7 @@ def _read_json(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, 
     yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
 
 
-def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
     try:  # not by the cache of `datasets`, which may have the rows of an older file
         schema = parquet.read_schema(path)
         names = [field.name for field in schema if re.fullmatch(_CELL, str(field.type))]
@@ -241,7 +237,7 @@ def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
     yield from _rows_of(table, f"{path}, row")
 
 
-def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, object]]:
     """The first sheet of a spreadsheet, as texts."""
     with needs("Reading a spreadsheet", "excel"):
         import openpyxl  # noqa: F401
@@ -258,7 +254,7 @@ def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str,
     yield from _rows_of(next(iter(sheets.values())), f"{path}, row")
 
 
-def _read_csv(path: Path, text: str, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_csv(path: Path, text: str, notes: list[str]) -> Iterator[tuple[str, object]]:
     named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
     text = text[named.end() :] if named else text
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
