@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
+from sentence_transformers.base.losses.gradcache import (
+    CachedLossMixin,
+    _create_minibatch,
+    _get_batch_size,
+)
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Router
 from torch import Tensor, nn
@@ -37,6 +41,18 @@ def batch_size_of(features: Mapping[str, Tensor]) -> int:
     """The number of texts in the features of one text column; flattened inputs make this more than
     a shape."""
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
+
+
+class CachedLoss(CachedLossMixin):
+    """Gradient caching in which the column of a table is one mini-batch: it has no rows of tokens
+    to cut, and sentence-transformers refuses it."""
+
+    def embed_minibatch_iter(
+        self, sentence_feature: dict[str, Tensor], *args: Any, **options: Any
+    ) -> Iterator[tuple[Tensor, Any]]:
+        if "offsets" in sentence_feature:
+            options["ranges"] = [(0, batch_size_of(sentence_feature))]
+        return super().embed_minibatch_iter(sentence_feature, *args, **options)
 
 
 @contextmanager

@@ -16,24 +16,15 @@ from st_magnitude.data.tables import PARTS, Row
 HIGHEST_GRADE = 3  # whole scores up to it are grades
 RELEVANT = 0.8  # of the highest score, where scores are no grades
 
-# Names of columns without case, spaces and underscores, by role; the first set with a match counts.
-CLASSES = {"category", "intent", "class", "labeltext"}
-DOCUMENTS = {"document", "doc", "passage", "answer", "positive", "pos", "context", "response"}
-ROLES: dict[str, tuple[set[str], ...]] = {
-    "query": (
-        {"query", "question", "anchor", "sentence1", "sentencea", "text1"},
-        {"prompt", "input", "instruction"},
-        {"text"},
-    ),
-    "document": (
-        DOCUMENTS | {"sentence2", "sentenceb", "text2"},
-        {"output", "completion"},
-        {"text"},
-        CLASSES,
-        {"label"},
-    ),
-    "score": ({"score", "label", "relevance", "similarity", "grade"},),
-    "split": ({"split"},),
+# Names of columns without case, spaces and underscores, by role; the first with a match counts.
+CLASSES = "category intent class labeltext"
+_QUERIES = "query question anchor sentence1 sentencea text1"
+_DOCUMENTS = "document doc passage answer positive pos context response sentence2 sentenceb text2"
+ROLES: dict[str, tuple[str, ...]] = {
+    "query": (_QUERIES, "prompt input instruction", "text"),
+    "document": (_DOCUMENTS, "output completion", "text", CLASSES, "label"),
+    "score": ("score label relevance similarity grade",),
+    "split": ("split",),
     "negative": (),
 }
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
@@ -55,14 +46,14 @@ def choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> di
     plain = {c: re.sub(r"[\W_]", "", c.casefold()) for c in columns if [c] not in chosen.values()}
     for role, choices in ROLES.items():
         for names in choices:
-            found = [column for column, name in plain.items() if name in names]
+            found = [column for column, name in plain.items() if name in names.split()]
             if role in chosen or not found:
                 continue
             if len(found) > 1:
                 raise DataError(f"{' and '.join(found)} may be the {role}: choose {role}=NAME.")
             chosen[role] = found
             del plain[found[0]]
-            if names is CLASSES:  # whose numbers are often next to them
+            if names == CLASSES:  # whose numbers are often next to them
                 plain = {column: name for column, name in plain.items() if name != "label"}
     chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
     if not {"query", "document"} <= chosen.keys():

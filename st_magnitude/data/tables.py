@@ -66,17 +66,15 @@ def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:
     """
     tables = [table for source in sources for table in _tables(source, notes).items()]
     parts = {name: _part_of(name) for name, _ in tables}
-    named = {part for part in parts.values() if part is not None}
-    has_splits = len({*parts.values()}) > 1 and named != {"train"}
+    named = {*parts.values()} - {None}
+    has_splits = len(named) > 1
     if not has_splits and (alone := named - {"train"}):
-        notes.append(f"The {alone.pop()} split stands alone, so others are drawn from its rows.")
+        notes.append(f"Only the {alone.pop()} split is named, so splits are drawn from all rows.")
     for name, rows in tables:
         part = parts[name]
-        if has_splits and part is None and "train" in named:
+        if has_splits and part is None:
             notes.append(f"Left out {name}, which by its name is no split.")
             continue
-        if has_splits and part is None:
-            notes.append(f"Took {name} for the train split, next to {' and '.join(sorted(named))}.")
         for where, cells in rows:
             if not isinstance(cells, Mapping):
                 raise DataError(f"{where}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")

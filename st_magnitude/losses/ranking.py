@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import (
-    CachedLossMixin,
-    RandContext,
-)
+from sentence_transformers.base.losses.gradcache import RandContext
 from torch import Tensor
 
 from st_magnitude._checks import InputError, at_least, one_of
 from st_magnitude._distributed import num_ranks
-from st_magnitude._upstream import batch_size_of, minibatch_of
+from st_magnitude._upstream import CachedLoss, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
@@ -71,7 +68,7 @@ class TermOptions(RankingOptions, total=False):
     terms: Sequence[Term]
 
 
-class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
+class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
 
     All other documents of the batch are the negatives of a query q_i with its positive d_i:
@@ -326,14 +323,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return tuple(replace(x, temperature=x.temperature * factor) for x in self.terms)
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
-
-    def embed_minibatch_iter(
-        self, sentence_feature: dict[str, Tensor], *args: Any, **options: Any
-    ) -> Iterator[tuple[Tensor, RandContext | None]]:
-        """Mini-batches of a column. That of a table is one: it has no rows of tokens."""
-        if "offsets" in sentence_feature:
-            options["ranges"] = [(0, batch_size_of(sentence_feature))]
-        return super().embed_minibatch_iter(sentence_feature, *args, **options)
 
     def embed_minibatch(
         self,

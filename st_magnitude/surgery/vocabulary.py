@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel, Trainer
 
+from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude.surgery.raw import unwrapped
 
@@ -84,7 +85,7 @@ def trimmed_vocabulary(
     model: SentenceTransformer = unwrapped(given)
     texts = list(texts)
     if trainer is None and not texts:
-        raise ValueError(
+        raise InputError(
             "trimmed_vocabulary(model) lacks the training texts: pass them, or pass the Trainer."
         )
     with ExitStack() as stack:
@@ -272,7 +273,7 @@ class _Trimmed:
         if ids.is_cuda or torch.compiler.is_compiling():
             return
         if (others := ids[places == len(self.kept)]).numel():
-            raise ValueError(
+            raise InputError(
                 f"The token {int(others[0])} of a training batch is in no text that"
                 " trimmed_vocabulary read, so it has no row to train. Pass the texts that have it,"
                 " with their prompts: trimmed_vocabulary(..., texts=[...]). Under torch.no_grad()"
@@ -336,7 +337,7 @@ def _weights(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _refuse(*_: object) -> None:
-    raise ValueError(
+    raise InputError(
         "This optimizer trains a word table as it is outside of a block of trimmed_vocabulary, or"
         " as it was inside, and would leave it as it is. Make the optimizer where it trains; a"
         " Trainer makes a new one if you set trainer.optimizer = None."

@@ -64,15 +64,16 @@ def test_a_split_that_a_name_says_is_used(tmp_path, word, split, path):
     assert found == queries if split != "train" else found < queries  # dev is drawn from it
 
 
-def test_what_a_name_says_is_used_or_told(tmp_path):
+def test_a_name_that_gives_no_splits_is_told(tmp_path):
     for name, rows in (("pairs", ROWS[6:]), ("my_test", ROWS[:6])):
         Dataset.from_list(rows).to_csv(tmp_path / f"{name}.csv")
-    splits = load_splits(tmp_path)
-    assert len(splits["test"].queries) == 6
-    assert "Took pairs.csv for the train split, next to test." in splits.notes
-    (tmp_path / "pairs.csv").unlink()
-    assert "test split stands alone" in load_splits(tmp_path).notes[0]
-    assert "test split stands alone" in load_splits({"test": ROWS}).notes[0]
+    for source in (tmp_path, tmp_path / "my_test.csv", {"test": ROWS}):
+        assert "Only the test split is named" in load_splits(source).notes[0]
+    for name in ("a_train", "train_test"):
+        Dataset.from_list(ROWS[6:]).to_csv(tmp_path / f"{name}.csv")
+    notes = load_splits(tmp_path).notes
+    for name in ("pairs", "train_test"):
+        assert f"Left out {name}.csv, which by its name is no split." in notes
 
 
 QUOTES = ['"starts', 'ends"', '"whole"', 'in "the" middle', "plain", '""', '5" x 7"']
@@ -95,6 +96,13 @@ def test_no_row_is_lost_to_a_quote(tmp_path, mark, quoting):
         assert pairs_of(splits) == {*pairs}
     else:
         assert any("quotes were read as they stand" in note for note in splits.notes)
+
+
+def test_a_quote_that_ends_rows_later_swallows_none(tmp_path):
+    pairs = [('"Tea', "d0"), *((f"q{i}", f"d{i}") for i in range(1, 9)), ('rain"', "d9")]
+    text = written(csv.QUOTE_NONE, "\t", [("query", "document"), *pairs])
+    (tmp_path / "a.tsv").write_text(text)
+    assert pairs_of(load_splits(tmp_path / "a.tsv")) == {*pairs}
 
 
 @pytest.mark.parametrize("mark", "\t,")

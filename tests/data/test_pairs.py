@@ -187,9 +187,12 @@ def test_given_splits(tmp_path):
 
 
 def test_one_file_is_split_whatever_its_name(tmp_path):
-    """A file called test.csv is not all held out."""
-    Dataset.from_list(ROWS).to_csv(tmp_path / "test.csv")
-    splits = load_splits(tmp_path / "test.csv")
+    """A file called test.csv, alone or next to files that are no splits, is not all held out."""
+    Dataset.from_list(ROWS[:20]).to_csv(tmp_path / "test.csv")
+    alone = load_splits(tmp_path / "test.csv")
+    assert [len(alone[name].queries) for name in alone] == [16, 2, 2]
+    Dataset.from_list(ROWS[20:]).to_csv(tmp_path / "more.csv")
+    splits = load_splits(tmp_path)
     assert [len(splits[name].queries) for name in splits] == [20, 2, 2]
     assert splits.drawn == {"dev", "test"}
 

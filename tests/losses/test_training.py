@@ -82,6 +82,17 @@ def test_learnable_learns_at_the_rate_of_an_encoder(folder, tmp_path, monkeypatc
     assert all(abs(exponent - 0.5) > 0.003 for exponent in loss.similarity.exponents)
 
 
+def test_the_card_of_a_distilled_model_holds_no_embeddings(folder, tmp_path):
+    model = load_transformer(folder)
+    vectors = torch.randn(len(ROWS), 2, 384).tolist()
+    data = Dataset.from_dict(columns() | {"label": vectors})
+    train(model, stm.CosineRankingLoss(model, labels="teacher"), tmp_path, data=data, max_steps=1)
+    card = (stm.export(model, tmp_path / "model") / "README.md").read_text()
+    assert len(card) < 20_000  # 93,000 as sentence-transformers writes it
+    assert f"<code>{data[0]['anchor']}</code>" in card
+    assert str(vectors[0])[:90] in card
+
+
 def test_learned_exponents_are_logged_with_the_loss(folder, tmp_path):
     loss = stm.LearnableNormLoss(load_transformer(folder), gamma_document=0.25)
     trainer = train(loss.model, loss, tmp_path, max_steps=2)

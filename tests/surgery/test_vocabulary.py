@@ -249,7 +249,7 @@ def of_a_rank():
 
 @needs_fork
 def test_ranks_train_the_same_rows():
-    assert len(set(on_ranks(2, of_a_rank))) == 1
+    assert on_ranks(2, of_a_rank) == [2, 2]
 
 
 @both
@@ -384,6 +384,12 @@ def test_a_token_without_a_row(tmp_path, build):
         trainer.train()
     with stm.trimmed_vocabulary(trainer, ["qqq"]):
         trainer.train()
+
+
+def test_padding_has_a_row_where_no_text_is_padded():
+    model = encoder()
+    with stm.trimmed_vocabulary(model, ["tea", "rain"]):
+        model(model.preprocess(["tea", "tea rain"]))["sentence_embedding"].sum().backward()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
