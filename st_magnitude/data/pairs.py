@@ -103,9 +103,9 @@ class Splits(dict[str, RetrievalData]):
                 if not found and part == names[-1]:
                     raise
                 continue
-            if found[part] is self[part] or len(found[part].query_ids) >= FEW_UNREAD:
+            if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
                 break
-        part = max(found, key=lambda one: len(found[one].query_ids))
+        part = max(found, key=lambda one: len(found[one].relevant))
         if part != name:
             logger.warning(
                 f"The model was trained on queries of the {name} split, so the {part} split is"

@@ -31,13 +31,9 @@ def pairs(tmp_path):
 def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     output = tmp_path / "out"
     said = invoke("train", data=pairs, output=output, confirm="test").output
-    lines = [line for line in said.splitlines() if line]
-    verdict = next(i for i, line in enumerate(lines) if "held out in 5 folds" in line)
-    saved = next(i for i, line in enumerate(lines) if line.startswith("Saved to"))
-    table = next(i for i, line in enumerate(lines) if line.startswith("pretrained"))
-    assert verdict < saved < table
-    assert not any(line.startswith(("BM25  ", "trained + BM25")) for line in lines)
-    said = " ".join(lines)
+    assert not any(line.startswith(("BM25  ", "trained + BM25")) for line in said.splitlines())
+    said = " ".join(said.split())
+    assert said.index("held out in 5 folds") < said.index("Saved to") < said.index("pretrained 0.")
     assert "BM25 finds a word in common with an answer for 0 of 58 queries only" in said
     assert "test queries" in said
     SentenceTransformer(str(output))  # without the package
@@ -112,8 +108,8 @@ def test_search_compares_a_score_with_those_of_questions_with_an_answer(tmp_path
 
 @pytest.mark.parametrize("command", ["train", "compare", "search"])
 def test_documents_without_words_stop_no_command(small_static, tmp_path, command):
-    """BM25 has no words of "A" to "E", so it is no control."""
-    rows = [f"question number {i} of a pupil,{'ABCDE'[i % 5]}" for i in range(40)]
+    """No question has one of the words "V" to "Z", so BM25 is no control."""
+    rows = [f"question number {i} of a pupil,{'VWXYZ'[i % 5]}" for i in range(40)]
     (tmp_path / "pairs.csv").write_text("\n".join(["query,document", *rows]))
     options = {"data": tmp_path / "pairs.csv", "model": small_static, "output": tmp_path / "out"}
     if command == "compare":
