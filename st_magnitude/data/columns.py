@@ -147,7 +147,7 @@ def spell_names(pairs: list[Pair], notes: list[str]) -> list[Pair]:
     if not joined or any(len(name.split()) > 1 for name in names):
         return pairs
     notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return [pair._replace(document=pair.document.replace("_", " ")) for pair in pairs]
+    return [Pair(*pair[:3], pair.document.replace("_", " "), pair.grade) for pair in pairs]
 
 
 def _texts(row: Row, columns: Iterable[str]) -> list[str]:
