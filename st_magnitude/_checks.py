@@ -16,8 +16,7 @@ LARGEST = 2**31  # numbers of options; seeds of numpy end at twice as many
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The command line prints the message in one line, as it
-    does for the two classes below and for errors of the system."""
+    """What the user gave cannot be used: a message in one line, as of the two classes below."""
 
 
 class InputTypeError(TypeError):
@@ -92,14 +91,10 @@ def at_least(name: str, value: object, minimum: float, advice: str = "", kind: t
 
 
 def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
-    """Prefix dimensions in the given order, after a check that they are distinct whole numbers from
-    1 up."""
+    """Prefix dimensions as given, after a check that they are distinct whole numbers from 1 up."""
     given = list(dims)
-    if (
-        not given
-        or len(set(given)) < len(given)
-        or not all(is_number(dim, Integral) and dim >= 1 for dim in given)
-    ):
+    are_whole = all(is_number(dim, Integral) and dim >= 1 for dim in given)
+    if not given or not are_whole or len(set(given)) < len(given):
         raise InputError(
             f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}."
         )

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude import evaluation
 from st_magnitude.commands.app import app
-from st_magnitude.data import retrieval
+from st_magnitude.data import task
 from st_magnitude.data.memory import AllReadError, remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import abstention
@@ -40,13 +40,13 @@ def data():
 def asked(monkeypatch):
     """The queries of each encoding."""
     found = []
-    encode = retrieval.encode_texts
+    encode = task.encode_texts
 
     def spy(model, queries, *args, **options):
         found.append(set(queries))
         return encode(model, queries, *args, **options)
 
-    monkeypatch.setattr(retrieval, "encode_texts", spy)
+    monkeypatch.setattr(task, "encode_texts", spy)
     monkeypatch.setattr(abstention, "encode_texts", spy)
     return found
 

@@ -52,14 +52,21 @@ def calibrate(
         confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)
         figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best)}
     if output is not None:
-        _save(model, curve.best, output)
+        from st_magnitude.saving.export import export, load
+        from st_magnitude.similarity import Similarity
+        from st_magnitude.surgery.normalize import prepare
+
+        best = curve.best
+        # loaded again, with its own token limit
+        export(prepare(load(model), Similarity(1.0, best)), output)
+        loads = "SentenceTransformer" if best in (0, 1) else "stm.load"
+        typer.echo(f'Saved with document exponent {best:g}. Load it with {loads}("{output}").')
         figures["output"] = str(output)
     return figures
 
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-
     ndcg = float(curve.at(exponent).mean())
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {ndcg:.4f}")
     figures: dict[str, object] = {"queries": len(curve.queries), "ndcg@10": ndcg}
@@ -68,14 +75,3 @@ def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
         typer.echo(f"  over {name}: {gain}")
         figures[f"versus_{name}"] = gain
     return figures
-
-
-def _save(model: str, exponent: float, output: Path) -> None:
-    """Saves the model with the exponent, and with its own token limit."""
-    from st_magnitude.saving.export import export, load
-    from st_magnitude.similarity import Similarity
-    from st_magnitude.surgery.normalize import prepare
-
-    export(prepare(load(model), Similarity(gamma_query=1.0, gamma_document=exponent)), output)
-    loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
-    typer.echo(f'Saved with document exponent {exponent:g}. Load it with {loads}("{output}").')

@@ -225,7 +225,7 @@ def report(error: Exception) -> int:
         if _show_traceback or not is_for_user:
             traceback.print_exception(error)
         if is_for_user:
-            text = one_line(f"Error: {error}")
+            text = re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip())
             for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
                 if isinstance(error, OSError) and not Path(os.environ.get(name, ".")).exists():
                     text += f" {name} names {os.environ[name]!r}, which does not exist."
@@ -233,11 +233,6 @@ def report(error: Exception) -> int:
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return getattr(error, "exit_code", 2) if is_for_user else 70
-
-
-def one_line(text: str) -> str:
-    """A text without line breaks."""
-    return re.sub(r"\s*\n\s*", " ", text.strip())
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
@@ -259,12 +254,8 @@ def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter],
 
 
 def _leave_process_group() -> None:
-    """Joins gloo's threads: one that still releases the last collective aborts the interpreter as
-    it exits.
-
-    This is not done after an error, because other processes may be waiting, and not for NCCL, which
-    would wait for the process that measures.
-    """
+    """Joins gloo's threads, of which one can abort the interpreter as it exits. After an error
+    other processes may be waiting, and NCCL would wait for the process that measures."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":

@@ -52,22 +52,21 @@ def search(
     from st_magnitude.data.memory import AllReadError
 
     splits = source.splits(is_quiet=True)
-    parts = {name: splits[name] for name in splits}
-    if risk is not None and "dev" not in parts:
-        raise InputError("--risk needs questions that nobody trained on: add a dev split.")
     if risk is not None:
         from st_magnitude.evaluation.abstention import check_range
 
         check_range(risk)
+        if "dev" not in splits:
+            raise InputError("--risk needs questions that nobody trained on: add a dev split.")
     answers: dict[str, set[str]] = {}
-    for part in parts.values():
+    for part in splits.values():
         for query, grades in part.relevant.items():
             answers.setdefault(canonical(part.queries[query]), set()).update(grades)
-    split = "dev" if "dev" in parts else next(iter(parts))
-    known = parts[split]
+    split = "dev" if "dev" in splits else next(iter(splits))
+    known = splits[split]
+    says_share = True
     try:
         known = splits.unread(split, model)[1]
-        says_share = True
     except AllReadError:
         if risk is not None:
             raise
@@ -94,8 +93,7 @@ def search(
 
 
 def _questions() -> Iterator[str]:
-    """The questions of the input, with a hint where a person types them. In a pipe, bytes that are
-    not UTF-8 are shown as U+FFFD, and blank lines are passed over."""
+    """The questions of the input; a pipe may have blank lines and bytes that are not UTF-8."""
     is_typed = sys.stdin.isatty()
     if is_typed:
         typer.echo("Type a question, or an empty line to stop.", err=True)

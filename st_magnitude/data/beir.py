@@ -41,17 +41,11 @@ class DataError(InputError):
 
 
 def _lines(path: Path, raw: bytes | None = None) -> Iterator[tuple[str, str]]:
-    """The non-blank lines of a file in UTF-8, which may end in .gz, each with its place; or of its
-    content."""
+    """The non-blank lines of a file in UTF-8 or .gz, or of its content, each with its place."""
     path = path if path.is_file() else path.with_name(f"{path.name}.gz")
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with (
-            io.BytesIO(raw)
-            if raw is not None
-            else gzip.open(path)
-            if path.suffix == ".gz"
-            else path.open("rb")
-        ) as file:
+        with opened(path, "rb") if raw is None else io.BytesIO(raw) as file:
             lines = (line for ended in file for line in ended.rstrip(b"\r\n").split(b"\r"))
             for number, raw in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
@@ -191,13 +185,13 @@ def read_qrels(
             missing += 1
             continue
         if not is_known:
-            missing_query = query not in queries
-            key = query if missing_query else document
-            known = queries if missing_query else corpus
+            name, key, known = "corpus", document, corpus
+            if query not in queries:
+                name, key, known = "queries", query, queries
             raise DataError(
-                f"{where}: {shown(key)} is not in {'queries' if missing_query else 'corpus'}.jsonl,"
-                f" or is empty there{other_spelling(key, known)}; add its text, remove this line,"
-                " or leave such lines out with --skip-empty."
+                f"{where}: {shown(key)} is not in {name}.jsonl, or is empty there"
+                f"{other_spelling(key, known)}; add its text, remove this line, or leave such lines"
+                " out with --skip-empty."
             )
         grades = judged.setdefault(query, {})
         if document and grades.setdefault(document, grade) != grade:
@@ -211,8 +205,7 @@ def read_qrels(
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:
-    """A remark if an id is known as another type, as another form of a number (7.0) or in another
-    Unicode form; else ""."""
+    """A remark if an id is known as another type, number (7.0) or Unicode form; else ""."""
 
     def plain(given: object) -> str:
         spelled = unicodedata.normalize("NFC", str(given))
@@ -228,7 +221,11 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
     The first line is a header if none of its columns is a number and the first is no query.
     """
     width = 0
-    for where, columns in _rows(path):
+    for where, line in _lines(path):
+        try:
+            columns = next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
+        except csv.Error as error:
+            raise DataError(f"{where}: is not split by tabs ({error}).") from None
         if not width:
             width = len(columns)
             is_header = columns[0] not in queries and all(math.isnan(number(x)) for x in columns)
@@ -246,14 +243,6 @@ def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str,
         yield where, columns[0], columns[-2], columns[-1]
 
 
-def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    for where, line in _lines(path):
-        try:
-            yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
-        except csv.Error as error:
-            raise DataError(f"{where}: is not split by tabs ({error}).") from None
-
-
 def number(value: object) -> float:
     """A number or its text as a float; nan for anything else."""
     try:
@@ -268,7 +257,6 @@ def whole_grade(grade: str | float, where: str) -> int:
     if not found.is_integer() or abs(found) >= 2**31:
         raise DataError(
             f"{where}: the score {shown(grade)} is not a whole number below 2^31; use 1 or more for"
-            " relevant, 0 for not. Grades that are all multiplied by one number leave nDCG as it"
-            " is."
+            " relevant, 0 for not. A common factor of all grades leaves nDCG as it is."
         )
     return int(found)

@@ -147,10 +147,7 @@ def spell_names(pairs: list[Pair], notes: list[str]) -> list[Pair]:
     if not joined or any(len(name.split()) > 1 for name in names):
         return pairs
     notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return [
-        Pair(part, key, query, text.replace("_", " "), grade)
-        for part, key, query, text, grade in pairs
-    ]
+    return [Pair(*pair[:3], pair.document.replace("_", " "), pair.grade) for pair in pairs]
 
 
 def _texts(row: Row, columns: Iterable[str]) -> list[str]:
@@ -167,7 +164,7 @@ def _texts(row: Row, columns: Iterable[str]) -> list[str]:
                 text.encode()
             except UnicodeEncodeError:
                 raise DataError(
-                    f"{row.where}: the {column} is not Unicode: {ascii(text)[:99]}."
+                    f"{row.where}: the {column} is not Unicode: {shown(text)}."
                 ) from None
             found += [text] if text.strip() else []
     return found

@@ -15,25 +15,18 @@ from typing import TypedDict
 
 from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.tables import (
-    OTHER_SUFFIXES,
-    SUFFIXES,
-    Row,
-    files_of,
-    has_suffix,
-    num_held_out,
-)
+from st_magnitude.data.tables import OTHER_SUFFIXES, SUFFIXES, Row, files_of, num_held_out
 
 logger = logging.getLogger(__name__)
 
-_PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
+_PROSE = (".md", ".markdown", ".txt", ".text", ".rst")
 _LANGUAGES = """
     .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js
     .jsx .mjs .cjs .ts .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml
     .mli .fs .ex .exs .erl .clj .lisp .el .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd
     .tcl
 """
-_CODE = frozenset(_LANGUAGES.split())
+_CODE = tuple(_LANGUAGES.split())
 
 Documents = str | Path | Iterable[str | Mapping[str, object]]
 
@@ -54,7 +47,7 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         DataError: If a file that was named is not UTF-8.
     """
     path = Path(path)
-    files, others = files_of(path, _PROSE | _CODE)
+    files, others = files_of(path, _PROSE + _CODE)
     if not files:
         raise FileNotFoundError(
             f"{str(path)!r} is neither a file of text, Markdown or source code nor a folder with "
@@ -250,7 +243,7 @@ def holds_texts(path: Path) -> bool:
     may be a README, spreadsheets and JSON are pairs, too."""
     texts, others = files_of(path, _PROSE)
     kinds = SUFFIXES if len(texts) > 1 else (*SUFFIXES, *OTHER_SUFFIXES)
-    return bool(texts) and not any(has_suffix(file, kinds) for file in others)
+    return bool(texts) and not any(file.name.lower().endswith(kinds) for file in others)
 
 
 def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:

@@ -7,8 +7,6 @@ import hashlib
 from st_magnitude.data.beir import canonical
 from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["DEFAULT_FOLDS", "folds_of"]
-
 DEFAULT_FOLDS = 5
 
 

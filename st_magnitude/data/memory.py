@@ -15,17 +15,6 @@ from st_magnitude.data.beir import DataError, canonical
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = [
-    "MEMORY",
-    "AllReadError",
-    "Keys",
-    "keys_of",
-    "read_by",
-    "recall",
-    "remember",
-    "save_memory",
-]
-
 # In the folder of a model, at which sentence-transformers does not look: the keys, little endian
 MEMORY = "texts_read.u64"
 

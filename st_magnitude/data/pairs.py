@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import combinations
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from st_magnitude._checks import in_range
+from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.columns import Pair, choose_columns, read_pairs, spell_names
@@ -20,15 +23,105 @@ from st_magnitude.data.documents import (
     read_documents,
     remarks,
 )
+from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.splits import Splits
 from st_magnitude.data.tables import Source, num_held_out, read_rows
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
 __all__ = ["Splits", "load_splits"]
+
+logger = logging.getLogger(__name__)
 
 MOST_DEV = 2000  # queries
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
+FEW_UNREAD = 50  # queries of dev, below which test is measured
+
+
+class Splits(dict[str, RetrievalData]):
+    """Splits of one data set by name, usually train, dev and test, over one corpus.
+
+    ``splits["dev"]`` raises a DataError if there is no such split, ``splits.get("dev")`` is None.
+
+    Attributes:
+        notes: Sentences for the user: what was left out, how scores were read, how many queries
+            there are.
+        drawn: Names of the splits that were drawn at random.
+        folder: The folder in BEIR's layout that they were read from, or None.
+        caveat: What the queries are, if nobody asked them: chunks of texts without labels.
+    """
+
+    def __init__(self, name: str, notes: list[str], folder: Path | None = None) -> None:
+        self.name = name
+        self.notes = notes
+        self.folder = folder
+        self.drawn: set[str] = set()
+        self.caveat = ""
+        self.broken: dict[str, DataError] = {}
+
+    def __missing__(self, split: str) -> RetrievalData:
+        if split in self.broken:
+            raise self.broken[split]
+        if self.folder is not None:
+            beir.check_layout(self.folder, split)
+        raise DataError(f"{self.name} has no split {split!r}; its splits are {list(self)}.")
+
+    def relevant_documents(self) -> set[str]:
+        """Ids of the documents that are relevant to a query of any split."""
+        return {d for data in self.values() for grades in data.relevant.values() for d in grades}
+
+    def check_held_out(self, *splits: str | None) -> None:
+        """Refuses (DataError) splits that share queries with each other or with train."""
+        names = [name for name in splits if name is not None]
+        held_out = names if "train" in names or "train" not in self else ["train", *names]
+        for other, name in combinations(held_out, 2):
+            beir.refuse_shared(self[name].asked, self[other].asked, name, other)
+
+    def keep_apart(self) -> None:
+        """Keeps queries of dev and test out of the training rows of the splits before them."""
+        later = {"dev": ["test"], "test": []}
+        for name, data in self.items():
+            others = later.get(name, ["dev", "test"])
+            self[name] = data.apart_from(*(self.get(other) for other in others))
+
+    def unread(self, name: str, model: SentenceTransformer | str) -> tuple[str, RetrievalData]:
+        """A split without the queries that a model was trained on, and its name.
+
+        Where fewer than 50 are left of dev, it is the test split. A model can be its folder.
+
+        Raises:
+            DataError: If the model was trained on all queries.
+        """
+        names = [name, "test"] if name == "dev" and "test" in self else [name]
+        found: dict[str, RetrievalData] = {}
+        for part in names:
+            try:
+                found[part] = self[part].unread_by(model)
+            except AllReadError:
+                if not found and part == names[-1]:
+                    raise
+                continue
+            if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
+                break
+        part = max(found, key=lambda one: len(found[one].relevant))
+        if part != name:
+            logger.warning(
+                f"The model was trained on queries of the {name} split, so the {part} split is"
+                " measured."
+            )
+        return part, found[part]
+
+    def save(self, folder: str | Path) -> None:
+        """Writes all splits as a new folder in BEIR's layout."""
+        refuse_used_folder(folder)
+        queries = {key: text for data in self.values() for key, text in data.queries.items()}
+        first, data = next(iter(self.items()))
+        with moved_in(Path(folder), last="qrels") as new:
+            RetrievalData(queries, data.corpus, {}).save(new, first)
+            for name, data in self.items():
+                data.save_qrels(new / "qrels" / f"{name}.tsv")
 
 
 def load_splits(
@@ -232,15 +325,13 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
             splits[part].corpus = corpus  # one for all splits
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
-    if {"train", "dev"} <= splits.keys():
-        keys = {pair.key for pair in pairs if pair.grade is not None}
-        dev = {key for key in keys if part_of[key] == "dev"}
-        train = {key for key in keys if part_of[key] == "train"}
-        if near := _near_copies(train, dev):
-            notes.append(
-                f"{near:,} dev queries differ from a training query by a word: for new queries,"
-                " figures on dev are a bit too high."
-            )
+    keys = {pair.key for pair in pairs if pair.grade is not None}
+    train, dev = ({key for key in keys if part_of[key] == part} for part in ("train", "dev"))
+    if near := _near_copies(train, dev):
+        notes.append(
+            f"{near:,} dev queries differ from a training query by a word: for new queries, figures"
+            " on dev are a bit too high."
+        )
     return splits
 
 

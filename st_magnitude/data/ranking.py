@@ -16,8 +16,6 @@ from st_magnitude.judge import Difference, judge
 if TYPE_CHECKING:
     from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["Ranking", "ndcg"]
-
 Floats = NDArray[np.float64]
 
 

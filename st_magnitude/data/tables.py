@@ -15,7 +15,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
@@ -76,6 +76,8 @@ def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:
             notes.append(f"Left out {name}, which by its name is no split.")
             continue
         for where, cells in rows:
+            if not isinstance(cells, Mapping):
+                raise DataError(f"{where}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")
             yield Row(where, part if has_splits else None, cells)
 
 
@@ -87,7 +89,7 @@ def _part_of(name: str) -> str | None:
     return None
 
 
-def _tables(source: Source, notes: list[str]) -> dict[str, Iterator[tuple[str, Cells]]]:
+def _tables(source: Source, notes: list[str]) -> dict[str, Iterator[tuple[str, object]]]:
     """The rows of every table, by its name."""
     if isinstance(source, str | Path) and Path(source).exists():
         path = Path(source)
@@ -123,19 +125,15 @@ def _from_hub(name: str) -> Source:
         ) from error
 
 
-def files_of(path: Path, suffixes: Collection[str]) -> tuple[list[Path], list[Path]]:
+def files_of(path: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
     """The files of a folder and its subfolders that are not hidden, sorted: those with one of the
     suffixes, and the others. A file stands for itself."""
     files = [path]
     if not path.is_file():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         files = [file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}"]
-    found = [file for file in files if has_suffix(file, suffixes)]
-    return found, [file for file in files if not has_suffix(file, suffixes)]
-
-
-def has_suffix(path: Path, suffixes: Collection[str]) -> bool:
-    return path.name.lower().endswith(tuple(suffixes))
+    found = [file for file in files if file.name.lower().endswith(suffixes)]
+    return found, [file for file in files if not file.name.lower().endswith(suffixes)]
 
 
 def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
@@ -155,7 +153,7 @@ def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
     return found
 
 
-def _rows_of(data: object, of: str) -> Iterator[tuple[str, Cells]]:
+def _rows_of(data: object, of: str) -> Iterator[tuple[str, object]]:
     """The rows of a data set, a data frame or mappings, with the names of classes."""
     features = getattr(data, "features", None) or {}
     classes = {name: x.names for name, x in features.items() if isinstance(x, ClassLabel)}
@@ -167,12 +165,10 @@ def _rows_of(data: object, of: str) -> Iterator[tuple[str, Cells]]:
     except (ArrowException, ValueError) as error:
         raise DataError(f"The table is not read ({said_by(error)}); {_ROWS}.") from None
     for i, cells in enumerate(data if isinstance(data, Iterable) else [data]):
-        if not isinstance(cells, Mapping):
-            raise DataError(f"{of} {i}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")
-        named = {
-            x: names[cells[x]] for x, names in classes.items() if cells[x] in range(len(names))
-        }
-        yield f"{of} {i}", {**cells, **dict.fromkeys(classes), **named}
+        for name, names in classes.items():
+            number = cells[name]
+            cells = {**cells, name: names[number] if number in range(len(names)) else None}
+        yield f"{of} {i}", cells
 
 
 def said_by(error: Exception) -> str:
@@ -180,23 +176,19 @@ def said_by(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
-    if has_suffix(path, [".parquet"]):
+def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
+    if path.name.lower().endswith(".parquet"):
         yield from _read_parquet(path, notes)
         return
     name, raw = _content(path)
     if name.endswith((".jsonl", ".ndjson")):
-        rows = json_lines(path, raw)
+        yield from json_lines(path, raw)
     elif name.endswith(".json"):
-        rows = _read_json(path, raw, notes)
+        yield from _read_json(path, raw, notes)
     elif name.endswith(".xlsx"):
-        rows = _read_sheet(path, raw, notes)
+        yield from _read_sheet(path, raw, notes)
     else:
-        rows = _read_csv(path, _decode(path, raw, notes), notes)
-    for where, cells in rows:
-        if not isinstance(cells, Mapping):
-            raise DataError(f"{where}: is not an object of texts, but {shown(cells)}.")
-        yield where, cells
+        yield from _read_csv(path, _decode(path, raw, notes), notes)
 
 
 def _content(path: Path) -> tuple[str, bytes]:
@@ -224,17 +216,14 @@ def _read_json(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, 
         yield from json_lines(path, raw)
         return
     if not isinstance(rows, list):
-        keys = (
-            [key for key in rows if isinstance(rows[key], list)] if isinstance(rows, dict) else []
-        )
-        how = f"jq -c '.{(*keys, 'KEY')[0]}[]' {path} > pairs.jsonl"
-        raise DataError(
-            f"{path} is no array of rows, but {shown(rows)}. Convert it, as with {how}."
-        )
+        fields = rows if isinstance(rows, dict) else {}
+        key = next((key for key in fields if isinstance(fields[key], list)), "KEY")
+        how = f"jq -c '.{key}[]' {path} > pairs.jsonl"
+        raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it by {how}.")
     yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
 
 
-def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
     try:  # not by the cache of `datasets`, which may have the rows of an older file
         schema = parquet.read_schema(path)
         names = [field.name for field in schema if re.fullmatch(_CELL, str(field.type))]
@@ -246,7 +235,7 @@ def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, Cells]]:
     yield from _rows_of(table, f"{path}, row")
 
 
-def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, object]]:
     """The first sheet of a spreadsheet, as texts."""
     with needs("Reading a spreadsheet", "excel"):
         import openpyxl  # noqa: F401
@@ -263,7 +252,7 @@ def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str,
     yield from _rows_of(next(iter(sheets.values())), f"{path}, row")
 
 
-def _read_csv(path: Path, text: str, notes: list[str]) -> Iterator[tuple[str, Cells]]:
+def _read_csv(path: Path, text: str, notes: list[str]) -> Iterator[tuple[str, object]]:
     named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
     text = text[named.end() :] if named else text
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default

@@ -21,9 +21,6 @@ from st_magnitude.surgery.raw import encode_raw
 if TYPE_CHECKING:
     from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts"]
-__all__ += ["hide_own", "rank"]
-
 TILE = 2**24  # scores that are held at a time
 TILE_WIDTH = 2**16  # documents whose scores are held at a time
 

@@ -21,6 +21,7 @@ from st_magnitude.geometry import Array
 
 BATCH = 8  # texts in a request; all known servers take as many
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
+_REMEDY = "Check the URL, the name of the model there (--name), the key (--api-key-env) and its log"
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
 
@@ -94,10 +95,7 @@ class Server:
             # llama.cpp answers a text that is too long with 500.
             if status in (400, 413, 422) or b"too large to process" in content:
                 raise Refused(said)
-            raise OSError(
-                f"{self} does not embed texts ({said}). Check the URL, the name of the model there "
-                "(--name), the key (--api-key-env) and its log, or try again later."
-            )
+            raise OSError(f"{self} does not embed texts ({said}). {_REMEDY}, or try again later.")
         try:
             answer = json.loads(content)
             if isinstance(answer, list):  # of /embed
@@ -185,10 +183,7 @@ def embed_all(
                     refusal = refusal or str(error)
                     rows.append(None)
     if all(row is None for row in rows):
-        raise InputError(
-            f"{target} does not embed {texts[0]!r} ({refusal}). Check the URL, the name of the "
-            "model there (--name), the key (--api-key-env), and the log of the server."
-        )
+        raise InputError(f"{target} does not embed {texts[0]!r} ({refusal}). {_REMEDY}.")
     return rows, refusal
 
 

@@ -54,12 +54,15 @@ def test_a_difference_is_judged_on_the_queries_with_an_answer():
         after - Ranking.of_run(data, {})
 
 
+TREC = {"ndcg@10": "ndcg_cut_10", "recall@20": "recall_20", "map@20": "map_cut_20"}
+
+
 def trec(run, data):
     """By pytrec_eval, whose ties are broken by rewriting scores as ranks."""
     pytrec_eval = pytest.importorskip("pytrec_eval")
     ranks = {q: {d: -float(i) for i, d in enumerate(found)} for q, found in run.items()}
     qrels = {q: {d: int(x) for d, x in grades.items()} for q, grades in data.relevant.items()}
-    measures = {"ndcg_cut.10", "recall.20", "map_cut.20"}
+    measures = {name.replace("_10", ".10").replace("_20", ".20") for name in TREC.values()}
     return pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(ranks)
 
 
@@ -93,19 +96,12 @@ def test_a_ranking_is_a_sort_and_its_figures_are_those_of_trec_eval(seed):
     of_query = found.metrics(20)
     for row, query in enumerate(found):
         if found[query]:
-            assert of_query["ndcg@10"][row] == pytest.approx(
-                expected[query]["ndcg_cut_10"], abs=1e-12
-            )
-            assert of_query["recall@20"][row] == pytest.approx(
-                expected[query]["recall_20"], abs=1e-12
-            )
-            assert of_query["map@20"][row] == pytest.approx(
-                expected[query]["map_cut_20"], abs=1e-12
-            )
+            for name, theirs in TREC.items():
+                assert of_query[name][row] == pytest.approx(expected[query][theirs], abs=1e-12)
         else:
             assert [values[row] for values in of_query.values()] == [0.0] * 4
-    parts = [Ranking.of_run(data.only(queries.keys() - {q}), run, 20) for q in ("q0",)]
-    parts.append(Ranking.of_run(data.only({"q0"}), run, 20))
+    halves = (queries.keys() - {"q0"}, {"q0"})
+    parts = [Ranking.of_run(data.only(half), run, 20) for half in halves]
     assert Ranking.joined(data, parts) == found
     assert (Ranking.joined(data, parts) - found).mean == 0
 
