@@ -185,7 +185,8 @@ class FalseNegatives:
         queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in keys]
         texts = Texts(keys, bare=keys)
         batch = Gathered(queries)
-        exclude = [*self._ids(texts, batch), *self.copies(texts, batch)[:1]]
+        exclude: list[Tensor | Ids | Above] = [*self._ids(texts, batch)]
+        exclude += self.copies(texts, batch)[:1]
         mask = left_out(Batch(queries, torch.cat(documents), exclude=exclude), DOT, [Term()])
         return (mask.sum(dim=1) >= mask.shape[1] - 1).float().mean().item()
 

@@ -317,7 +317,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def _scaled_terms(self) -> tuple[Term, ...]:
         """The terms with the temperatures that a fixed scale gives them."""
-        if self.scale in ("auto", SCALE):
+        if self.scale == "auto" or self.scale == SCALE:
             return self.terms
         factor = SCALE / self.scale
         return tuple(replace(x, temperature=x.temperature * factor) for x in self.terms)
