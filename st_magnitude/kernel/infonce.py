@@ -21,7 +21,7 @@ from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
 Backend = Literal["auto", "plain", "tiled", "ring"]
-PLAIN_SCORES = 2**16  # of all terms, up to which backend="auto" is plain, the faster engine there
+PLAIN_SCORES = 2**17  # of all terms, up to which backend="auto" is plain, the faster engine there
 
 
 def infonce(
@@ -98,7 +98,7 @@ def infonce(
             2025, arXiv 2503.04812, Eq. 5, with 9; sentence-transformers' ``"all_negatives"``).
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
-            ``"auto"``: plain while the scores of all terms are at most 2^16 numbers and autocast,
+            ``"auto"``: plain while the scores of all terms are at most 2^17 numbers and autocast,
             which would multiply the gradients in half precision, is off. ``"ring"``: queries (B, D)
             and documents (M, D) of each process, positives first, are those of one batch, whose
             loss is the mean over the processes. B and M may differ; ids are equal for equal texts
@@ -157,8 +157,8 @@ def infonce(
         backend = "auto"
     check()
     if backend == "auto":
-        # each direction divides by norms anew, which the tiled engine does once
-        num_scores = len(queries) * len(documents) * len(directions) ** 2 * len(terms)
+        # several directions are slower than their scores, as each divides by the norms anew
+        num_scores = len(queries) * len(documents) * len(terms) * len(directions) ** 3
         is_small = num_scores <= PLAIN_SCORES and tile_rows is None
         device = queries.device.type
         is_exact = not (is_autocast_available(device) and torch.is_autocast_enabled(device))
