@@ -243,9 +243,13 @@ class RetrievalData:
         """The same data, whose training rows hold no query of the others.
 
         `triplets` then leaves out the pairs of which a text is such a query, in any spelling, and
-        draws no such negative. The judgments stay as they are.
+        draws no such negative. The judgments stay as they are. Queries without a judgment do not
+        count.
         """
-        asked = [keys_of(other.queries.values()) for other in others if other is not None]
+        asked = []
+        for data in filter(None, others):
+            judged = data.relevant.keys() | data.negatives.keys()
+            asked.append(keys_of(text for query, text in data.queries.items() if query in judged))
         apart = copy.copy(self)  # with the same corpus
         apart.held_out = np.unique(np.concatenate([self.held_out, *asked]))
         return apart
@@ -360,8 +364,9 @@ class RetrievalData:
         ]
         if not pairs:
             raise DataError(
-                f"Each of the {len(self.query_ids):,} queries is held out for a measurement, or all"
-                " its documents are: there is nothing to train on."
+                f"Each of the {len(self.query_ids):,} queries is also a query of dev, of test or of"
+                " other data that are held out for a measurement, or all its documents are: there"
+                " is nothing to train on. Take them out of one of the two."
             )
         rows = []
         for query, relevant in (pairs[index] for index in rng.permutation(len(pairs))):

@@ -283,14 +283,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         exclude = self.false_negatives.exclude(texts, batch, documents)
         counts = torch.is_grad_enabled() and not batch.is_ring  # which brings more documents
         if counts and self.false_negatives.has_rules(texts):
-            known = Batch(
-                queries,
-                all_documents,
-                batch.offset,
-                exclude=[*exclude, *copies[:1]],
-                positives=positives,
-                targets=targets,
-            )
+            rules = [*exclude, *copies[:1]]
+            known = Batch(queries, all_documents, batch.offset, None, rules, positives, targets)
             self.false_negatives.count(left_out(known, similarity, terms), texts.are_plain)
         loss = infonce(
             queries,

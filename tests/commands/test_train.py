@@ -89,7 +89,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(pla
     cosine, dot = map(ndcg, given, names)
     assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
     assert dev["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
-    assert dev["as_trained"]["gain"][0] == pytest.approx(dot - cosine, abs=1e-6)
+    assert dev["as_trained"]["gain"]["mean"] == pytest.approx(dot - cosine, abs=1e-6)
     assert (dev["as_trained"]["exponent"], dev["best"]["exponent"]) == (0.0, 1.0)
     assert dev["saved"] == dev["as_trained" if keep_scoring else "best"]
     assert not dev["is_better"]
@@ -177,12 +177,12 @@ def test_a_model_that_is_clearly_worse_is_not_saved(place, tmp_path):
     """One query does not make that clear."""
     qrels = place["data"] / "qrels" / "dev.tsv"
     qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
-    assert fit(place, **BAD, output=tmp_path / "by one")["dev"]["saved"]["gain"][0] < 0
+    assert fit(place, **BAD, output=tmp_path / "by one")["dev"]["saved"]["gain"]["mean"] < 0
     assert (tmp_path / "by one" / "modules.json").exists()
     save_dev(place, 10)
     worse = invoke("train", **place, **BAD, keep_scoring=True, json=True)
     assert worse.exit_code == 3
-    assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0
+    assert json.loads(worse.stdout)["dev"]["saved"]["gain"]["high"] < 0
     assert not (place["output"] / "modules.json").exists()
     fit(place, **BAD, keep_scoring=True, resume=True, keep_anyway=True)
     assert (place["output"] / "modules.json").exists()
@@ -412,7 +412,7 @@ def test_answers_of_other_splits_are_not_called_never_relevant(
         split: RetrievalData(asked, CORPUS, {i: {i} for i in ids}, {i: {"d20"} for i in ids[:9]})
         for split, ids in halves.items()
     }
-    parts["train"].save(tmp_path / "data")
+    parts["train"].save(tmp_path / "data", "train")
     for split, data in parts.items():
         data.save_qrels(tmp_path / "data" / "qrels" / f"{split}.tsv")
     place |= {"data": tmp_path / "data", "loss": "qnorm", "max_steps": 1}
