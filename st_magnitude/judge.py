@@ -30,7 +30,7 @@ class Difference:
 
     Example:
         >>> print(judge([0.1] * 300))
-        +10.0 points [+9.5, +10.3]
+        +10.0 points [+8.7, +11.1]
     """
 
     mean: float

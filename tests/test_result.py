@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table
 
 TABLE = Table(
     ["how | where", "nDCG@10", "gain", "documents"],
-    [["<script>", 0.5, (0.1, -0.05, 0.25), 1200], ["two words", math.nan, (0.0, 0.0, 0.0), 7]],
+    [
+        ["<script>", 0.5, Difference(0.1, -0.05, 0.25, 9, 9), 1200],
+        ["two words", math.nan, Difference(0.0, 0.0, 0.0, 9, 0), 7],
+    ],
     title="A title",
     note="A note.",
 )

@@ -38,8 +38,8 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         >>> from st_magnitude.data.retrieval import RetrievalData
         >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b", "d3": "c"}, {"q": {"d2"}})
         >>> found = Ranking.of_run(data, {"q": {"d1": 0.5, "d2": 0.5}})
-        >>> dict(found["q"]), found.ndcg.round(3), len(found.first("q"))
-        ({'d1': 0.5, 'd2': 0.5}, array([0.631]), 1)
+        >>> dict(found["q"]), found.ndcg.round(3), found.first("q")
+        ({'d1': 0.5, 'd2': 0.5}, array([0.631]), 'd1')
     """
 
     data: RetrievalData

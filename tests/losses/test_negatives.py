@@ -9,7 +9,7 @@ from _losses import BATCHING, DIRECTIONS, TWICE, assert_same, batch_of, referenc
 from _tiny import ROWS, raw_embeddings
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import BoW
+from sentence_transformers.sentence_transformer.modules import BoW, Dense
 from tokenizers.processors import TemplateProcessing
 
 import st_magnitude as stm
@@ -145,7 +145,7 @@ def test_a_large_batch_counts_its_first_rows(monkeypatch, offset):
 
 
 def test_what_is_not_text_has_no_share():
-    bag = SentenceTransformer(modules=[BoW(["tea", "sky"])], device="cpu")
+    bag = SentenceTransformer(modules=[BoW(["tea", "sky"]), Dense(2, 2)], device="cpu")
     for margin, is_told in ((None, False), (-0.1, True)):
         loss = stm.CosineRankingLoss(bag, margin=margin)
         loss(batch_of(bag, [("tea", "tea"), ("sky", "sky")]))
