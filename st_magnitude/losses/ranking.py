@@ -283,7 +283,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         all_documents = torch.cat(columns) if len(columns) > 1 else columns[0]  # (M, D)
         exclude = self.false_negatives.exclude(texts, batch, documents)
         counts = torch.is_grad_enabled() and not batch.is_ring  # which brings more documents
-        if counts and self.false_negatives.has_rules(texts):
+        if counts and (texts.keys or self.false_negatives.margin is not None):
             known = Batch(
                 queries,
                 all_documents,
@@ -318,7 +318,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def _scaled_terms(self) -> tuple[Term, ...]:
         """The terms with the temperatures that a fixed scale gives them."""
-        if self.scale in ("auto", SCALE):
+        if self.scale == "auto" or self.scale == SCALE:
             return self.terms
         factor = SCALE / self.scale
         return tuple(replace(x, temperature=x.temperature * factor) for x in self.terms)
