@@ -74,9 +74,8 @@ class Comparison:
 
         self.shape = len(self.rows), len(self.columns)
         self.start = batch.offset if self.to_query and batch.all_queries is None else 0
-        numbers = torch.arange(max(self.shape), device=self.rows.device)
-        self.columns_are = self.start + numbers[: len(self.columns)]  # (M,)
-        self.rows_are = batch.offset + numbers[: len(self.rows)]  # (B,)
+        numbers = batch.pairs.start, batch.pairs.stop
+        self.rows_are = torch.arange(*numbers, device=self.rows.device)  # (B,)
         self.longest = max(dims)
         self._scores: dict[int, Tensor] = {}  # of prefixes
         self.targets: Tensor | None = None  # (B, M), rows sum to 1
@@ -90,6 +89,10 @@ class Comparison:
                 self.left_out &= ~self.is_pair
                 if self.targets is not None:
                     self.left_out &= self.targets == 0
+
+    @property
+    def columns_are(self) -> Tensor:  # (M,)
+        return self.start + torch.arange(self.shape[1], device=self.rows.device)
 
     @property
     def is_pair(self) -> Tensor:  # (B, M)
