@@ -40,7 +40,7 @@ def plain_infonce(
             first, *others = parts
             targets = first.targets  # the number of the column of each positive: (B,)
             if targets is None:
-                targets = first.column_of_pair
+                targets = first.rows_are - first.start
             elif others:
                 none = (targets.new_zeros(x.shape) for x in others)
                 targets = torch.cat([targets, *none], dim=1)
@@ -74,6 +74,8 @@ class Comparison:
 
         self.shape = len(self.rows), len(self.columns)
         self.start = batch.offset if self.to_query and batch.all_queries is None else 0
+        numbers = batch.pairs.start, batch.pairs.stop
+        self.rows_are = torch.arange(*numbers, device=self.rows.device)  # (B,)
         self.longest = max(dims)
         self._scores: dict[int, Tensor] = {}  # of prefixes
         self.targets: Tensor | None = None  # (B, M), rows sum to 1
@@ -93,18 +95,8 @@ class Comparison:
         return self.start + torch.arange(self.shape[1], device=self.rows.device)
 
     @property
-    def rows_are(self) -> Tensor:  # (B,)
-        return self.batch.offset + torch.arange(self.shape[0], device=self.rows.device)
-
-    @property
     def is_pair(self) -> Tensor:  # (B, M)
         return self.rows_are[:, None] == self.columns_are
-
-    @property
-    def column_of_pair(self) -> Tensor:
-        """The column of the positive of each row, (B,)."""
-        first = self.batch.offset - self.start
-        return torch.arange(first, first + self.shape[0], device=self.rows.device)
 
     def scores(self, dim: int) -> Tensor:
         """s(row, column) of a prefix, (B, M)."""

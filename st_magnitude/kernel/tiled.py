@@ -60,7 +60,7 @@ def tiled_infonce(
 ) -> Tensor:
     """The mean loss of softmaxes; with ``ring``, they run over the columns of all ranks."""
     with without_autocast(batch.queries):
-        divided = partial(vectors_of, batch, plan.dims, is_block=ring is not None)
+        divided = partial(vectors_of, batch, plan.dims)
         queries = divided(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
         documents = divided(batch.documents, similarity.gamma_document, is_query=False, first=0)
         vectors = [queries, documents]

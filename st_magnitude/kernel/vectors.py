@@ -40,14 +40,12 @@ def vectors_of(
     *,
     is_query: bool,
     first: int,
-    is_block: bool,
 ) -> Vectors:
     """Divides the queries or documents of pairs from number ``first`` on by their norms.
 
     From here on every score is a plain inner product: the norms of the longest prefix are divided
     out, and the norms of shorter prefixes are factors of rows and columns. A query has the
-    ``positive_id`` of its positive. In a block of a ring ids may repeat on other ranks, even if
-    they are unique here.
+    ``positive_id`` of its positive.
     """
     x, scale = divide_by_norms(embeddings, dims, gamma)
     number = len(x)
@@ -57,9 +55,8 @@ def vectors_of(
         return given if len(given) == number else given[first : first + number]
 
     def of_ids(given: Sequence[Ids]) -> Tensor | None:
-        """The columns of ids that may repeat, (n, E)."""
-        repeated = [ids for ids in given if is_block or may_repeat(ids)]
-        found = [part_of(ids.queries if is_query else ids.documents) for ids in repeated]
+        """The columns of ids, (n, E)."""
+        found = [part_of(ids.queries if is_query else ids.documents) for ids in given]
         return torch.stack(found, dim=1) if found else None
 
     with torch.no_grad():
@@ -79,16 +76,6 @@ def vectors_of(
 def _zeros(x: Tensor | None) -> Tensor | None:
     """Memory for the gradient of a tensor that needs one."""
     return torch.zeros_like(x) if x is not None and x.requires_grad else None
-
-
-def may_repeat(ids: Ids) -> bool:
-    """Whether texts may share an id; on a GPU the answer would keep the host waiting, and
-    torch.compile cannot know it."""
-    if ids.documents.device.type != "cpu" or torch.compiler.is_compiling():
-        return True
-    is_of_pairs = ids.queries is ids.documents
-    every = ids.documents if is_of_pairs else torch.cat([ids.queries, ids.documents])
-    return len(set(every.tolist())) < len(every)  # for small batches in a third of unique's time
 
 
 # --- the division, with a backward pass that holds little memory ----------------------------------

@@ -158,9 +158,11 @@ class EmbeddingLoss(nn.Module):
         model: Any = partial(raw_features, self.model)
         if all(features.keys() == {"input_ids", "offsets"} for features in columns):
             # a static table, whose dense gradient is as large as the table for each pass
-            sizes = [len(features["offsets"]) for features in columns]
-            embeddings: Tensor = model(joined(columns))["sentence_embedding"]
-            return list(embeddings.split(sizes))
+            tokens, first = ([x[name] for x in columns] for name in ("input_ids", "offsets"))
+            starts = accumulate(map(len, tokens), initial=0)  # of the columns
+            offsets = torch.cat([x + start for x, start in zip(first, starts, strict=False)])
+            joined = model({"input_ids": torch.cat(tokens), "offsets": offsets})
+            return list(joined["sentence_embedding"].split([len(x) for x in first]))
         return embed_columns(model, columns)
 
     def start(self) -> None:
@@ -294,16 +296,6 @@ class EmbeddingLoss(nn.Module):
         dim = max((term.dim or queries.shape[1] for term in terms), default=None)
         (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, gathers)
         return queries, _by_mean_norm(documents, similarity.gamma_document, dim, gathers)
-
-
-def joined(columns: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tokens of columns for a static table, (N,), and the first token of each text, (n,)."""
-    starts = accumulate((len(features["input_ids"]) for features in columns), initial=0)
-    offsets = [
-        features["offsets"] + start for features, start in zip(columns, starts, strict=False)
-    ]
-    tokens = torch.cat([features["input_ids"] for features in columns])
-    return {"input_ids": tokens, "offsets": torch.cat(offsets)}
 
 
 def _by_mean_norm(

@@ -16,7 +16,6 @@ from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
 from st_magnitude.kernel.terms import Term
-from st_magnitude.kernel.vectors import may_repeat
 from st_magnitude.losses.keys import (
     Features,
     Texts,
@@ -90,10 +89,6 @@ class FalseNegatives:
             exclude.append(Above(self._threshold, spares=spares))
         return exclude
 
-    def has_rules(self, texts: Texts) -> bool:
-        """Whether anything could be left out of a batch."""
-        return bool(texts.keys) or self.margin is not None
-
     def _explicit(self, batch: Gathered, documents: Sequence[Tensor]) -> Ids:
         """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
         positives, *negatives = documents
@@ -106,7 +101,9 @@ class FalseNegatives:
         if self.same_text != "once" or not texts.keys:
             return []
         queries, *documents = texts.keys
-        return [torch.cat([batch.join(x) for x in documents]), batch.join_queries(queries)]
+        keys = [torch.cat([batch.join(x) for x in documents]), batch.join_queries(queries)]
+        # in a ring ids may repeat on other ranks
+        return keys if batch.is_ring or any(_may_repeat(Ids(x, x)) for x in keys) else []
 
     def _ids(self, texts: Texts, batch: Gathered) -> list[Ids]:
         """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
@@ -127,7 +124,7 @@ class FalseNegatives:
             is_once = self.same_text == "once"
             rules += [Ids(x, ~x if is_once else x) for x in (of_texts, of_queries)]
         # in a ring ids may repeat on other ranks
-        return rules if batch.is_ring else [x for x in rules if may_repeat(x)]
+        return rules if batch.is_ring else [x for x in rules if _may_repeat(x)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -197,6 +194,16 @@ class FalseNegatives:
             "margin_strategy": self.margin_strategy,
             "keep_explicit_negatives": self.keep_explicit_negatives,
         }
+
+
+def _may_repeat(ids: Ids) -> bool:
+    """Whether texts may share an id; on a GPU the answer would keep the host waiting, and
+    torch.compile cannot know it."""
+    if ids.documents.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    is_of_pairs = ids.queries is ids.documents
+    every = ids.documents if is_of_pairs else torch.cat([ids.queries, ids.documents])
+    return len(set(every.tolist())) < len(every)  # for small batches in a third of unique's time
 
 
 @torch.no_grad()

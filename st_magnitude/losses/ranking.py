@@ -282,7 +282,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         all_documents = torch.cat(columns) if len(columns) > 1 else columns[0]  # (M, D)
         exclude = self.false_negatives.exclude(texts, batch, documents)
         counts = torch.is_grad_enabled() and not batch.is_ring  # which brings more documents
-        if counts and self.false_negatives.has_rules(texts):
+        if counts and (texts.keys or self.false_negatives.margin is not None):
             rules = [*exclude, *copies[:1]]
             known = Batch(queries, all_documents, batch.offset, None, rules, positives, targets)
             self.false_negatives.count(left_out(known, similarity, terms), texts.are_plain)
