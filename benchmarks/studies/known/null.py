@@ -57,8 +57,9 @@ def draw(kind: str, rows: list[dict[str, str]], seed: int, folds: int | None) ->
         trained = train(model, splits["train"], Path(work, "out"), config, **held_out)
     cell: dict[str, object] = {"kind": kind, "seed": seed, "folds": trained.verdict.folds}
     for name, verdict in (("held out", trained.verdict), ("test", trained.confirmed)):
-        gain = [round(100 * x, 2) for x in verdict.saved.gain]
-        cell[name] = {"queries": verdict.queries, "gain": gain}
+        gain = verdict.saved.gain
+        ends = [round(100 * x, 2) for x in (gain.mean, gain.low, gain.high)]
+        cell[name] = {"queries": verdict.queries, "gain": ends}
     return cell
 
 
