@@ -64,7 +64,8 @@ def compare(
     del gains[TRAINED]
     means = {name: float(ndcg.mean()) for name, ndcg in found.items()}
     for control in trained.confirmed.controls if trained.confirmed else ():
-        name = control.name.replace("trained +", "the table, trained +")
+        name = control.name.replace("pretrained", PUBLISHED)
+        name = f"the table, {name}" if name.startswith("trained") else name
         means[name], gains[name] = control.ndcg, control.gain
     rows = [
         [name, f"{means[name]:.4f}", gains.get(name, "")]
@@ -97,7 +98,7 @@ def conclusion(gains: dict[str, Difference], beyond: Difference) -> str:
             f"But a classifier on length and punctuation, next to the untrained table, {wins}."
         )
     said.append(f"With that classifier next to both tables, training adds {beyond}.")
-    if beyond[1] <= 0.0:
+    if not beyond.is_better:
         said.append(
             "So it learns what an answer looks like; that it learns more is not shown here."
         )
