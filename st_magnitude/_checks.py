@@ -16,7 +16,7 @@ LARGEST = 2**31  # numbers of options; seeds of numpy end at twice as many
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: a message in one line, as of the two classes below."""
+    """A value that cannot be used: a message in one line, as of the two classes below."""
 
 
 class InputTypeError(TypeError):

@@ -205,7 +205,8 @@ class _Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             if "extra argument" in getattr(error, "message", ""):
-                error.message = "There are too many arguments; options begin with two hyphens."  # type: ignore[attr-defined]
+                said = "There are too many arguments; options begin with two hyphens."
+                error.message = said  # type: ignore[attr-defined]
             raise
 
 

@@ -1,4 +1,4 @@
-"""What a model has read: hashes of its training texts, about which no measurement may ask."""
+"""The texts that a model has read, as hashes: no measurement may ask about them."""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ def load_splits(
     may have a column of splits, and the others then give those that it does not name:
     ``["mined.jsonl", "pairs.csv"]``. The columns have their usual names: query, question, anchor,
     sentence1, prompt or input; document, passage, answer, positive, context, sentence2, response or
-    output; text and category. Optional are negative, negative_1, ... or
-    lists of negatives, score or label, and split. The corpus is all documents of the source.
+    output; text and category. Optional are negative, negative_1, ... or lists of negatives, score
+    or label, and split. The corpus is all documents of the source.
 
     A score of 0 is an explicit negative. Whole scores up to 3 are grades; of others, those from
     ``threshold`` on are relevant, by default from 80 % of the highest. Without dev or test, one

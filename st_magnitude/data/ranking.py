@@ -86,11 +86,21 @@ class Ranking(Mapping[str, Mapping[str, float]]):
     def of_run(
         cls, data: RetrievalData, run: Mapping[str, Mapping[str, float]], k: int = 100
     ) -> Ranking:
-        """The ranking of a run, of any search engine, for the answered queries of the data."""
+        """The ranking of a run, of any search engine, for the answered queries of the data.
+
+        Raises:
+            ValueError: If a score is nan, or a document is not in the corpus.
+        """
 
         def found(query: str) -> tuple[NDArray[np.int64], Floats]:
             scored = run.get(query, {})
-            places = np.array([data.position[document] for document in scored], dtype=np.int64)
+            try:
+                places = np.array([data.position[document] for document in scored], dtype=np.int64)
+            except KeyError as error:
+                raise InputError(
+                    f"A run has the document {error} for the query {query!r}, which is not in the"
+                    " corpus: give it the ids of the corpus, as strings."
+                ) from None
             return places, np.array([*scored.values()], dtype=np.float64)
 
         return cls.of(data, data.query_ids, map(found, data.query_ids), k)

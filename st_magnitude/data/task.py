@@ -94,12 +94,17 @@ class EncodedTask:
         return [columns for _, columns in self._best(similarities, k)]
 
     def search(self, similarity: Similarity, k: int = 100) -> Ranking:
-        """The best k documents of every query, with their scores."""
+        """The best k documents of every query, with their scores.
+
+        Raises:
+            ValueError: If the task has no ``data``, to which a ranking refers.
+        """
         return self.searches([similarity], k)[0]
 
     def searches(self, similarities: Sequence[Similarity], k: int = 100) -> list[Ranking]:
         """`search` for several similarities. One matrix product serves all of them."""
-        assert self.data is not None
+        if self.data is None:
+            raise InputError("A ranking refers to its data: encode them by data.encode(model).")
         found = []
         best = self._best(similarities, k)
         for similarity, (scores, columns) in zip(similarities, best, strict=True):

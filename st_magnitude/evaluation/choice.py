@@ -34,6 +34,10 @@ class Fusion:
         scale: The mean over queries of BM25's best score.
         tokens: The tokens of BM25, a name in `lexical.TOKENS`.
 
+    Example:
+        >>> print(Fusion(weight=0.6, unit=1.0, scale=4.2, tokens="words"))
+        0.6 model + 0.4 BM25 of words
+
     Source: Bruch, Gai and Ingber, An Analysis of Fusion Functions for Hybrid Retrieval, 2023, arXiv
     2210.11934.
     """
@@ -140,24 +144,24 @@ class System:
 
     name: str
     ranking: Ranking
-    how: str = ""  # the tokens of BM25, and weights
+    how: Fusion | str = ""  # with BM25: the fusion, or the tokens of BM25 alone
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to deploy: the simplest system that no other one clearly beats.
+    """The system to deploy, the simplest that no other one clearly beats.
 
     Attributes:
         name: Name of the system.
         ndcg: Its mean nDCG@10.
-        how: Its tokens and weights, if BM25 is part of it.
+        how: Its fusion with BM25, or the tokens of BM25 alone, or "".
         over: Name of the best simpler system, or "".
         lead: The difference to that one.
     """
 
     name: str
     ndcg: float
-    how: str
+    how: Fusion | str
     over: str
     lead: Difference | None
 

@@ -43,6 +43,7 @@ NUM_DOCUMENTS = 500  # of the sample whose norms are measured
 NUM_QUERIES = 100
 DEPTH = 100  # documents of BM25's run for each query
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
+MOST_CHARACTERS = 2 * 10**7  # of a corpus whose 4-grams are counted, each in 120 bytes
 NAMES = {  # in the table
     "BM25": "BM25 of {}",
     "the pretrained model with BM25": "pretrained + BM25",
@@ -54,7 +55,8 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
     """BM25's rankings by `TOKENS`, or none and a sentence that says why it is no control.
 
     It is a control where at least half of the queries share a word with a document that answers
-    them, or find `DEPTH` documents or more. Without bm25s the sentence is empty.
+    them, or find `DEPTH` documents or more. Without bm25s the sentence is empty. A corpus of more
+    than `MOST_CHARACTERS` characters is searched by words only.
     """
     data = data.only(data.query_ids)
     try:
@@ -69,9 +71,17 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
             f"BM25 finds a word in common with an answer for {shared:,} of {len(by_words):,}"
             " queries only, so it is no control."
         )
+    found = {"words": by_words}
+    characters = sum(map(len, data.corpus.values()))
+    if characters > MOST_CHARACTERS:
+        logger.warning(
+            f"BM25 is measured by words only: the 4-grams of a corpus of {characters:,} characters"
+            " would take too much memory."
+        )
+        return found, ""
     others = {name: split for name, split in TOKENS.items() if split is not words}
-    found = {name: bm25_run(data, DEPTH, tokenizer=split) for name, split in others.items()}
-    return {"words": by_words, **found}, ""
+    found |= {name: bm25_run(data, DEPTH, tokenizer=split) for name, split in others.items()}
+    return found, ""
 
 
 def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
@@ -240,7 +250,7 @@ class Baseline:
                 options = fusions(one.ranking, self.lexical, its_exponent == 1.0)
                 fused = choose(options, self.folds)
                 name = f"{one.name} with BM25"
-                systems += [one, System(name, fused.ranking, str(fused.value))]
+                systems += [one, System(name, fused.ranking, fused.value)]
         others = [system for system in systems if system not in (before, after)]
         return Verdict(
             queries=gain.queries,

@@ -380,7 +380,7 @@ def _apply_options(
 
     Args:
         logits: The multiple less that of the best score, (n, M). It becomes the logit less the
-            largest one of the row, so that the sum of exponentials neither vanishes nor overflows.
+            largest one of the row. The sum of exponentials then neither vanishes nor overflows.
         best: The logit of a negative with the best score, less that of the pair, (n,).
 
     Returns:

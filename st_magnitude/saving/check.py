@@ -1,4 +1,4 @@
-"""What was saved is what was in memory: a written model is loaded again and compared."""
+"""A check of every save: the written model is loaded again and compared with that in memory."""
 
 from __future__ import annotations
 

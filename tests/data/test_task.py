@@ -104,6 +104,12 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
         EncodedTask(**sides, query_ids=["a", "b", "c"], document_ids=["a", "b", "c"])
 
 
+def test_a_search_without_data_is_refused():
+    task = EncodedTask(torch.rand(3, 2), torch.rand(3, 2))
+    with pytest.raises(ValueError, match=r"by data\.encode\(model\)"):
+        task.search(DOT)
+
+
 def metrics_of(kind, **options):
     """All figures of a search; those of the embeddings do not count."""
     return lambda model, *task: {

@@ -12,6 +12,7 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.lexical import TOKENS
+from st_magnitude.finetune import held_out
 from st_magnitude.finetune.held_out import DEPTH, NUM_DOCUMENTS, bm25_control, card_figures
 from st_magnitude.finetune.train import TrainConfig, train
 
@@ -55,6 +56,18 @@ def test_a_word_of_many_documents_says_nothing_against_a_control():
     assert no_control == ""
     assert {len(found) for found in run["words"].values()} == {DEPTH}
     assert "d3" not in run["words"]["q3"]
+
+
+def test_grams_of_a_corpus_that_is_too_large_are_left_out(monkeypatch, caplog):
+    data = four("word0", "word1", "word2", "word3")
+    characters = sum(map(len, data.corpus.values()))
+    monkeypatch.setattr(held_out, "MOST_CHARACTERS", characters)
+    assert list(bm25_control(data)[0]) == [*TOKENS]
+    assert "4-grams" not in caplog.text
+    monkeypatch.setattr(held_out, "MOST_CHARACTERS", characters - 1)
+    run, no_control = bm25_control(data)
+    assert (list(run), no_control) == (["words"], "")
+    assert f"the 4-grams of a corpus of {characters} characters" in caplog.text
 
 
 def test_without_bm25s_there_is_no_control_and_the_log_says_so(monkeypatch, caplog):

@@ -10,10 +10,13 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.evaluation import choice
+from st_magnitude.finetune import held_out
 from st_magnitude.finetune.held_out import Baseline
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.verdict import Control, Scored, Verdict
 from st_magnitude.judge import Difference
+from st_magnitude.result import to_plain
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -131,6 +134,25 @@ def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
     )
     for scored in (by_hand.saved, *by_hand.controls):
         assert scored.gain.low < scored.gain.mean < scored.gain.high
+
+
+def test_a_system_with_bm25_is_recorded_by_its_weight_and_scales(monkeypatch):
+    """Of one system, the trained model with BM25, which is the last."""
+
+    def last(systems, seed):
+        return choice.decide(systems[-1:], seed)
+
+    monkeypatch.setattr(held_out, "decide", last)
+    words = [f"w{k}" for k in range(1, 6)]
+    corpus = {f"d{w}": f"{w} {w}" for w in words}
+    relevant = {w: {f"d{w}"} for w in words}
+    data = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare()
+    how = to_plain(verdict)["decision"]["how"]
+    assert how.keys() == {"weight", "unit", "scale", "tokens"}
+    assert choice.Fusion(**how) == verdict.decision.how
+    assert f"with BM25 ({verdict.decision.how}): nDCG" in str(verdict.decision)
 
 
 def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
