@@ -32,7 +32,7 @@ import st_magnitude as stm
 from st_magnitude.data.pairs import Splits
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, make_trainer
-from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.evaluation.verdict import model_ranking
 from st_magnitude.judge import judge
 
 FILE = Path(__file__).with_suffix(".jsonl")
