@@ -18,7 +18,7 @@ LAYERS = (
     ("losses", "surgery", "saving", "data"),
     ("training",),
     ("clip", "revela", "evaluation"),
-    ("diagnosis", "serving", "mteb", "finetune"),
+    ("diagnosis", "serving", "mteb", "finetune", "report"),
     ("comparison",),
     ("commands",),
     ("__init__", "__main__"),
