@@ -18,8 +18,7 @@ HOSTILE = [
     "{{ data }}",
     "a \"quote\", an 'apostrophe', \\u003c and a `tick` & more",
     "one\u2028two\u2029three\r\n\0",
-    "שלום \u202eabc",
-    "a lone \ud800",
+    "שלום \u202eabc and a lone \ud800",
 ]
 
 
@@ -62,10 +61,11 @@ def rankings(number, texts=("text",)):
 def test_the_data_of_the_page_are_the_figures_of_the_rankings(tmp_path):
     before, after = sides = rankings(90)
     systems = [System("a", before), System("b", after, Fusion(0.3, 1, 4, "words"))]
+    systems.append(System("again", before))
     page = json.loads(written(tmp_path / "new.html", *sides, systems, rate=2e-5, dims=None)[0])
     assert page["sides"] == [{"name": "a", "ndcg": before.mean}, {"name": "b", "ndcg": after.mean}]
     assert page["settings"] == [["rate", "2e-05"], ["dims", "-"]]
-    first, second = page["systems"]
+    first, second, _ = page["systems"]
     assert first == {"name": page["reference"], "how": "", "ndcg": before.mean, "gain": None}
     gain = judge((after.ndcg - before.ndcg)[1:])
     assert (second["gain"], second["verdict"]) == (vars(gain), gain.verdict)
@@ -73,8 +73,8 @@ def test_the_data_of_the_page_are_the_figures_of_the_rankings(tmp_path):
 
     pairs = [pair for *pair, number in page["changes"] for _ in range(number)]
     assert pairs == sorted(np.stack([before.ndcg, after.ndcg], axis=1)[1:].tolist())
-    assert {row["id"] for row in page["queries"]} == {*after}
-    assert page["queries"][-1]["id"] == "q0"  # whose change is unknown
+    ids = [row["id"] for row in page["queries"]]
+    assert (len({*ids}), ids[-1]) == (90, "q0")  # whose change is unknown
     changes = [-abs(row["ndcg"][1] - row["ndcg"][0]) for row in page["queries"][:-1]]
     assert changes == sorted(changes)
     for row in page["queries"]:
@@ -115,6 +115,6 @@ def test_a_page_of_one_side_with_many_queries_and_long_texts_and_one_of_systems(
     assert (page["left_out"], [row["ndcg"] for row in page["queries"]]) == (50, worst)
     texts = {row["text"] for row in page["queries"]}
     assert texts == {*page["documents"].values()} == {"長" * 300, "x" * 299 + "…"}
-    systems = [System("a", before), System("b", after)]
-    page = json.loads(written(tmp_path / "r.html", None, None, systems)[0])
+    page, _ = written(tmp_path / "r.html", None, None, [System("a", before), System("b", after)])
+    page = json.loads(page)
     assert (page["reference"], page["systems"][1]["said"]) == ("a", str(after - before))
