@@ -17,6 +17,8 @@ import numpy as np
 
 from st_magnitude._files import written
 
+UNSAVED = {"saved": False}  # metadata of a field that JSON does not have
+
 # Words and numbers stay whole.
 _lines_of = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
@@ -28,8 +30,10 @@ def to_plain(value: object) -> Any:
         >>> to_plain({"a": np.array([1.0, np.nan, -np.inf]), "b": (True, 2)})
         {'a': [1.0, None, '-inf'], 'b': [True, 2]}
     """
+    if isinstance(value, Result):
+        return value.to_dict()
     if is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+        return _plain_fields(value)
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -43,6 +47,11 @@ def to_plain(value: object) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return str(value) if isinstance(value, Path) else value
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    kept = (f.name for f in fields(value) if f.metadata != UNSAVED)
+    return {name: to_plain(getattr(value, name)) for name in kept}
 
 
 def cell(value: object) -> str:
@@ -148,11 +157,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {
-            name: value.to_dict() if isinstance(value, Result) else to_plain(value)
-            for name, value in given.items()
-        }
+        return _plain_fields(self)
 
     def save(self, path: str | Path) -> Path:
         """Writes `to_dict` as a JSON file, with its folder, and returns the path."""

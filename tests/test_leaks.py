@@ -84,7 +84,7 @@ def judged(monkeypatch):
         return run(trainer, *args, **options)
 
     def spied_encode(data, model, *args, **options):
-        if model in rows_of:
+        if model in rows_of and "only" not in options:  # the norms of a sample judge nothing
             found.append((rows_of[model], {spelled(text) for text in data.asked.values()}))
         return encode(data, model, *args, **options)
 

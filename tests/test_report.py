@@ -60,7 +60,7 @@ def rankings(number, texts=("text",)):
 
 def test_the_data_of_the_page_are_the_figures_of_the_rankings(tmp_path):
     before, after = sides = rankings(90)
-    systems = [System("a", before), System("b", after, Fusion(0.3, 1, 4, "words"))]
+    systems = [System("a", before), System("b", after, how=Fusion(0.3, 1, 4, "words"))]
     systems.append(System("again", before))
     page = json.loads(written(tmp_path / "new.html", *sides, systems, rate=2e-5, dims=None)[0])
     assert page["sides"] == [{"name": "a", "ndcg": before.mean}, {"name": "b", "ndcg": after.mean}]
@@ -91,7 +91,7 @@ def test_texts_of_strangers_stay_texts_and_nothing_is_loaded(tmp_path):
     sides = rankings(20, HOSTILE)
     tags = written(tmp_path / "r.html", *sides)[1]
     for text in HOSTILE:
-        systems = [System(text, sides[1], text)]
+        systems = [System(text, sides[1], how=text)]
         data, others = written(tmp_path / "r.html", *sides, systems, text, text, **{text: text})
         assert others == tags
         assert not re.search("[<>&\u2028\u2029]", data)

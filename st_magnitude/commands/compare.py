@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Also, Base, DataOptions, Figures, command, folder, say
+from st_magnitude._files import refuse_foreign
+from st_magnitude.commands.core import (
+    Also,
+    Base,
+    DataOptions,
+    Figures,
+    Report,
+    command,
+    folder,
+    save_report,
+    say,
+)
 from st_magnitude.comparison.config import CompareConfig
 
 
@@ -18,6 +29,7 @@ def compare(
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the winning model and tables.")],
     also: Also = None,
+    report: Report = None,
     settings: CompareConfig,
 ) -> Figures:
     """Find out which loss to train with on your data.
@@ -27,11 +39,15 @@ def compare(
     five folds for a static table without a test split of your own. Give the same command again to
     continue a run that was stopped.
     """
+    if report is not None:
+        refuse_foreign(report)
     splits = source.splits()
     splits[settings.split]  # before a model is loaded
     from st_magnitude.comparison.compare import compare as run
 
     result = run(model, splits, output, settings, also=also or (), say=say)
     typer.echo(f"\n{result}")
+    shown = {"model": model, **vars(settings)}
+    save_report(report, f"Comparison on {splits.name}", result.test, shown, settings.seed)
     say(f"Saved to {output}: model/, compare.md, compare.json.")
     return result.to_dict()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from st_magnitude.data.pairs import Splits
     from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.evaluation.verdict import Verdict
 
 Figures = Mapping[str, Any]
 
@@ -83,6 +84,7 @@ Also = Annotated[
     list[str] | None,
     Option(help="Folder or hub id of another model to weigh; may be given several times."),
 ]
+Report = Annotated[Path | None, Option(help="HTML file for a report to share, which is replaced.")]
 BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 
@@ -292,3 +294,26 @@ def folder(help: str) -> OptionInfo:
         return Path(given)
 
     return Option(parser=parse, metavar="DIRECTORY", help=help)
+
+
+def save_report(
+    path: Path | None,
+    title: str,
+    verdict: Verdict | None,
+    settings: Mapping[str, object],
+    seed: int,
+) -> None:
+    """Writes the report of ``--report``, if it was asked for."""
+    if path is None:
+        return
+    if verdict is None:
+        say("There is no report, as no held-out queries judge the model.")
+        return
+    from st_magnitude.evaluation.verdict import BEFORE
+    from st_magnitude.report import write_report
+
+    of = {system.name: system.ranking for system in verdict.systems}
+    said = "\n".join(filter(None, (verdict.deploy, verdict.headline("held-out"))))
+    sides = of[BEFORE], of[verdict.name]
+    write_report(path, title, said, verdict.systems, *sides, settings, seed)
+    say(f"The report is in {path}.")

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from st_magnitude._files import refuse_foreign, written
-from st_magnitude.commands.core import Figures, ModelId, Ranked, command, folder
+from st_magnitude.commands.core import Figures, ModelId, Ranked, Report, command, folder
 
 
 @command
@@ -19,8 +19,9 @@ def diagnose(
     judged: Ranked,
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
     min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
-    seed: Annotated[int, Option(min=0, help="Seed for the halves and the intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the folds and the intervals.")] = 0,
     verbose: Annotated[bool, Option(help="Print all measurements as well.")] = False,
+    report: Report = None,
     output: Annotated[
         Path | None, folder("Folder for diagnosis.json and diagnosis.md, which are replaced.")
     ] = None,
@@ -34,6 +35,8 @@ def diagnose(
     if output is not None:
         for name in ("diagnosis.json", "diagnosis.md"):
             refuse_foreign(output / name)
+    if report is not None:
+        refuse_foreign(report)
     splits = judged.splits()
     splits.check_held_out(judged.split)
     encoder, split, data = judged.load(model, splits)
@@ -54,6 +57,15 @@ def diagnose(
     typer.echo(str(found))
     if verbose:
         typer.echo("".join(f"\n{table}\n" for table in found.measurements))
+    if report is not None:
+        from st_magnitude.report import write_report
+
+        title = f"Diagnosis of {found.model} on {split}"
+        said = "\n".join(map(str, found.recommendations))
+        shown = {"min_gain": min_gain, "tolerance": tolerance, "seed": seed}
+        systems = found.systems
+        before, after = (system.ranking for system in systems)
+        write_report(report, title, said, systems, before, after, shown, seed)
     if output is not None:
         found.save(output / "diagnosis.json")
         tables = [table.to_markdown() for table in found.measurements]

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Also, Base, DataOptions, Figures, command, folder, say
+from st_magnitude._files import refuse_foreign
+from st_magnitude.commands.core import (
+    Also,
+    Base,
+    DataOptions,
+    Figures,
+    Report,
+    command,
+    folder,
+    save_report,
+    say,
+)
 from st_magnitude.finetune.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -30,6 +41,7 @@ def train(
     save_data: Annotated[
         Path | None, folder("New folder for the splits, in BEIR's layout.")
     ] = None,
+    report: Report = None,
     settings: TrainConfig,
 ) -> Figures:
     """Train a retriever on pairs, and say whether it is better.
@@ -39,6 +51,8 @@ def train(
     folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
+    if report is not None:
+        refuse_foreign(report)
     splits = source.splits()
     if save_data is not None:
         splits.save(save_data)
@@ -69,6 +83,8 @@ def train(
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if trained.trainer.is_world_process_zero():
         figures |= _report(trained, split, measured, confirm, splits.caveat)
+        shown = {"model": model, **vars(settings)}
+        save_report(report, f"Training on {loaded.name}", trained.verdict, shown, settings.seed)
     return figures
 
 

@@ -104,7 +104,7 @@ def diagnose(
         documents=answers,
         **measure.effect_sizes(answers, is_relevant),
         exponent=curve,
-        tried_exponent=change.value,
+        tried=change,
         isoscore=geometry.isoscore(directions),
         isoscore_ceiling=geometry.isoscore_ceiling(*directions.shape),
         mean_cosine=geometry.mean_cosine(directions),

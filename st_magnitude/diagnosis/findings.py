@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from st_magnitude.evaluation.calibration import ExponentCurve
+from st_magnitude.evaluation.choice import Choice, System
 from st_magnitude.evaluation.compression import CompressionCell, table
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference, judge
@@ -87,7 +88,7 @@ class Diagnosis(Result):
     cohens_d: float
     adjusted_cohens_d: float
     exponent: ExponentCurve
-    tried_exponent: float  # instead of the present one
+    tried: Choice[float]  # the exponent instead of the present one
     # of the directions of the documents
     isoscore: float
     isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
@@ -124,6 +125,17 @@ class Diagnosis(Result):
         return [facts, *map(str, ordered), legend]
 
     @property
+    def systems(self) -> list[System]:
+        """The model at the present exponent, and at those that the other folds choose."""
+        curve = self.exponent
+        rankings = {curve.present: curve.at(curve.present)}
+        rankings[self.tried.value] = self.tried.of(curve.rankings)
+        return [
+            System(f"document exponent {exponent:.2g}", ranking)
+            for exponent, ranking in rankings.items()
+        ]
+
+    @property
     def measurements(self) -> list[Table]:
         """Norms, nDCG@10 by exponent, storage and directions."""
         title = f"nDCG@10 by dimensions and precision, measured with {self.recommended}. Stars mark"
@@ -155,7 +167,7 @@ class Diagnosis(Result):
     def _exponents(self) -> Table:
         curve = self.exponent
         today = curve.at(curve.present).ndcg
-        marks = {self.tried_exponent: "tried", curve.present: "today"}
+        marks = {self.tried.value: "tried", curve.present: "today"}
         rows = []
         for exponent, values in zip(curve.exponents, curve.per_query, strict=True):
             gain = judge(values - today, num_samples=2000)

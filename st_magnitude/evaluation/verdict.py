@@ -6,14 +6,14 @@ import hashlib
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.evaluation.choice import WITH_BM25, Decision, System, decide, systems_of
 from st_magnitude.judge import Difference, nothing_found
-from st_magnitude.result import Result, Table
+from st_magnitude.result import UNSAVED, Result, Table
 
 __all__ = ["AFTER", "BEFORE", "Change", "Control", "Scored", "Verdict", "verdict_of"]
 
@@ -89,6 +89,8 @@ class Verdict(Result):
     training: Difference | None = None  # inside what to deploy: trained minus pretrained
     no_control: str = ""  # why BM25 is none, in a sentence
     name: str = AFTER
+    # all ways to search, the simplest first
+    systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
 
     @property
     def is_better(self) -> bool:
@@ -178,10 +180,11 @@ class Verdict(Result):
 
     def tables(self) -> Iterable[Table | str]:
         rows: list[list[object]] = [[BEFORE, self.pretrained, self.saved.gain]]
-        for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
+        ways = dict.fromkeys((self.as_trained, self.best or self.as_trained))
+        for scored in ways:
             notes = ["as trained"] if scored == self.as_trained else []
             notes += ["saved"] if scored == self.saved else []
-            note = f" ({', '.join(notes)})" if len(notes) == 1 else ""
+            note = f" ({', '.join(notes)})" if len(ways) > 1 else ""
             rows.append([f"{self.name}, {scored.name}{note}", scored.ndcg, ""])
         rows += [[other.name, other.ndcg, other.gain] for other in self.controls]
         columns = ["search", "nDCG@10", "the saved model over it"]
@@ -243,6 +246,7 @@ def verdict_of(
         training=training,
         no_control=no_control,
         name=after.name,
+        systems=tuple(systems),
     )
 
 

@@ -34,9 +34,14 @@ def pairs(tmp_path):
 def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     output = tmp_path / "out"
     said = invoke("train", data=pairs, output=output, confirm="test").output
-    assert not any(line.startswith(("BM25  ", "trained + BM25")) for line in said.splitlines())
+    assert not any(line.startswith(("BM25  ", "BM25 of")) for line in said.splitlines())
+    assert "model with BM25 " not in said
     said = " ".join(said.split())
-    assert said.index("held out in 5 folds") < said.index("Saved to") < said.index("pretrained 0.")
+    assert (
+        said.index("held out in 5 folds")
+        < said.index("Saved to")
+        < said.index("pretrained model 0.")
+    )
     assert "BM25 finds a word in common with an answer for 0 of 58 queries only" in said
     assert "test queries" in said
     SentenceTransformer(str(output))  # without the package
@@ -155,7 +160,7 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
     options = {"data": pairs, "model": small_static, "output": tmp_path / "out", "batch_size": 8}
     if command == "compare":
         options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
-    found = figures(command, also=tmp_path / "bow", **options)
+    found = figures(command, also=tmp_path / "bow", report=tmp_path / "report.html", **options)
     verdict = found["dev" if command == "train" else "test"]
     assert verdict["folds"] == 5
     assert verdict["queries"] == 58
@@ -164,6 +169,8 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
     folder = tmp_path / "out" / ("model" if command == "compare" else "")
     decision = Decision.load(folder)
     assert to_plain(decision) == verdict["decision"]
+    page = (tmp_path / "report.html").read_text()
+    assert all(name in page for name in ("the pretrained model", str(tmp_path / "bow"), "number 1"))
 
 
 @pytest.mark.parametrize(

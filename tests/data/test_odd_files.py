@@ -6,7 +6,6 @@ import gzip
 import io
 import itertools
 import json
-import time
 import zipfile
 from collections.abc import Callable
 
@@ -286,10 +285,8 @@ OBJECTS: list[tuple[Callable[[], object], str]] = [
 @pytest.mark.parametrize(("name", "content", "message"), REFUSED)
 def test_files_that_are_refused_in_a_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    begin = time.perf_counter()
     with pytest.raises((DataError, ImportError), match=message) as refused:
         load_splits(tmp_path / name)
-    assert time.perf_counter() - begin < 3
     assert len(str(refused.value)) < 800
 
 
@@ -343,12 +340,9 @@ COMMANDS += ["diagnose model", "mteb model"]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_data_are_read_before_torch_is(tmp_path, command):
-    """A file that cannot be used is refused within three seconds."""
     (tmp_path / "a.csv").write_text("title,body\na,b\n")
     words = ["a.csv"] if command.startswith("mteb") else ["--data", "a.csv"]
     words += ["--output", "out"] if command in ("train", "compare") else []
-    begin = time.perf_counter()
     done = python("-c", IMPORTED, *command.split(), *words, code=2, cwd=tmp_path)
     assert "--columns query=title,document=body" in done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
-    assert time.perf_counter() - begin < 10  # on a busy machine

@@ -47,8 +47,8 @@ def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
     }
     before = quick(model_of(table, "dot"), *task)
     assert (before.similarity, before["exponent"].verdict) == ("dot", "do")
-    assert before["exponent"].scoring == f"document exponents {before.tried_exponent:.2g} and 0"
-    after = quick(model_of(table), *task, similarity=Similarity(1.0, before.tried_exponent))
+    assert before["exponent"].scoring == f"document exponents {before.tried.value:.2g} and 0"
+    after = quick(model_of(table), *task, similarity=Similarity(1.0, before.tried.value))
     assert after["exponent"].verdict != "do"
     assert before.recommended == after.similarity == after.recommended
     for old, new in zip(before.recommendations[1:], after.recommendations[1:], strict=True):
@@ -57,7 +57,7 @@ def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
         assert old.gain is None or f"Scoring: {before.recommended}." in str(old)
     assert before.cells == after.cells
     at_dot = before.exponent.at(0.0).mean
-    assert before.cells[0].ndcg == before.exponent.at(before.tried_exponent).mean > 1.1 * at_dot
+    assert before.cells[0].ndcg == before.exponent.at(before.tried.value).mean > 1.1 * at_dot
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
     assert advice.gain.low > 0
     assert min(found.cohens_d, found.adjusted_cohens_d) > 1.5
     assert found.normalizes is normalize
-    chosen = found.tried_exponent
+    chosen = found.tried.value
     assert advice.choice == f"stm.prepare(model, stm.Similarity(1, {chosen:.2g}))"
     # on queries, documents and norms that the diagnosis has not seen
     fresh_model, *fresh = planted(seed + 100, "relevance")
@@ -56,7 +56,7 @@ def test_noise_is_called_noise(seed, similarity):
         assert found["exponent"].choice == "keep cosine"
     else:  # the model is scored with the noise: cosine is the better one, and that is real too
         assert found["exponent"].verdict == "do"
-        assert found.tried_exponent >= 0.8
+        assert found.tried.value >= 0.8
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -146,6 +146,7 @@ def test_command(data_folder, static_path, tmp_path):
         file.write("train-q1\td20\t1\n")
     target = tmp_path / "new" / "out"
     options = {"data": data_folder, "seed": 3}
+    options |= {"report": tmp_path / "report.html"}
     result = invoke("diagnose", static_path, **options, output=target, verbose=True)
     assert result.exit_code == 0, result.output
     assert "dev: 8 queries, 20 documents" in result.stdout
@@ -157,4 +158,5 @@ def test_command(data_folder, static_path, tmp_path):
     assert "| IsoScore |" in (target / "diagnosis.md").read_text()
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 20
+    assert "Score with document exponent" in (tmp_path / "report.html").read_text()
     assert (saved["seed"], saved["min_gain"]) == (3, 0.02)

@@ -62,7 +62,7 @@ def test_each_fold_is_measured_at_what_the_others_choose(seed, kind):
     for fold in folds_of(RetrievalData(*task), 5, 0):
         is_in = np.array([query in fold for query in diagnosis.query_ids])
         held_out[is_in] = curve.per_query[chosen(curve.per_query[:, ~is_in])][is_in]
-    assert diagnosis.tried_exponent == curve.exponents[chosen(curve.per_query)]
+    assert diagnosis.tried.value == curve.exponents[chosen(curve.per_query)]
     assert diagnosis["exponent"].gain == judge(held_out - curve.per_query[-1], 0.02)
     assert diagnosis["exponent"].gain.queries == 60
 
@@ -102,13 +102,13 @@ def test_exponents_are_compared_with_today(present):
     choice = found.exponent
     expected = MagnitudeEvaluator(*task, similarity=Similarity(1.0, present))(model)
     assert choice.at(present).mean == pytest.approx(expected["matched_ndcg@10"], abs=1e-12)
-    assert found.tried_exponent != present
+    assert found.tried.value != present
     rows = found.measurements[1].rows
     assert [row[1] for row in rows] == pytest.approx(choice.per_query.mean(axis=1))
     gain = judge(choice.per_query[0] - choice.at(present).ndcg, num_samples=2000)
     assert rows[0][2] == gain
     marked = {row[3]: row[0] for row in rows if row[3]}
-    assert marked == {"today": f"{present:g}", "tried": f"{found.tried_exponent:.2g}"}
+    assert marked == {"today": f"{present:g}", "tried": f"{found.tried.value:.2g}"}
 
 
 def test_tiny_and_infinite(tmp_path):
