@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md and docs/serving.md that need other packages.
+"""The recipes of docs/serving.md that need other packages.
 
 The frameworks are in no extra: the nightly job installs them.
 """
@@ -13,24 +13,23 @@ from _tiny import ROWS, load_transformer, save_transformer
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def block(page, section):
-    """The first block of a section that the tests of docs do not run; "" is above all sections."""
-    text = (DOCS / page).read_text(encoding="utf-8")
+def block(section):
+    """The first block of a section."""
+    text = (DOCS / "serving.md").read_text(encoding="utf-8")
     parts = re.split(r"^#{2,3} (.*)\n", text, flags=re.MULTILINE)
-    sections = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
-    found = re.search(r"^```py\n(.*?)^```", sections[section], flags=re.MULTILINE | re.DOTALL)
-    return compile(found[1], section, "exec")
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return re.search(r"^```py.*?\n(.*?)^```", sections[section], re.MULTILINE | re.DOTALL)[1]
 
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """The names that the first block of recipes.md defines; it saves my-retriever."""
+    """The names of the blocks before those of frameworks, which save my-retriever."""
     monkeypatch.chdir(tmp_path)
     load_transformer(save_transformer(tmp_path / "transformer")).save_pretrained("base")
-    text = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    setup = re.search(r"^```py\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[1]
     namespace: dict = {}
-    exec(setup.replace("sentence-transformers/all-MiniLM-L6-v2", "base"), namespace)
+    for section in ("Vectors for a database", "Frameworks"):
+        code = block(section).replace("sentence-transformers/all-MiniLM-L6-v2", "base")
+        exec(code, namespace)
     return namespace
 
 
@@ -45,12 +44,12 @@ def names(tmp_path, monkeypatch):
 def test_a_framework_serves_what_the_model_computes(names, section, package):
     """Every recipe asserts so by check_serving."""
     pytest.importorskip(package)
-    exec(block("recipes.md", section), names)
+    exec(block(section), names)
 
 
 def test_ray_and_spark(names):
     pandas = pytest.importorskip("pandas")
-    exec(block("recipes.md", "Ray and Spark"), names)
+    exec(block("Ray and Spark"), names)
     texts = [text for row in ROWS for text in row[1:3]]
     frame = pandas.DataFrame({"_id": range(len(texts)), "text": texts})
     found = names["Embedder"]("my-retriever")(frame)
@@ -70,7 +69,7 @@ def test_databases(section, packages, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     documents = np.array([[1.0, 0.1], [3.0, 3.0], [0.9, 0.0]], dtype=np.float32)
     names = {"documents": documents, "queries": np.array([[1.0, 0.0]], dtype=np.float32)}
-    exec(block("serving.md", section), names)
+    exec(block(section), names)
     found = names["hits"][0][0] if section == "Milvus" else names["found"][0]
     score = found["distance"] if section == "Milvus" else 1 - found["_distance"]
     assert (found["id"], score) == (1, pytest.approx(3.0))
