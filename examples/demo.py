@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation.verdict import AFTER, BEFORE
 from st_magnitude.finetune.train import TrainConfig, TrainedModel, train
 from st_magnitude.judge import Difference, judge
 from st_magnitude.result import Table, to_plain, wrap
@@ -53,7 +54,7 @@ def searches(
     chooses."""
     dev, test = task.dev.encode(model), task.test.encode(model)
     added = prior.added(test, task.test, prior.chosen((dev, task.dev)))
-    return test.ndcg(test.top(stm.COSINE)), added.ndcg(added.top(stm.DOT))
+    return test.sweep([1.0])[1.0].ndcg, added.search(10).ndcg
 
 
 def compare(
@@ -64,8 +65,7 @@ def compare(
     del gains[TRAINED]
     means = {name: float(ndcg.mean()) for name, ndcg in found.items()}
     for control in trained.confirmed.controls if trained.confirmed else ():
-        name = control.name.replace("pretrained", PUBLISHED)
-        name = f"the table, {name}" if name.startswith("trained") else name
+        name = control.name.replace(BEFORE, PUBLISHED).replace(AFTER, TRAINED)
         means[name], gains[name] = control.ndcg, control.gain
     rows = [
         [name, f"{means[name]:.4f}", gains.get(name, "")]

@@ -20,6 +20,7 @@ import torch
 from _data import build_docstring_task
 
 import st_magnitude as stm
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.task import EncodedTask
 
 
@@ -84,7 +85,8 @@ def main() -> None:
     queries = model.encode_query([test.queries[query] for query in task.query_ids])
     # (m, D)
     documents = model.encode_document([test.corpus[document] for document in task.document_ids])
-    encoded = EncodedTask(torch.from_numpy(queries), torch.from_numpy(documents), task.columns)
+    sides = (torch.from_numpy(queries), torch.from_numpy(documents))
+    encoded = EncodedTask(test, task.query_ids, *sides, stm.DOT)
     unit_queries = stm.COSINE.query(encoded.queries).numpy()
     unit_documents = stm.COSINE.document(encoded.documents).numpy()
 
@@ -103,13 +105,13 @@ def main() -> None:
         "L2 (wrong)": (faiss.IndexFlatL2(dim), documents, queries),
     }
 
-    own = encoded.top(stm.DOT, 10).numpy()  # (n, 10)
+    own = encoded.search(10).columns  # (n, 10)
     found = {}
     for name, (index, stored, sent) in indexes.items():
         index.add(stored)
-        _, columns = index.search(sent, 10)  # (n, 10)
+        scores, columns = index.search(sent, 10)  # (n, 10)
         overlap = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(columns, own, strict=True)])
-        found[name] = float(overlap), float(encoded.ndcg(torch.from_numpy(columns)).mean())
+        found[name] = float(overlap), Ranking(test, task.query_ids, columns, scores).mean
         print(f"{name:20} {found[name][0]:.3f} of the model's top 10, nDCG@10 {found[name][1]:.3f}")
     plot(found, arguments.output / "index_metrics.png")
     faiss.write_index(graph, str(arguments.output / "documents.faiss"))

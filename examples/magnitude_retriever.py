@@ -44,7 +44,7 @@ def report(
     larger_half, d = norms > np.median(norms), geometry.cohens_d(norms[answers], norms[~answers])
     error = geometry.cohens_d_error(d, answers.sum(), (~answers).sum())
     print(
-        f"{name}: nDCG@10 {encoded.ndcg(encoded.top(similarity)).mean():.3f}, "
+        f"{name}: nDCG@10 {encoded.searches([similarity])[0].mean:.3f}, "
         f"Cohen's d {d:+.2f}, "
         f"AUC of the norm {roc_auc_score(answers, norms):.3f}, "
         f"half of the index, by norm, keeps {larger_half[answers].mean():.0%} of the answers"

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from _data import DocstringTask, SurfacePrior, build_docstring_task, bundled_minilm
 from numpy.typing import NDArray
 from sentence_transformers import (
@@ -30,7 +29,8 @@ from sklearn.metrics import roc_auc_score
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.task import EncodedTask, best_documents
 from st_magnitude.judge import judge, norm_warning
 from st_magnitude.result import Table, to_plain
 
@@ -51,24 +51,25 @@ def measure(
     encoded: EncodedTask, similarity: stm.Similarity, tells: NDArray[np.float64]
 ) -> dict[str, Any]:
     """The figures of one search, and of what tells answers from boilerplate: a norm, (m,)."""
-    answers = encoded.degrees > 0  # (m,)
+    answers = encoded.data.is_relevant  # (m,)
     half = tells >= np.median(tells)
-    top = encoded.top(similarity)
-    kept = torch.from_numpy(np.flatnonzero(half))
-    smaller = EncodedTask(encoded.queries, encoded.documents[kept])
+    (found,) = encoded.searches([similarity], 10)
+    kept = np.flatnonzero(half)
+    (smaller,) = best_documents(encoded.queries, encoded.documents[kept], [similarity], 10)
+    columns, scores = (x.numpy() for x in smaller)
     return {
-        "matched": encoded.ndcg(top),
-        "boilerplate": float((~answers)[top.numpy()].mean()),
+        "matched": found.ndcg,
+        "boilerplate": float((~answers)[found.columns].mean()),
         "auc": roc_auc_score(answers, tells),
         "kept": float(half[answers].mean()),
-        "half": encoded.ndcg(kept[smaller.top(similarity)]),
+        "half": Ranking(encoded.data, encoded.query_ids, kept[columns], scores).ndcg,
     }
 
 
 def with_norms(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, Any]:
-    norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0
+    norms, answers = geometry.norms(encoded.documents), encoded.data.is_relevant
     found = measure(encoded, similarity, norms)
-    found["cosine"] = encoded.ndcg(encoded.top(stm.COSINE))
+    found["cosine"] = encoded.sweep([1.0])[1.0].ndcg
     found["d"] = geometry.cohens_d(norms[answers], norms[~answers])
     return {**found, "norms": norms}
 
@@ -185,7 +186,7 @@ def main() -> None:
     }
     said = [[name, str(difference)] for name, difference in differences.items()]
     print(Table(["nDCG@10, paired over queries", "difference"], said).to_text())
-    answers = encoded.degrees > 0
+    answers = encoded.data.is_relevant
     error = geometry.cohens_d_error(means["qnorm"]["d"], answers.sum(), (~answers).sum())
     if warning := norm_warning(means["qnorm"]["d"], error, means["pretrained"]["d"]):
         print(warning)

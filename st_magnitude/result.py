@@ -148,7 +148,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return to_plain(self)
+        given = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {
+            name: value.to_dict() if isinstance(value, Result) else to_plain(value)
+            for name, value in given.items()
+        }
 
     def save(self, path: str | Path) -> Path:
         """Writes `to_dict` as a JSON file, with its folder, and returns the path."""

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import st_magnitude as stm
-from st_magnitude import Similarity, Term, infonce
+from st_magnitude import DOT, Similarity, Term, infonce
 from st_magnitude.data import task
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.kernel.batch import Above
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
@@ -202,7 +203,8 @@ def test_encoded_tasks_leave_apples_gpus(device: str, monkeypatch: pytest.Monkey
     """The search sums in float64, so it stays on a CUDA device and leaves mps."""
     monkeypatch.setattr(task, "check_finite", lambda *_: None)  # it waits for the device
     with torch.no_grad():  # autograd asks for a device that PyTorch was built for
-        found = task.EncodedTask(torch.randn(3, 8, device=device), torch.randn(5, 8, device=device))
+        sides = torch.randn(3, 8, device=device), torch.randn(5, 8, device=device)
+        found = task.EncodedTask(RetrievalData({}, {}, {}), [], *sides, DOT)
     types = {found.queries.device.type, found.documents.device.type}
     assert types == {"cpu" if device == "mps" else device}
 

@@ -14,7 +14,6 @@ from st_magnitude.commands.app import app
 from st_magnitude.data import task
 from st_magnitude.data.memory import AllReadError, remember
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import abstention
 from st_magnitude.evaluation.abstention import Abstention
 from st_magnitude.evaluation.base import SearchEvaluator
 
@@ -40,14 +39,13 @@ def data():
 def asked(monkeypatch):
     """The queries of each encoding."""
     found = []
-    encode = task.encode_texts
+    encode = task.encoded
 
-    def spy(model, queries, *args, **options):
+    def spy(model, data, queries, *args, **options):
         found.append(set(queries))
-        return encode(model, queries, *args, **options)
+        return encode(model, data, queries, *args, **options)
 
-    monkeypatch.setattr(task, "encode_texts", spy)
-    monkeypatch.setattr(abstention, "encode_texts", spy)
+    monkeypatch.setattr(task, "encoded", spy)
     return found
 
 

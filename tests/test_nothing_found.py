@@ -10,13 +10,12 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.comparison.config import Candidate
-from st_magnitude.comparison.result import CompareResult, Entry, OnTest
+from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
 from st_magnitude.finetune.held_out import Baseline
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.judge import Difference
 
 NOTHING = "so nothing can be recommended: check the judgments"
 WORDS = [f"word{i}" for i in range(8)]
@@ -36,9 +35,7 @@ def verdict():
 
 def comparison():
     entry = Entry(Candidate("cosine", 0.1, 0.03), [(9, 0.0)], 1.0, 1.0)
-    gains = {entry.name: Difference(0.0, -0.1, 0.1, 60, 0)}
-    test = OnTest(60, 97, {"pretrained": 0.0, entry.name: 0.0}, gains, {}, None)
-    return CompareResult("bow", [entry], test, 0.0, 60, 0, (), ())
+    return CompareResult("bow", [entry], verdict(), None, 0.0, 60, 0, (), ())
 
 
 def compression():
@@ -56,7 +53,7 @@ SUMMARIES = {
     "a table of formats": lambda: table(compression()),
     "of nan": lambda: table([replace(cell, ndcg=float("nan")) for cell in compression()]),
 }
-ADVICE = r"Within one point|is kept|\[do\]|\[no benefit|tied with|With the prior|Use cosine|"
+ADVICE = r"Within one point|is kept|\[do\]|\[no benefit|tied with|With the prior|Train with|Deploy|"
 ADVICE += r"Train on more| best |highest |nan"
 
 

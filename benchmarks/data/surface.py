@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -71,13 +72,12 @@ class SurfacePrior:
         documents = stm.COSINE.document(encoded.documents)
         queries = torch.nn.functional.pad(queries, (0, 1), value=1.0)
         documents = torch.cat([documents, weight * prior.to(documents)], dim=1)
-        return EncodedTask(queries, documents, encoded.columns)
+        return replace(encoded, queries=queries, documents=documents, similarity=stm.DOT)
 
     def chosen(self, dev: tuple[EncodedTask, RetrievalData]) -> float:
         """The weight with the highest nDCG@10 on dev queries."""
 
         def score(weight: float) -> float:
-            added = self.added(*dev, weight)
-            return float(added.ndcg(added.top(stm.DOT)).mean())
+            return self.added(*dev, weight).search(10).mean
 
         return max(WEIGHTS, key=score)

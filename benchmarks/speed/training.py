@@ -117,8 +117,8 @@ def measure(folder: Path, name: str, ours: bool, batch: int, epochs: int) -> dic
     scores = []
     for train, test in sets:
         few = 5 if is_encoder else 1
-        task = find_questions(test[: 1000 // few], train[: 1500 // few]).encode(model)
-        scores += list(task.ndcg(task.top(stm.COSINE)))
+        task = find_questions(test[: 1000 // few], train[: 1500 // few])
+        scores += list(task.encode(model, "cosine").search(10).ndcg)
     return {"seconds": seconds, "peak": peak, "ndcg": sum(scores) / len(scores)}
 
 

@@ -200,8 +200,8 @@ class Watch(TrainerCallback):
         matched = MATCHED.get(self.cell.loss, 1.0) if learned is None else float(learned)
         encoded = encode(self.model.eval(), self.task)
         self.model.train()
-        tops = encoded.tops([stm.Similarity(1.0, x) for x in (*EXPONENTS, matched)])
-        *ndcg, as_trained = (round(float(encoded.ndcg(top).mean()), 5) for top in tops)
+        found = encoded.searches([stm.Similarity(1.0, x) for x in (*EXPONENTS, matched)], 10)
+        *ndcg, as_trained = (round(ranking.mean, 5) for ranking in found)
         self.curve.append({"step": step, "exponents": ndcg, "matched": as_trained})
         found = {"matched": (as_trained, matched)}
         found["calibrated"] = max(zip(ndcg, EXPONENTS, strict=True))
@@ -273,14 +273,15 @@ def seconds_of(began: float, middle: float) -> dict[str, int]:
 
 def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]:
     """nDCG@10 of every query in full, at a quarter of the dimensions, and by rescored bits."""
-    quarter = encoded.prefix(encoded.queries.shape[1] // 4)
+    task = replace(encoded, similarity=similarity)
     q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
-    tops = {
-        "full": encoded.top(similarity),
-        "quarter": quarter.top(similarity),
-        "bits": search_compressed(q, d, "binary", 100, stm.COSINE, encoded.own)["query"],
+    divided = replace(encoded, queries=q, documents=d, similarity=stm.DOT)
+    rankings = {
+        "full": task.search(10),
+        "quarter": task.prefix(encoded.queries.shape[1] // 4).search(10),
+        "bits": search_compressed(divided, "binary", 100, keeps_norms=False)["query"],
     }
-    return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
+    return {name: packed(ranking.ndcg) for name, ranking in rankings.items()}
 
 
 def shape(encoded: EncodedTask) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from st_magnitude import geometry
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import best_documents, check_finite
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.similarity import COSINE, DOT
 
@@ -77,18 +77,20 @@ def evaluate_retrieval(
     ways = {"i2t": ("image", "text", matches), "t2i": ("text", "image", matches.T)}
     for way, (queries, items, belongs) in ways.items():
         asked = belongs.any(axis=1)
-        columns = [np.flatnonzero(row).tolist() for row in belongs[asked]]
-        task = EncodedTask(sides[queries][torch.from_numpy(asked)], sides[items], columns)
-        tops = task.tops([COSINE, DOT], max(ks))
-        for name, top in zip(("cosine", "dot"), tops, strict=True):
-            hits = task.hits(top)
+        features = sides[queries][torch.from_numpy(asked)]
+        check_finite(features, "query")
+        check_finite(sides[items], "document")
+        depth = max(*ks, NEAREST + int(belongs.sum(axis=1).max()))
+        found = best_documents(features, sides[items], [COSINE, DOT], depth)
+        tops = {name: top.numpy() for name, (top, _) in zip(("cosine", "dot"), found, strict=True)}
+        for name, top in tops.items():
+            hits = np.take_along_axis(belongs[asked], top, axis=1)
             for k in ks:
                 metrics[f"{name}_{way}_recall@{k}"] = float(hits[:, :k].any(axis=1).mean())
-        top = task.top(COSINE, NEAREST + max(map(len, columns)))
-        is_irrelevant = ~task.hits(top)
+        is_irrelevant = ~np.take_along_axis(belongs[asked], tops["cosine"], axis=1)
         is_near = is_irrelevant & (is_irrelevant.cumsum(axis=1) <= NEAREST)
-        norms = geometry.norms(task.documents)
-        groups = norms[np.concatenate(columns)], norms[top.numpy()[is_near]]
+        norms = geometry.norms(sides[items])
+        groups = norms[belongs.nonzero()[1]], norms[tops["cosine"][is_near]]
         if min(map(len, groups)) > 1:
             metrics[f"{items}_cohens_d"] = geometry.cohens_d(*groups)
     return metrics | geometry_figures(sides)

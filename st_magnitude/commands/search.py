@@ -7,7 +7,8 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,11 +18,22 @@ from st_magnitude._checks import InputError
 from st_magnitude.commands.core import DataOptions, Figures, ModelId, command, say, show_progress
 
 if TYPE_CHECKING:
+    from st_magnitude.data.ranking import Ranking
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.data.task import EncodedTask
     from st_magnitude.evaluation.abstention import Abstention
+    from st_magnitude.evaluation.choice import Decision, Fusion
+
+
+class Only(str, Enum):
+    """What `search` searches with."""
+
+    MODEL = "model"
+    BM25 = "bm25"
+
 
 SHOWN = 150  # characters of a document
+DEPTH = 100  # documents of the model and of BM25 that a fusion adds
 FAR = 0.05  # share of known questions whose best score is as low
 
 
@@ -37,6 +49,9 @@ def search(
         str | None, Option(help="Folder or hub id of another model, to show its ranks, too.")
     ] = None,
     top_k: Annotated[int, Option(min=1, help="Documents of each model to show.")] = 5,
+    only: Annotated[
+        Only | None, Option(help="Search with the model or BM25 alone; default: as recommended.")
+    ] = None,
     risk: Annotated[
         float | None,
         Option(help="Largest share of wrong answers: say where nothing answers well enough."),
@@ -44,7 +59,8 @@ def search(
 ) -> Figures:
     """Show what a retriever finds for a question.
 
-    All documents of the data are searched. A search always finds something, so the last line
+    All documents of the data are searched, by what `train` recommended: the model, BM25, or both
+    with a weight. A search always finds something, so the last line
     compares the best score with those of questions that have an answer. With --risk, such as 0.1,
     the dev split gives a rule that says when nothing answers.
     """
@@ -71,22 +87,28 @@ def search(
         if risk is not None:
             raise
         says_share = False
-    searchers = [_Searcher(name, known) for name in (model, against) if name]
+    searchers = [_Searcher(name, known, only, top_k) for name in (model, against) if name]
+    if risk is not None and searchers[0].fusion is not None:
+        raise InputError(
+            "--risk is a guarantee on scores of the model, and BM25 was recommended with it: add"
+            " --only model."
+        )
     rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
     for text in [question] if question else _questions():
         tasks = [searcher.ask(text) for searcher in searchers]
-        pairs = zip(searchers, tasks, strict=True)
-        found = [searcher.find(task, top_k) for searcher, task in pairs]
+        rankings = [one.search(task) for one, task in zip(searchers, tasks, strict=True)]
+        pairs = zip(searchers, rankings, strict=True)
+        found = [searcher.hits(ranking, top_k) for searcher, ranking in pairs]
         _show(found, known.corpus, answers.get(canonical(text), set()))
         answered = None
         if not says_share:
             say(f"No share is shown: {model} was trained on all questions of these data.")
         elif rule is None:
-            say(searchers[0].compare(found[0]))
+            say(searchers[0].compare(rankings[0]))
         else:
-            best = tasks[0].top(rule.similarity, 2)
-            answered = bool(rule.answers(tasks[0].scores(rule.similarity, best))[0])
+            best = replace(tasks[0], similarity=rule.similarity).search(2)
+            answered = bool(rule.answers(best.scores)[0])
             say("The first one answers, by the rule." if answered else "By the rule, none answers.")
         searches.append({"question": text, "found": found, "answered": answered})
     return {"model": model, "against": against, "rule": rule, "searches": searches}
@@ -116,52 +138,82 @@ class Hit:
 
 
 class _Searcher:
-    """A model with the embeddings of the corpus and of known questions."""
+    """A model with the embeddings of the corpus and of known questions, and with BM25 if that was
+    recommended."""
 
-    def __init__(self, name: str, known: RetrievalData) -> None:
-        from st_magnitude.evaluation.abstention import encode_all
-        from st_magnitude.evaluation.scoring import scoring_of
+    def __init__(self, name: str, known: RetrievalData, only: Only | None, top_k: int) -> None:
+        from st_magnitude.evaluation.choice import Decision
         from st_magnitude.saving.export import load
 
         self.model = load(name)
-        self.ids = known.document_ids
-        self.similarity = scoring_of(self.model)
-        self.known = encode_all(self.model, known, show_progress_bar=show_progress())
-        scores = self.known.scores(self.similarity, self.known.top(self.similarity, 1))  # (n, 1)
-        self.best = scores[[len(row) > 0 for row in self.known.columns]]
+        self.depth = max(DEPTH, top_k)
+        self.fusion = _fusion(Decision.load(name), only)
+        self.task = known.encode(self.model, only=known.queries, show_progress_bar=show_progress())
+        if self.fusion is not None:
+            from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
+            from st_magnitude.similarity import Similarity
+
+            self.index = LexicalIndex(known, TOKENS[self.fusion.tokens])
+            unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
+            self.task = replace(self.task, similarity=unit_queries)
+        ranking = self.search(self.task)
+        self.best = ranking.scores[ranking.has_answer, 0]
 
     def ask(self, question: str) -> EncodedTask:
         """The corpus and the question."""
-        from st_magnitude.data.task import EncodedTask
         from st_magnitude.surgery.raw import encode_raw
 
         query = encode_raw(self.model, [question], "query", keep_normalize=True)  # (1, D)
-        return EncodedTask(query, self.known.documents)
+        data = self.task.data.asking([question])
+        return replace(self.task, data=data, query_ids=[question], queries=query)
 
-    def find(self, task: EncodedTask, top_k: int) -> list[Hit]:
-        top = task.top(self.similarity, top_k)
-        scores = task.scores(self.similarity, top)[0].tolist()
-        norms = [None] * len(scores)
-        if self.similarity.keeps_magnitude:
-            norms = task.documents[top[0]].norm(dim=1).tolist()
-        ids = [self.ids[column] for column in top[0].tolist()]
-        return [Hit(*row) for row in zip(ids, scores, norms, strict=True)]
+    def search(self, task: EncodedTask) -> Ranking:
+        """The ranking of the model, or the fusion."""
+        found = task.search(self.depth)
+        if self.fusion is None:
+            return found
+        return self.fusion(found, self.index.search(task.data, self.depth))
+
+    def hits(self, found: Ranking, top_k: int) -> list[Hit]:
+        """The first documents, with their norms where these count."""
+        (question,) = found
+        keeps = self.task.similarity.keeps_magnitude and self.fusion is None
+        norms = self.task.documents[found.columns[0, :top_k]].norm(dim=1).tolist()
+        rows = zip(found[question].items(), norms, strict=False)
+        return [Hit(*of, norm if keeps else None) for of, norm in rows]
 
     def rule_for(self, risk: float) -> Abstention | None:
         """Prints the rule that the known questions give; None if they are too few for one."""
         from st_magnitude.evaluation.abstention import rule_of
 
-        rule = rule_of(self.known, self.similarity, risk)
+        rule = rule_of(self.task, risk)
         typer.echo(f"{rule}\n")
         return rule if math.isfinite(rule.threshold) else None
 
-    def compare(self, found: Sequence[Hit]) -> str:
+    def compare(self, found: Ranking) -> str:
         """A sentence on the best score next to those of questions that have an answer."""
         if not len(self.best):
             return "No question of these data has an answer, with which to compare the score."
-        share = float((self.best <= found[0].score).double().mean())
+        share = float((self.best <= found.scores[0, 0]).mean())
         said = f"{share:.0%} of {len(self.best):,} questions with an answer have no higher score."
         return f"{said} Perhaps nothing here answers this one." if share <= FAR else said
+
+
+def _fusion(decision: Decision | None, only: Only | None) -> Fusion | None:
+    """How a model is searched with BM25, as it is recommended; None for the model alone."""
+    from st_magnitude.evaluation.choice import Fusion
+
+    how = "words" if decision is None else decision.how
+    if only == Only.BM25:
+        return Fusion(0.0, 1.0, 1.0, how.tokens if isinstance(how, Fusion) else how or "words")
+    if only == Only.MODEL or decision is None:
+        return None
+    if not (decision.is_trained or decision.name == "BM25"):
+        say(f"Searching with the trained model, although {decision.name} is recommended.")
+        return None
+    if how:
+        say(f"Searching with {decision.name} ({how}), as recommended: --only model leaves it out.")
+    return how if isinstance(how, Fusion) else Fusion(0.0, 1.0, 1.0, how) if how else None
 
 
 def _show(found: Sequence[Sequence[Hit]], corpus: Mapping[str, str], answers: set[str]) -> None:
@@ -171,7 +223,7 @@ def _show(found: Sequence[Sequence[Hit]], corpus: Mapping[str, str], answers: se
     ranks = [{hit.document: str(rank) for rank, hit in enumerate(of, start=1)} for of in found]
     hits = {hit.document: hit for hit in found[0]}
     columns = [*["rank", "against"][: len(found)], "score"]
-    columns += ["norm"] if found[0][0].norm is not None else []
+    columns += ["norm"] if any(hit.norm is not None for hit in found[0]) else []
     rows: list[list[object]] = []
     for document in dict.fromkeys(hit.document for of in found for hit in of):
         hit = hits.get(document)

@@ -26,6 +26,10 @@ def train(
     confirm: Annotated[
         str | None, Option(help="Split that measures the saved model once, such as test.")
     ] = None,
+    also: Annotated[
+        list[str] | None,
+        Option(help="Folder or hub id of another model to weigh; may be given several times."),
+    ] = None,
     save_data: Annotated[
         Path | None, folder("New folder for the splits, in BEIR's layout.")
     ] = None,
@@ -45,7 +49,7 @@ def train(
     dev = None
     measured = dev_split
     if dev_split != split and dev_split in splits:
-        measured, dev = splits.unread(dev_split, model)
+        measured, dev = splits.unread(dev_split, model, *(also or ()))
     if measured == confirm:
         say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
         confirm = None
@@ -62,6 +66,7 @@ def train(
         dev_is_drawn=measured == dev_split and dev_split in splits.drawn,
         test=test,
         also_relevant=splits.relevant_documents(),
+        also=also or (),
         say=say,
     )
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
@@ -78,8 +83,8 @@ def _report(
     figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
     figures["norm_warning"] = trained.norm_warning
     if verdict is not None:
-        if verdict.decision is not None:
-            say(str(verdict.decision))
+        if verdict.deploy:
+            say(verdict.deploy)
         say(f"{verdict.headline(dev_split)} {caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
     if trained.output is None:

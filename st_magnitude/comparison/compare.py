@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,19 +20,18 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import InputError
 from st_magnitude._files import locked_folder, moved_in, written
 from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
-from st_magnitude.comparison.result import BM25, CompareResult, Entry, OnTest
+from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.comparison.trials import Trials, make_splits
-from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.choice import choose
-from st_magnitude.evaluation.scoring import score_by_cosine
-from st_magnitude.finetune.held_out import bm25_control
+from st_magnitude.evaluation.choice import System
+from st_magnitude.evaluation.verdict import BEFORE, Control, Verdict, verdict_of
+from st_magnitude.finetune.held_out import bm25_control, encode, served
 from st_magnitude.finetune.trainer import reading
-from st_magnitude.finetune.verdict import model_ranking
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
+from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.training.run_folder import refuse_others
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
@@ -48,13 +47,15 @@ def compare(
     *,
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
+    also: Collection[str] = (),
     say: Callable[[str], None] = print,
 ) -> CompareResult:
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
     Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
     best one is compared with plain cosine at its own best temperature, and both with the pretrained
-    model, on the test split, which is read once. Without a clear difference plain cosine is
+    model and with BM25, on the test split, which is read once. Where nobody gave a test split, a
+    static table is judged in folds as by `train`. Without a clear difference plain cosine is
     recommended.
 
     Args:
@@ -63,7 +64,9 @@ def compare(
         output: New folder for the winning model (``model``), ``compare.json`` and ``compare.md``.
             An unfinished comparison is continued.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
-        test: Data for the final figures; None: as for dev.
+        test: Data for the final figures; None: the split of the folder, else folds or held-out
+            queries.
+        also: Folders or hub ids of other models, to weigh against the trained one.
         say: Function that receives the progress line by line.
 
     Raises:
@@ -84,18 +87,19 @@ def compare(
     with reading(base, config.max_length):
         pass  # it refuses models and lengths that do not fit
     score_by_cosine(base, say)
-    splits = make_splits(base, data, config, dev, test)
+    splits, folds = make_splits([base, *also], data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
+    settings["also"] = list(also)
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
     try:
         with locked_folder(output):
             began = time.perf_counter()
-            trials = Trials(base, splits, config)
+            trials = Trials(base, splits, config, folds)
             progress = _begin(trials, output, json.loads(json.dumps(settings)))
-            run = _Run(trials, output, progress, began, say)
+            run = _Run(trials, output, progress, began, also, say)
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
         message = f"Stopped. Give the same command again to continue with {output}."
@@ -108,8 +112,8 @@ class _Progress:
 
     settings: dict[str, object]
     pretrained: float  # nDCG@10 on dev
+    seconds: float  # that this measurement took
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
-    test: dict[str, list[float]] = field(default_factory=dict)  # nDCG@10 of every test query
 
 
 def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progress:
@@ -118,8 +122,9 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        pretrained = model_ranking(trials.base, trials.splits["dev"]).mean
-        return _Progress(settings, pretrained)
+        began = time.perf_counter()
+        pretrained = encode(trials.base, trials.splits["dev"]).search(10).mean
+        return _Progress(settings, pretrained, time.perf_counter() - began)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
@@ -139,6 +144,7 @@ class _Run:
     output: Path
     progress: _Progress
     began: float  # by time.perf_counter
+    also: Collection[str]
     say: Callable[[str], None]
 
     def _save(self) -> None:
@@ -154,21 +160,27 @@ class _Run:
         self.say(f"{len(grid)} candidates of up to {self.trials.rungs[-1]:,} steps")
         if entries:
             self.say(f"Continuing after {len(entries)} training runs.")
-        if not self.progress.test:
-            for candidate in grid[len(entries) :]:
-                if entries and self._is_time_up():
-                    break
-                self._train(candidate)
-            for entry in self._rivals():
-                if entry.second_seed is None:
-                    self._train_again(entry)
+        for candidate in grid[len(entries) :]:
+            if entries and self._is_time_up():
+                break
+            self._train(candidate)
+        for entry in self._rivals():
+            if entry.second_seed is None:
+                self._train_again(entry)
         return self._conclude(name)
 
     def _is_time_up(self) -> bool:
-        """Whether the budget is spent, but for two runs with a second seed."""
-        kept = 2 * max((entry.seconds for entry in self._rivals()), default=0.0)
-        budget = seconds_of(self.trials.config.budget)
-        return time.perf_counter() - self.began + kept >= budget
+        """Whether the budget leaves no time for one more candidate and what comes after it."""
+        longest = max(entry.seconds for entry in self.progress.entries)
+        runs = 1 + 2  # the candidate, and two with a second seed
+        dev, test = (self.trials.splits[name] for name in ("dev", "test"))
+        share = len(test.queries | test.corpus) / len(dev.queries | dev.corpus)
+        # the pretrained model, plain cosine, the first, and the others
+        measured = (3 + len(self.also)) * share * self.progress.seconds
+        if self.trials.folds:
+            runs += 2 * self.trials.folds
+        needed = runs * longest + measured
+        return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
@@ -245,10 +257,12 @@ class _Run:
         finished = self._finished()
         compared = {entry.candidate.loss for entry in finished}
         missing = [c.loss for c in grid if c.loss not in compared]
+        verdict, over_cosine = self._judge(finished)
         result = CompareResult(
             name,
             entries,
-            self._on_test(finished),
+            verdict,
+            over_cosine,
             self.progress.pretrained,
             dev_queries=len(splits["dev"].query_ids),
             left_out=len(grid) - len(entries),
@@ -260,40 +274,37 @@ class _Run:
         self._write(result)
         return result
 
-    def _on_test(self, finished: list[Entry]) -> OnTest:
+    def _judge(self, finished: list[Entry]) -> tuple[Verdict, Difference | None]:
+        """The verdict on the winner, and what the first candidate gains over plain cosine, if it is
+        another one."""
+        cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
+        if cosine is None:
+            raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
+        self.say("Measuring the best candidates, the pretrained model and BM25.")
         test = self.trials.splits["test"]
-        if not self.progress.test:
-            cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
-            if cosine is None:
-                raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
-            models = {"pretrained": self.trials.base}
-            for entry in (cosine, finished[0]):
-                models[entry.name] = load(str(self.folder(entry.candidate)))
-            measured = {
-                of: model_ranking(model, test).ndcg.tolist() for of, model in models.items()
-            }
-            self.progress.test = measured
-            self._save()
+        seed = self.trials.config.seed
+        pair = dict.fromkeys((finished[0].name, cosine.name))
+        entries = {entry.name: entry for entry in (finished[0], cosine)}
+        found = {
+            of: self.trials.judge(entry, self.folder(entry.candidate))
+            for of, entry in entries.items()
+        }
+        over_cosine = None
+        if len(pair) > 1:
+            over_cosine = found[finished[0].name].minus(found[cosine.name], seed=seed)
+        is_clear = over_cosine is not None and over_cosine.is_better
+        winner = finished[0] if is_clear else cosine
+        before = served(BEFORE, encode(self.trials.base, test))
+        after = System(winner.name, found.pop(winner.name), winner.exponent == 1.0)
+        also = [served(of, encode(load(of), test)) for of in self.also]
         lexical, no_control = bm25_control(test)
-        folds = folds_of(test, DEFAULT_FOLDS, self.trials.config.seed)
-        bm25 = choose(lexical, folds).ranking.ndcg.tolist() if lexical else []
-        scores = self.progress.test | ({BM25: bm25} if bm25 else {})
-        before = scores["pretrained"]
-        trained = {of: x for of, x in scores.items() if of not in ("pretrained", BM25)}
-        control, *others = trained.values()
-
-        def gain(after: list[float], before: list[float]) -> Difference:
-            return judge(np.subtract(after, before), seed=self.trials.config.seed)
-
-        return OnTest(
-            queries=len(test.query_ids),
-            documents=len(test.corpus),
-            ndcg={of: sum(score) / len(score) for of, score in scores.items()},
-            over_pretrained={of: gain(x, before) for of, x in trained.items()},
-            over_bm25={of: gain(x, bm25) for of, x in trained.items() if bm25},
-            over_cosine=gain(others[0], control) if others else None,
-            no_control=no_control,
+        verdict = verdict_of(before, after, winner.exponent, also, lexical, no_control, seed)
+        others = (
+            Control(of, ranking.mean, after.ranking.minus(ranking, seed=seed))
+            for of, ranking in found.items()
         )
+        controls = (*others, *verdict.controls)
+        return replace(verdict, controls=controls, folds=self.trials.folds), over_cosine
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
@@ -302,6 +313,8 @@ class _Run:
             shutil.copytree(self.folder(result.winner.candidate), new / "model")
             table = result.test_table.to_markdown()
             add_section(new / "model" / "README.md", f"### Retrieval\n\n{table}")
+            if result.test.decision is not None:
+                result.test.decision.save(new / "model")
             (new / "compare.md").write_text(f"{text}\n", encoding="utf-8")
             result.save(new / "compare.json")
         _clean_up(self.output)

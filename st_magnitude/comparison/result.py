@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from st_magnitude.comparison.config import Candidate
+from st_magnitude.evaluation.verdict import Verdict
 from st_magnitude.judge import Difference, nothing_found
 from st_magnitude.result import Result, Table, to_plain
 
-__all__ = ["CompareResult", "Entry", "OnTest"]
-
-BM25 = "BM25"
+__all__ = ["CompareResult", "Entry"]
 
 
 @dataclass(frozen=True)
@@ -59,25 +58,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class OnTest:
-    """nDCG@10 on test of "pretrained", plain cosine, the first on dev and BM25, by name."""
-
-    queries: int
-    documents: int
-    ndcg: dict[str, float]
-    over_pretrained: dict[str, Difference]
-    over_bm25: dict[str, Difference]  # empty where bm25s is not installed or BM25 is no control
-    over_cosine: Difference | None  # of the first candidate on dev; None if that is plain cosine
-    no_control: str = ""  # why BM25 is none, in a sentence
-
-
-@dataclass(frozen=True)
 class CompareResult(Result):
     """The result of `stm.compare`."""
 
     model: str  # name of the pretrained model
     candidates: list[Entry]  # the best on dev first; after them those that were stopped
-    test: OnTest
+    test: Verdict  # on the winner
+    over_cosine: Difference | None  # of the first candidate on dev; None if that is plain cosine
     pretrained: float  # nDCG@10 of the pretrained model on dev
     dev_queries: int
     left_out: int  # candidates for which there was no time
@@ -98,7 +85,7 @@ class CompareResult(Result):
     @property
     def is_clear(self) -> bool:
         """Whether the first on dev is not plain cosine, and clearly better on the test split."""
-        return self.test.over_cosine is not None and self.test.over_cosine.is_better
+        return self.over_cosine is not None and self.over_cosine.is_better
 
     @property
     def winner(self) -> Entry:
@@ -108,35 +95,22 @@ class CompareResult(Result):
     @property
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
-        if nothing := nothing_found(*self.test.ndcg.values()):
+        test = self.test
+        others = [control.ndcg for control in test.controls]
+        if nothing := nothing_found(test.pretrained, test.saved.ndcg, *others):
             return nothing
         name = self.winner.name
-        over_cosine = self.test.over_cosine
-        gain = self.test.over_pretrained[name]
-        over_bm25 = self.test.over_bm25.get(name)
-        better = ["the pretrained model"] if gain.is_worse else []
-        if over_bm25 is not None and over_bm25.is_worse:
-            better.append("BM25")
-        found = [f"Use {name}."]
-        if better:
-            found = [f"Use {' or '.join(better)}. The best candidate, {name}, is clearly worse."]
-        if over_cosine is None:
+        found = [f"Train with {name}."]
+        if test.is_worse:
+            found = [f"Keep the pretrained model. The best candidate, {name}, is clearly worse."]
+        if self.over_cosine is None:
             found.append("No other candidate has a higher nDCG@10 on dev.")
         else:
-            verdict = _verdict(over_cosine, "a clear gain", "a clear loss", "no clear difference")
             found.append(
-                f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by "
-                f"{over_cosine} against {self.cosine.name}: {verdict}."
+                f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
+                f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
             )
-        verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
-        found.append(f"{name} is {verdict} than the pretrained model: {gain} on test.")
-        if over_bm25 is not None and not over_bm25.is_better:
-            verdict = _verdict(over_bm25, "", "clearly worse", "not clearly better")
-            found.append(
-                f"It is {verdict} than BM25: {over_bm25}. `train` with these options weighs both."
-            )
-        if self.test.no_control:
-            found.append(self.test.no_control)
+        found.append(test.headline("test"))
         exponent = self.winner.exponent
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
@@ -152,11 +126,7 @@ class CompareResult(Result):
 
     @property
     def test_table(self) -> Table:
-        test = self.test
-        models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
-        title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
-        columns = ("model", "nDCG@10", "minus pretrained [95 %]")
-        return Table(columns, models, title, test.no_control)
+        return next(table for table in self.test.tables() if isinstance(table, Table))
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -168,6 +138,8 @@ class CompareResult(Result):
         }
 
     def tables(self) -> Iterable[Table | str]:
+        if self.test.deploy:
+            yield self.test.deploy
         yield self.test_table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
@@ -187,7 +159,3 @@ class CompareResult(Result):
 
 def _or_lowest(ndcg: float) -> float:
     return -math.inf if math.isnan(ndcg) else ndcg
-
-
-def _verdict(gain: Difference, better: str, worse: str, neither: str) -> str:
-    return {"better": better, "worse": worse}.get(gain.verdict, neither)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
@@ -21,10 +21,12 @@ from st_magnitude.comparison.config import COSINE_PRIOR, Candidate, CompareConfi
 from st_magnitude.comparison.result import Entry
 from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.pairs import Splits, load_splits
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
-from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.evaluation.calibration import exponent_curve
+from st_magnitude.finetune.held_out import DEPTH, cross_validate, encode, num_folds
+from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.train import save_trained
 from st_magnitude.finetune.trainer import (
     is_uneven,
@@ -35,9 +37,11 @@ from st_magnitude.finetune.trainer import (
 )
 from st_magnitude.judge import warn_if_few
 from st_magnitude.losses.keys import tokens_of
+from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.scoring import scoring_of
 
 __all__ = ["Trials", "make_splits"]
 
@@ -47,37 +51,56 @@ IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a ru
 
 
 def make_splits(
-    model: SentenceTransformer,
+    models: Sequence[SentenceTransformer | str],
     data: RetrievalData | Splits | str | Path,
     config: CompareConfig,
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
-) -> Splits:
-    """Reads the splits, holds out those that are missing, refuses shared queries, and samples."""
+) -> tuple[Splits, int]:
+    """Reads the splits, holds out those that are missing, refuses shared queries, and samples. The
+    number is that of the folds in which the queries of test, which are those of train, are judged;
+    0 where test is a split.
+
+    Args:
+        models: The model to train, and others. Test has no query that one of them has read.
+    """
     if isinstance(data, str | Path):
         data = load_splits(data)
+    drawn: set[str] = set()
     if isinstance(data, RetrievalData):
         train = data
     else:
         train = data[config.split]
         dev = dev or data.get(config.dev_split)
-        test = test or data.get(config.test_split)
+        if test is None:
+            drawn = data.drawn & {config.test_split}
+            test = data.get(config.test_split)
     rng = np.random.default_rng(config.seed)
     found = Splits(train.name, [])
-    for name, part in (("dev", dev), ("test", test)):
+    given = {"dev": dev, "test": test}
+    folds = 0
+    for name, part in given.items():
+        if name == "test" and (part is None or drawn):
+            joined = train if part is None else train.joined(part)
+            judged = joined.unread_by(*models)
+            if folds := num_folds(cast(SentenceTransformer, models[0]), judged, TrainConfig()):
+                found.notes.append(
+                    f"The {len(judged.query_ids):,} queries outside of dev judge the result, held"
+                    f" out in {folds} folds."
+                )
+                train, part = joined, judged
         if part is None:
-            folds = max(DEFAULT_FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
-            held_out = folds_of(train.unread_by(model), folds, config.seed)[0]
+            number = max(DEFAULT_FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
+            held_out = folds_of(train.unread_by(*models), number, config.seed)[0]
             part = train.only(held_out)
             train = train.only(train.queries.keys() - held_out)
-            number = len(part.query_ids)
             found.notes.append(
-                f"There is no {name} split: {number:,} training queries are held out."
+                f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
             )
-        found[name] = part.unread_by(model)
+        found[name] = part.unread_by(*models)
     found["train"] = train
-    found.check_held_out("dev", "test")
-    found["train"] = train.apart_from(found["dev"], found["test"])
+    found.check_held_out("dev", *(["test"] if not folds else []))
+    found["train"] = train.apart_from(found["dev"], None if folds else found["test"])
     found["dev"] = _sample(found["dev"], config.dev_queries, config.documents, rng)
     found["test"] = _sample(found["test"], None, config.documents, rng)
     warn_if_few(min(found["dev"].query_ids, found["test"].query_ids, key=len), "a loss")
@@ -86,7 +109,7 @@ def make_splits(
         found.notes.append(
             "All documents are equally often positives: a prior would change nothing."
         )
-    return found
+    return found, folds
 
 
 def _sample(
@@ -108,6 +131,7 @@ class Trials:
     base: SentenceTransformer
     splits: Splits  # train, dev and test
     config: CompareConfig
+    folds: int = 0  # in which the queries of test, those of train, are held out
 
     @cached_property
     def rows(self) -> Dataset:
@@ -132,18 +156,28 @@ class Trials:
 
     def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
         """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
-        exponent = float(scoring_of(model).exponents[1])
-        exponents = np.ones(1) if normalizes_output(model) else exponents_with(exponent)
         try:
             # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
-                encoded = self.splits["dev"].encode(model)
+                task = encode(model, self.splits["dev"])
         except NotFiniteError:
-            return np.array([np.nan]), exponent
-        per_query = ndcg_by_exponent(encoded, exponents)
-        curve = exponent_curve(exponents, per_query, [], exponent, seed=self.config.seed)
-        return curve.at(curve.best), curve.best
+            return np.array([np.nan]), float(scoring_of(model).exponents[1])
+        if normalizes_output(model):
+            return task.search(10).ndcg, 1.0
+        curve = exponent_curve(task, seed=self.config.seed)
+        return curve.at(curve.best).ndcg, curve.best
+
+    def judge(self, entry: Entry, folder: Path) -> Ranking:
+        """The ranking of a candidate for the test queries: of the model in a folder, or of five
+        that are trained in folds."""
+        test = self.splits["test"]
+        if self.folds:
+            settings = entry.candidate.settings(self.config, self.rungs[-1])
+            data = self.splits["train"]
+            given = (settings, self.folds, folder.parent, entry.exponent)
+            return cross_validate(self.base, data, test, *given)
+        return encode(load(str(folder)), test).search(DEPTH)
 
     def train(
         self,

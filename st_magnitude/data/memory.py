@@ -32,6 +32,14 @@ def keys_of(texts: Iterable[str]) -> Keys:
     return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)
 
 
+def digest(texts: Iterable[str]) -> str:
+    """SHA-256 of a sequence of texts, which tells texts in another order or cut apart."""
+    sha = hashlib.sha256()
+    for text in texts:
+        sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+    return sha.hexdigest()
+
+
 def remember(model: SentenceTransformer, texts: Iterable[str]) -> None:
     """Adds texts of training rows, queries and documents, to what a model has read."""
     from st_magnitude.surgery.raw import unwrapped

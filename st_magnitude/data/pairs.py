@@ -86,8 +86,8 @@ class Splits(dict[str, RetrievalData]):
             others = later.get(name, ["dev", "test"])
             self[name] = data.apart_from(*(self.get(other) for other in others))
 
-    def unread(self, name: str, model: SentenceTransformer | str) -> tuple[str, RetrievalData]:
-        """A split without the queries that a model was trained on, and its name.
+    def unread(self, name: str, *models: SentenceTransformer | str) -> tuple[str, RetrievalData]:
+        """A split without the queries that one of the models was trained on, and its name.
 
         Where fewer than 50 are left of dev, it is the test split. A model can be its folder.
 
@@ -98,7 +98,7 @@ class Splits(dict[str, RetrievalData]):
         found: dict[str, RetrievalData] = {}
         for part in names:
             try:
-                found[part] = self[part].unread_by(model)
+                found[part] = self[part].unread_by(*models)
             except AllReadError:
                 if not found and part == names[-1]:
                     raise

@@ -83,6 +83,22 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         return cls(data, list(query_ids), columns, scores)
 
     @classmethod
+    def of_rows(
+        cls,
+        data: RetrievalData,
+        query_ids: Sequence[str],
+        columns: NDArray[np.int64],
+        scores: Floats,
+        k: int,
+    ) -> Ranking:
+        """The ranking of sorted positions and scores, (n, w); those of -inf are left out."""
+        columns = np.where(scores == -np.inf, -1, columns)[:, :k]
+        room = ((0, 0), (0, k - columns.shape[1]))
+        columns = np.pad(columns, room, constant_values=-1)
+        scores = np.pad(scores[:, :k], room, constant_values=-np.inf)
+        return cls(data, query_ids, columns, scores)
+
+    @classmethod
     def of_run(
         cls, data: RetrievalData, run: Mapping[str, Mapping[str, float]], k: int = 100
     ) -> Ranking:

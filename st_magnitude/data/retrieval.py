@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import hashlib
 import json
 import logging
 import math
@@ -16,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from st_magnitude._checks import shown
 from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
-from st_magnitude.data.memory import AllReadError, Keys, keys_of, read_by
+from st_magnitude.data.memory import AllReadError, Keys, digest, keys_of, read_by
 
 if TYPE_CHECKING:  # commands read their data before they load torch
     from datasets import Dataset
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # commands read their data before they load torch
     from torch import Tensor
 
     from st_magnitude.data.task import EncodedTask
+    from st_magnitude.similarity import Similarity
 
 __all__ = ["DataError", "RetrievalData"]
 
@@ -213,10 +214,10 @@ class RetrievalData:
         return sorted(self.corpus)
 
     @cached_property
-    def columns(self) -> list[dict[int, int]]:
-        """Column of each relevant document -> grade, for each query of ``query_ids``."""
-        judged = (self.relevant[query].items() for query in self.query_ids)
-        return [dict(sorted((self.position[d], grade) for d, grade in grades)) for grades in judged]
+    def is_relevant(self) -> NDArray[np.bool_]:
+        """Whether each document of ``document_ids`` is relevant to a query, (m,)."""
+        answers = set().union(*self.relevant.values())
+        return np.array([document in answers for document in self.document_ids], dtype=bool)
 
     @cached_property
     def position(self) -> dict[str, int]:
@@ -232,12 +233,29 @@ class RetrievalData:
 
     def only(self, chosen: Collection[str]) -> RetrievalData:
         """The same corpus with some of the queries, by their ids."""
-        return replace(
-            self,
-            queries={query: text for query, text in self.queries.items() if query in chosen},
-            relevant={query: ids for query, ids in self.relevant.items() if query in chosen},
-            negatives={query: ids for query, ids in self.negatives.items() if query in chosen},
+        return self._asking(
+            {query: text for query, text in self.queries.items() if query in chosen},
+            {query: ids for query, ids in self.relevant.items() if query in chosen},
+            {query: ids for query, ids in self.negatives.items() if query in chosen},
         )
+
+    def asking(self, questions: Collection[str]) -> RetrievalData:
+        """The same corpus with other queries, which are their own ids, and without judgments."""
+        return self._asking({question: question for question in questions}, {}, {})
+
+    def _asking(
+        self,
+        queries: dict[str, str],
+        relevant: dict[str, dict[str, int]],
+        negatives: dict[str, set[str]],
+    ) -> RetrievalData:
+        other = copy.copy(self)  # with the same corpus and its order
+        for known in ("own", "query_ids", "is_relevant"):
+            vars(other).pop(known, None)
+        other.queries = queries
+        other.relevant = relevant
+        other.negatives = negatives
+        return other
 
     def apart_from(self, *others: RetrievalData | None) -> RetrievalData:
         """The same data, whose training rows hold no query of the others.
@@ -317,13 +335,36 @@ class RetrievalData:
         log_total = math.log(counts.total() + len(self.corpus))
         return {d: math.log(counts[d] + 1) - log_total for d in self.corpus}
 
-    def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
-        """Encodes the queries of ``query_ids`` and the corpus, with options of `encode_texts`."""
-        from st_magnitude.data.task import encode_texts
+    def encode(
+        self,
+        model: SentenceTransformer,
+        similarity: Similarity | str | None = None,
+        *,
+        before_normalize: bool = False,
+        only: Collection[str] | None = None,
+        **encode: Any,
+    ) -> EncodedTask:
+        """The embeddings of queries and corpus, with the similarity by which a search ranks.
 
-        encoded = encode_texts(model, self.asked, self.corpus, **encode)
-        own = self.own_columns(self.query_ids)
-        return replace(encoded, columns=self.columns, own=own, data=self)
+        They are taken before a closing ExponentNorm, by ``encode_query`` and ``encode_document``.
+
+        Args:
+            similarity: A Similarity or its name; by default the model's.
+            before_normalize: Takes the embeddings before a closing Normalize, too. The similarity
+                of such a model is then cosine, which ranks alike.
+            only: Ids of the queries to encode; by default those with a relevant document.
+            **encode: ``query_prompt``, ``query_prompt_name``, ``corpus_prompt``,
+                ``corpus_prompt_name``, and options of ``encode`` such as ``batch_size`` and
+                ``show_progress_bar``.
+
+        Raises:
+            ValueError: If the model scores by a distance, an embedding is not finite, or the texts
+                of one side all have the same.
+        """
+        from st_magnitude.data.task import encoded
+
+        asked = self.query_ids if only is None else only
+        return encoded(model, self, asked, similarity, before_normalize, **encode)
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"
@@ -405,11 +446,3 @@ class RetrievalData:
             if candidate not in relevant and candidate not in drawn:
                 drawn.append(candidate)
         return drawn
-
-
-def digest(texts: Iterable[str]) -> str:
-    """SHA-256 of a sequence of texts, which tells texts in another order or cut apart."""
-    sha = hashlib.sha256()
-    for text in texts:
-        sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
-    return sha.hexdigest()

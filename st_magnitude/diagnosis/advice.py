@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NO_MAGNITUDE, NOT_ENOUGH, Recommendation
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import prior_curve
-from st_magnitude.evaluation.compression import CompressionCell
+from st_magnitude.evaluation.choice import Choice
+from st_magnitude.evaluation.compression import Format, cells_of
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference, judge, nothing_found
-from st_magnitude.similarity import Similarity
 
 UNDECIDED = "The interval allows both: judge more queries."
 VERDICTS = {"better": DO, "no better": NO_BENEFIT, "worse": NO_BENEFIT, "undecided": NOT_ENOUGH}
 
 
-def exponent(bench: Bench, new: Similarity) -> Recommendation:
-    """Whether to score by the similarity ``new``, whose exponent one half of the queries chose."""
-    choice = bench.choice
-    measuring = ~choice.chose
-    today = choice.present
-    gamma = choice.candidate
+def exponent(bench: Bench, change: Choice[float]) -> Recommendation:
+    """Whether to score by another document exponent, which the other folds choose."""
+    curve = bench.curve
+    today = curve.present
+    gamma = change.value
     judged = None
     if bench.has_magnitude:
-        differences = choice.ndcg(gamma)[measuring] - choice.ndcg(today)[measuring]
-        judged = judge(differences, bench.min_gain, seed=bench.seed)
+        held_out = change.of(curve.rankings)
+        judged = held_out.minus(curve.at(today), bench.min_gain, bench.seed)
     reasons = {
-        DO: "One half of the queries chose this exponent, and the other half confirms it.",
-        NO_BENEFIT: "The exponent that one half of the queries chose gains nothing on the other.",
+        DO: "Four fifths of the queries chose this exponent, and the last fifth confirms it.",
+        NO_BENEFIT: "The exponent that four fifths of the queries choose gains nothing on the"
+        " last one.",
     }
-    similarity = "stm.Similarity({:.2g}, {:.2g})".format(*new.exponents)
+    similarity = f"stm.Similarity(1, {gamma:.2g})"
     use = f"stm.prepare(model, {similarity})" if gamma < 1 else 'stm.prepare(model, "cosine")'
-    keep = f"keep {bench.scoring.name}"
+    keep = f"keep {bench.task.similarity.name}"
     action = f"Score with document exponent {gamma:.2g} instead of {today:.2g}"
-    gain_of = f"nDCG@10 at exponent {gamma:.2g} minus nDCG@10 at {today:.2g}"
-    compared = choice.per_query
-    found = _recommend(bench, "exponent", action, judged, gain_of, (use, keep), reasons, compared)
+    gain_of = f"nDCG@10 at the exponent that other queries choose minus nDCG@10 at {today:.2g}"
+    nothing = nothing_found(*curve.ndcg)
+    found = _recommend(bench, "exponent", action, judged, gain_of, (use, keep), reasons, nothing)
     found = replace(found, scoring=f"document exponents {gamma:.2g} and {today:.2g}")
-    if found.verdict == DO and gamma != choice.calibrated:
-        reason = "The half of the queries that chooses finds no difference: judge more queries."
+    if found.verdict == DO and gamma != curve.best:
+        reason = "All queries together find no difference: judge more queries."
         return replace(found, verdict=NOT_ENOUGH, choice=keep, reason=reason)
     return found
 
 
-def storage(
-    bench: Bench, cells: Sequence[CompressionCell], per_query: Sequence[Array]
-) -> Recommendation:
-    """The smallest format that keeps enough of nDCG@10, (n,) of each cell; the first is full."""
-    full, *others = per_query
+def storage(bench: Bench, formats: Mapping[Format, Ranking]) -> Recommendation:
+    """The smallest format that keeps enough of nDCG@10; the first is full."""
+    cells = cells_of(formats)
+    full, *others = (ranking.ndcg for ranking in formats.values())
     tolerance = bench.tolerance
     kept = (1 - tolerance) * full
     judged = [judge(values - kept, seed=bench.seed) for values in others]
-    fitting = [i for i, margin in enumerate(judged) if margin.verdict == "better"]
+    fitting = [i for i, margin in enumerate(judged) if margin.is_better]
     if fitting:
         best = min(fitting, key=lambda i: (cells[i + 1].bytes_per_document, -cells[i + 1].ndcg))
     else:
@@ -69,12 +69,13 @@ def storage(
     action = f"Store {cell} ({cell.bytes_per_document:,} bytes a document)"
     gain_of = f"nDCG@10 minus {1 - tolerance:.0%} of the full nDCG@10"
     uses = (str(cell), f"keep all {cells[0].dim} dimensions in float32")
-    return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, full)
+    nothing = nothing_found(cells[0].ndcg)
+    return _recommend(bench, "storage", action, judged[best], gain_of, uses, reasons, nothing)
 
 
-def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
+def prior(bench: Bench, log_p: Array) -> Recommendation:
     """Whether to add log p(d), (m,), to the scores."""
-    curve = prior_curve(bench.task, query_ids, log_p, bench.scoring, seed=bench.seed)
+    curve = prior_curve(bench.task, log_p, seed=bench.seed)
     reasons = {
         DO: "Some documents answer far more queries than others, which the scores leave out.",
         NO_BENEFIT: "Which documents answered the other queries says nothing more about these.",
@@ -82,9 +83,10 @@ def prior(bench: Bench, query_ids: list[str], log_p: Array) -> Recommendation:
     column = f"np.c_[documents, {curve.weight:.3g} * log_p], by inner product (docs/prior.md)"
     action = "Add log p(d), the prior of a document, to its scores"
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
-    judged = judge(curve.held_out - curve.per_query[0], bench.min_gain, seed=bench.seed)
+    judged = curve.held_out.minus(curve.rankings[0.0], bench.min_gain, bench.seed)
     uses = (column, "no prior")
-    return _recommend(bench, "prior", action, judged, gain_of, uses, reasons, curve.per_query)
+    nothing = nothing_found(*curve.ndcg)
+    return _recommend(bench, "prior", action, judged, gain_of, uses, reasons, nothing)
 
 
 def _recommend(
@@ -95,10 +97,10 @@ def _recommend(
     gain_of: str,
     uses: tuple[str, str],
     reasons: Mapping[str, str],
-    compared: Array,
+    nothing: str,
 ) -> Recommendation:
-    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not."""
-    nothing = nothing_found(float(compared.mean()))
+    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not. ``nothing`` is
+    the reason of none, if nothing was found."""
     verdict = VERDICTS[judged.verdict] if judged and not nothing else NOT_ENOUGH
     return Recommendation(
         name=name,
@@ -106,7 +108,7 @@ def _recommend(
         verdict=verdict,
         choice=uses[verdict != DO],
         reason=nothing or reasons.get(verdict, UNDECIDED if judged else NO_MAGNITUDE),
-        scoring=bench.scoring.name,
+        scoring=bench.task.similarity.name,
         gain=judged,
         gain_of=gain_of if judged else "",
     )

@@ -15,12 +15,12 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
 from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.diagnosis.measure import Bench
-from st_magnitude.evaluation.calibration import aligned_prior
-from st_magnitude.evaluation.compression import measure_formats
-from st_magnitude.evaluation.scoring import are_unit, scoring_of
+from st_magnitude.evaluation.calibration import aligned_prior, exponent_curve
+from st_magnitude.evaluation.compression import cells_of, search_formats
 from st_magnitude.saving.card import model_name
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.scoring import are_unit
 
 
 def diagnose(
@@ -52,7 +52,7 @@ def diagnose(
             each fifth of the queries is measured at the weight that is best on the others.
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
-        seed: Seed for the halves, the samples and the draws.
+        seed: Seed of the folds and of the draws.
         **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
 
     Raises:
@@ -72,28 +72,29 @@ def diagnose(
     """
     data = data.unread_by(model)
     _check(data, min_gain, tolerance)
-    today = scoring_of(model, similarity, before_normalize=True)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
-    task = data.encode(model, **encode | {"before_normalize": True})
+    task = data.encode(model, similarity, **encode | {"before_normalize": True})
+    today = task.similarity
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
-    is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
-    choice = measure.exponent_choice(task, today.exponents[1], seed)
+    is_relevant = data.is_relevant | np.isin(data.document_ids, list(also_relevant))
+    curve = exponent_curve(task, seed=seed)
     has_magnitude = not are_unit(answers.values)
-    bench = Bench(task, choice, today, has_magnitude, min_gain, tolerance, seed)
-    new = Similarity(1.0, choice.candidate)
-    first = advice.exponent(bench, new)
-    bench = replace(bench, scoring=new if first.verdict == DO else today)
-    formats, cells = measure_formats(task, bench.scoring)
+    bench = Bench(task, curve, has_magnitude, min_gain, tolerance, seed)
+    change = measure.change_of(curve)
+    first = advice.exponent(bench, change)
+    if first.verdict == DO:
+        bench = replace(bench, task=replace(task, similarity=Similarity(1.0, change.value)))
+    formats = search_formats(bench.task)
     directions = COSINE.document(task.documents)
-    recommendations = [first, advice.storage(bench, cells, list(formats.values()))]
+    recommendations = [first, advice.storage(bench, formats)]
     if log_p is not None:
-        recommendations.append(advice.prior(bench, data.query_ids, log_p))
+        recommendations.append(advice.prior(bench, log_p))
     return Diagnosis(
         model=model_name(model),
         data=data.name,
         similarity=today.name,
-        recommended=bench.scoring.name,
+        recommended=bench.task.similarity.name,
         normalizes=normalizes_output(model),
         has_magnitude=has_magnitude,
         query_ids=data.query_ids,
@@ -102,11 +103,12 @@ def diagnose(
         queries=measure.norm_statistics(task.queries, list(data.asked.values())),
         documents=answers,
         **measure.effect_sizes(answers, is_relevant),
-        exponent=choice,
+        exponent=curve,
+        tried_exponent=change.value,
         isoscore=geometry.isoscore(directions),
         isoscore_ceiling=geometry.isoscore_ceiling(*directions.shape),
         mean_cosine=geometry.mean_cosine(directions),
-        cells=cells,
+        cells=cells_of(formats),
         recommendations=recommendations,
         min_gain=min_gain,
         tolerance=tolerance,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from st_magnitude.evaluation.calibration import ExponentCurve
 from st_magnitude.evaluation.compression import CompressionCell, table
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference, judge
 from st_magnitude.result import Result, Table
 
-__all__ = ["Diagnosis", "ExponentChoice", "NormStatistics", "Recommendation"]
+__all__ = ["Diagnosis", "NormStatistics", "Recommendation"]
 
 Mask = NDArray[np.bool_]
 
@@ -36,22 +37,6 @@ class NormStatistics:
     cv: float  # coefficient of variation: below about 0.05 it is noise (arXiv 2602.09229, App. M)
     quantiles: tuple[float, ...]  # norms at 5, 25, 50, 75 and 95 %
     length_spearman: float  # rank correlation with the number of words; nan if one is constant
-
-
-@dataclass(frozen=True)
-class ExponentChoice:
-    """nDCG@10 by document exponent. One half of the queries chooses, the other half measures."""
-
-    exponents: Array  # in rising order, from 0 (dot) to 1 (cosine), (E,)
-    per_query: Array  # nDCG@10 of every query at every exponent, (E, n)
-    present: float  # exponent with which the model is scored today
-    chose: Mask  # whether a query belongs to the half that chooses, (n,)
-    calibrated: float  # the exponent that `calibrate_exponent` chooses by the choosing half
-    candidate: float  # the same, or the best other one if that is the present exponent
-
-    def ndcg(self, exponent: float) -> Array:
-        """nDCG@10 of every query at one of the exponents: (n,)."""
-        return self.per_query[np.abs(self.exponents - exponent).argmin()]
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,8 @@ class Diagnosis(Result):
     # with the logarithm of the number of words regressed out; nan of fewer than two on a side
     cohens_d: float
     adjusted_cohens_d: float
-    exponent: ExponentChoice
+    exponent: ExponentCurve
+    tried_exponent: float  # instead of the present one
     # of the directions of the documents
     isoscore: float
     isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
@@ -167,14 +153,13 @@ class Diagnosis(Result):
         return Table(["measure", "queries", "documents"], rows, title, note)
 
     def _exponents(self) -> Table:
-        choice = self.exponent
-        today = choice.ndcg(choice.present)
-        marks = {f"{choice.present:.2g}": "today", f"{choice.candidate:.2g}": "chosen by one half"}
+        curve = self.exponent
+        today = curve.at(curve.present).ndcg
+        marks = {self.tried_exponent: "tried", curve.present: "today"}
         rows = []
-        for exponent, values in zip(choice.exponents, choice.per_query, strict=True):
+        for exponent, values in zip(curve.exponents, curve.per_query, strict=True):
             gain = judge(values - today, num_samples=2000)
-            name = f"{exponent:.2g}"
-            rows.append([name, values.mean(), gain, marks.get(name, "")])
+            rows.append([f"{exponent:.2g}", values.mean(), gain, marks.get(exponent, "")])
         title = f"nDCG@10 of all {len(self.query_ids):,} queries by document exponent"
         return Table(["exponent", "nDCG@10", "minus today [95 %]", ""], rows, title)
 

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from st_magnitude import geometry
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.findings import QUANTILES, ExponentChoice, Mask, NormStatistics
-from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.choice import highest_rows
-from st_magnitude.evaluation.scoring import are_unit
-from st_magnitude.similarity import Similarity
+from st_magnitude.diagnosis.findings import QUANTILES, Mask, NormStatistics
+from st_magnitude.evaluation.calibration import ExponentCurve, preferring
+from st_magnitude.evaluation.choice import Choice, choose, highest_rows
+from st_magnitude.geometry import Array
+from st_magnitude.surgery.scoring import are_unit
 
 
 def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
@@ -47,46 +46,28 @@ def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> dict[str, floa
     }
 
 
-def halves(task: EncodedTask, seed: int) -> Mask:
-    """A random half of the queries, (n,). Queries that share a relevant document stay together."""
-    n = len(task.columns)
-    rng = np.random.default_rng(seed)
-    rows = np.repeat(np.arange(n), [len(c) for c in task.columns])
-    columns = n + np.concatenate([list(c) for c in task.columns])
-    edges = coo_array((np.ones(len(rows)), (rows, columns)), shape=(n + len(task.documents),) * 2)
-    group = connected_components(edges, directed=False)[1][:n]
-    sizes = np.bincount(group)
-    chose = np.zeros(n, dtype=bool)
-    for g in rng.permutation(np.unique(group)):
-        if chose.sum() + sizes[g] <= n / 2:
-            chose |= group == g
-    if 4 * chose.sum() < n:  # most queries share documents, so the halves share them too
-        chose[:] = False
-        chose[rng.permutation(n)[: n // 2]] = True
-    return chose
+def change_of(curve: ExponentCurve) -> Choice[float]:
+    """The exponent to try in place of the present one: the recommended one, or the best other."""
+    exponents = curve.exponents
+    rule = preferring(exponents, curve.present, curve.seed)
+    others = np.flatnonzero(exponents != curve.present)
 
+    def rule_of_others(values: Array) -> int:
+        chosen = rule(values)
+        if exponents[chosen] != curve.present:
+            return chosen
+        return int(others[highest_rows(values[others])[-1]])
 
-def exponent_choice(task: EncodedTask, present: float, seed: int) -> ExponentChoice:
-    """nDCG@10 by document exponent, and what one half of the queries chooses."""
-    gammas = exponents_with(present)
-    per_query = ndcg_by_exponent(task, gammas)
-    chose = halves(task, seed)
-    curve = exponent_curve(gammas, per_query[:, chose], [], present, seed=seed)
-    candidate = calibrated = curve.best
-    if calibrated == curve.present:
-        is_other = gammas != curve.present
-        best = highest_rows(per_query[is_other][:, chose])[-1]
-        candidate = float(gammas[is_other][best])
-    return ExponentChoice(gammas, per_query, curve.present, chose, calibrated, candidate)
+    data = curve.at(curve.present).data
+    return choose(curve.rankings, folds_of(data, DEFAULT_FOLDS, curve.seed), rule_of_others)
 
 
 @dataclass(frozen=True)
 class Bench:
     """The encoded task and the settings with which every change is measured."""
 
-    task: EncodedTask
-    choice: ExponentChoice
-    scoring: Similarity
+    task: EncodedTask  # with the similarity by which changes are scored
+    curve: ExponentCurve
     has_magnitude: bool  # whether the norms differ
     min_gain: float
     tolerance: float

@@ -17,9 +17,9 @@ from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, encode_texts
-from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.geometry import Array
 from st_magnitude.result import Result
 from st_magnitude.similarity import Similarity
@@ -82,8 +82,9 @@ class Abstention(Result):
 
     def measure(self, model: SentenceTransformer, data: RetrievalData, **encode: Any) -> Abstention:
         """The same rule with its counts on other data."""
-        encoded = encode_all(model, data.unread_by(model), **encode)
-        return self.tested(*first_documents(encoded, self.similarity))
+        data = data.unread_by(model)
+        task = data.encode(model, self.similarity, only=data.queries, **encode)
+        return self.tested(*first_documents(task.search(2)))
 
     @classmethod
     def load(cls, path: str | Path) -> Abstention:
@@ -142,8 +143,8 @@ def calibrate_abstention(
     statistics, at which all queries choose and test; docs/research/abstention.md has the proof.
     """
     check_range(risk, delta)
-    similarity = scoring_of(model, similarity)
-    return rule_of(encode_all(model, data.unread_by(model), **encode), similarity, risk, delta)
+    data = data.unread_by(model)
+    return rule_of(data.encode(model, similarity, only=data.queries, **encode), risk, delta)
 
 
 def check_range(risk: float, delta: float = 0.05) -> None:
@@ -153,27 +154,18 @@ def check_range(risk: float, delta: float = 0.05) -> None:
             raise InputError(f"{name} must be strictly between 0 and 1; got {value}.")
 
 
-def encode_all(model: SentenceTransformer, data: RetrievalData, **encode: Any) -> EncodedTask:
-    """The embeddings of the corpus and of all queries, those without a relevant document too."""
-    encoded = encode_texts(model, data.queries, data.corpus, **encode)
-    judged = [data.relevant.get(query, {}) for query in data.queries]
-    columns = [{data.position[key]: grade for key, grade in row.items()} for row in judged]
-    return replace(encoded, columns=columns, own=data.own_columns(data.queries))
-
-
-def rule_of(
-    encoded: EncodedTask, similarity: Similarity, risk: float, delta: float = 0.05
-) -> Abstention:
-    """The rule of `calibrate_abstention`, from a result of `encode_all`."""
-    unanswerable = float(np.mean([not row for row in encoded.columns]))
+def rule_of(task: EncodedTask, risk: float, delta: float = 0.05) -> Abstention:
+    """The rule of `calibrate_abstention`, from the embeddings of all queries."""
+    exponent = task.similarity.exponents[1]
+    found = replace(task, similarity=Similarity(1.0, exponent)).search(2)
+    unanswerable = float(1 - found.has_answer.mean())
     if not unanswerable:
         logger.warning(
             "Every query has a relevant document, so the guarantee is for such queries only. Add "
             "real queries that no document answers: qrels lines with an empty corpus-id and "
             "score 0."
         )
-    exponent = similarity.exponents[1]
-    scores, is_wrong = first_documents(encoded, Similarity(1.0, exponent))
+    scores, is_wrong = first_documents(found)
     signal, threshold = choose_threshold(scores, is_wrong, risk, delta)
     rule = Abstention(signal, threshold, exponent, risk, delta, unanswerable)
     return rule.tested(scores, is_wrong)
@@ -215,11 +207,8 @@ def controlled_threshold(
     return float(ranked[number - 1 : number + 1].mean())  # between two signals: safe from rounding
 
 
-def first_documents(
-    encoded: EncodedTask, similarity: Similarity
-) -> tuple[Array, NDArray[np.bool_]]:
+def first_documents(found: Ranking) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    if len(encoded.documents) < 2:
+    if len(found.data.corpus) < 2:
         raise InputError("Abstention compares the first two documents, and the corpus has one.")
-    top = encoded.top(similarity, 2)
-    return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]
+    return found.scores[:, :2], found.gains[:, 0] == 0

@@ -113,11 +113,16 @@ class SearchEvaluator(SentenceEvaluator):
         self.write_csv = write_csv
         self.primary_metric = f"{name}_{self.primary}" if name else self.primary
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
-        self.encoding = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+        self.encoding: dict[str, Any] = {
+            "batch_size": batch_size,
+            "show_progress_bar": show_progress_bar,
+        }
         names = ("query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
         prompts = (query_prompt, query_prompt_name, corpus_prompt, corpus_prompt_name)
         given = zip(names, prompts, strict=True)
-        self.prompts = {name: prompt for name, prompt in given if prompt is not None}
+        self.prompts: dict[str, Any] = {
+            name: prompt for name, prompt in given if prompt is not None
+        }
         self.first_d = math.nan
         self._has_encoded = False
 
@@ -128,7 +133,7 @@ class SearchEvaluator(SentenceEvaluator):
         self._has_encoded = True
         self.task = self.data.unread_by(model)
         self.queries_ids = self.task.query_ids
-        return self.task.encode(model, **self.encoding, **self.prompts)
+        return self.task.encode(model, self.similarity, **self.encoding, **self.prompts)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""

@@ -12,20 +12,22 @@ from numpy.typing import ArrayLike
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.choice import highest_rows
-from st_magnitude.evaluation.scoring import are_unit, scoring_of
+from st_magnitude.evaluation.choice import Choice, Rule, choose, highest_rows
 from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
 from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.scoring import are_unit, scoring_of
 
 __all__ = ["ExponentCurve", "PriorCurve", "calibrate_exponent", "calibrate_prior"]
 
 EXPONENTS = np.linspace(0.0, 1.0, 21)  # the document exponents of a sweep
-PRIOR_FOLDS = 5  # each is measured at the weight of a prior that is best on the others
+FEW_DRAWS = 2_000  # of `judge`, enough to choose by
 # The weights of a sweep; 1 gives log p(d) the spread of the scores.
 FACTORS = np.geomspace(1 / 64, 16, 21)
 UNIT_NORMS = (
@@ -36,23 +38,50 @@ UNIT_NORMS = (
 )
 
 
+@dataclass(frozen=True, repr=False)
 class _Curve(Result):
-    """nDCG@10 of every query over a sweep, (S, n): the common part of both curves."""
+    """A sweep of one number: the rankings by its values, and the choice among them."""
 
-    per_query: Array
-    queries: list[str]
+    rankings: dict[float, Ranking]
+    choice: Choice[float]
+    seed: int
+
+    @property
+    def queries(self) -> list[str]:
+        """Ids of the n queries."""
+        return list(self.rankings[self.choice.value].query_ids)
+
+    @property
+    def values(self) -> Array:
+        """The values of the sweep in rising order, (S,)."""
+        return np.array(list(self.rankings))
+
+    @property
+    def per_query(self) -> Array:
+        """nDCG@10 of every query at every value of the sweep, (S, n)."""
+        return np.stack([ranking.ndcg for ranking in self.rankings.values()])
 
     @property
     def ndcg(self) -> Array:
         """Mean nDCG@10 at every value of the sweep, (S,)."""
         return self.per_query.mean(axis=1)
 
-    def _by(self, values: Array) -> dict[str, float]:
-        return {f"{x:g}": float(y) for x, y in zip(values, self.ndcg, strict=True)}
+    @property
+    def held_out(self) -> Ranking:
+        """The ranking of each fifth of the queries at the value that the others choose."""
+        return self.choice.of(self.rankings)
 
-    def _table(self, name: str, values: Array, marks: dict[float, str], title: str) -> Table:
+    @property
+    def _by_value(self) -> dict[str, float]:
+        return {f"{x:g}": float(y) for x, y in zip(self.values, self.ndcg, strict=True)}
+
+    def _over(self, value: float) -> Difference:
+        return self.held_out.minus(self.rankings[value], seed=self.seed)
+
+    def _table(self, name: str, marks: dict[float, str], title: str) -> Table:
         marks = {} if nothing_found(*self.ndcg) else marks
-        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in zip(values, self.ndcg, strict=True)]
+        pairs = zip(self.values, self.ndcg, strict=True)
+        rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
         return Table([name, "nDCG@10", ""], rows, title)
 
 
@@ -61,39 +90,42 @@ class ExponentCurve(_Curve):
     """nDCG@10 over the document exponent, the recommended exponent, and the evidence for it.
 
     Attributes:
-        exponents: Document exponents in rising order, from 0 (dot) to 1 (cosine), (E,).
-        per_query: nDCG@10 of every query at every exponent, (E, n).
-        queries: Ids of the n queries.
+        rankings: The ranking at every document exponent, from 0 (dot) to 1 (cosine).
         present: The exponent at which the model is scored today.
-        best: The recommended exponent: the first of ``present``, 1, 0 and `highest` that `judge`
-            does not find clearly worse than `highest`. Models with 1 and 0 load without this
-            package.
-        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1. It is too high,
-            by up to 0.04 among 21 exponents, because the same queries chose the highest one;
-            measure on others.
-        versus_dot: The same against exponent 0.
+        seed: Seed of the folds and of the draws of `judge`.
     """
 
-    exponents: Array
-    per_query: Array
-    queries: list[str]
     present: float
-    best: float
-    versus_cosine: Difference
-    versus_dot: Difference
+
+    @property
+    def exponents(self) -> Array:
+        """Document exponents in rising order, (E,)."""
+        return self.values
 
     @property
     def highest(self) -> float:
         """The exponent with the highest mean nDCG@10; of several, the largest."""
-        return float(self.exponents[highest_rows(self.per_query)[-1]])
+        return float(self.values[highest_rows(self.per_query)[-1]])
 
-    def at(self, exponent: float) -> Array:
-        """nDCG@10 of every query at one of the exponents, (n,)."""
-        return self.per_query[np.abs(self.exponents - exponent).argmin()]
+    @property
+    def best(self) -> float:
+        """The recommended exponent: the first of ``present``, 1, 0 and `highest` that `judge` does
+        not find clearly worse than `highest`. Models with 1 and 0 load without this package."""
+        return self.choice.value
 
-    def gain(self, exponent: float, over: float) -> Difference:
-        """nDCG@10 at one of the exponents minus that at another."""
-        return judge(self.at(exponent) - self.at(over))
+    @property
+    def versus_cosine(self) -> Difference:
+        """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 at exponent 1."""
+        return self._over(self.values[-1])
+
+    @property
+    def versus_dot(self) -> Difference:
+        """The same against exponent 0."""
+        return self._over(self.values[0])
+
+    def at(self, exponent: float) -> Ranking:
+        """The ranking at one of the exponents."""
+        return self.rankings[_nearest(self.values, exponent)]
 
     @property
     def best_similarity(self) -> Similarity:
@@ -103,11 +135,10 @@ class ExponentCurve(_Curve):
     def tables(self) -> Iterable[Table | str]:
         marks = {self.highest: "highest"} | {self.best: "best"}
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
-        yield self._table("exponent", self.exponents, marks, title)
-        ends = (("cosine", self.versus_cosine), ("dot", self.versus_dot))
-        gains = [[f"{self.highest:g} minus {name}", gain] for name, gain in ends]
-        note = "Differences are too high: the same queries chose the exponent."
-        yield Table(["difference", "of nDCG@10 [95 %]"], gains, note=note)
+        yield self._table("exponent", marks, title)
+        gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
+        title = "The exponent that the other four fifths of the queries choose, against"
+        yield Table(["", "difference of nDCG@10 [95 %]"], gains, title)
         if nothing := nothing_found(*self.ndcg):
             yield nothing
         elif self.best != self.highest:
@@ -122,7 +153,7 @@ class ExponentCurve(_Curve):
             "present": self.present,
             "highest": self.highest,
             "queries": len(self.queries),
-            "ndcg@10": self._by(self.exponents),
+            "ndcg@10": self._by_value,
             "versus_cosine": to_plain(self.versus_cosine),
             "versus_dot": to_plain(self.versus_dot),
         }
@@ -173,11 +204,10 @@ def calibrate_exponent(
         )
     data = data.unread_by(model)
     warn_if_few(data.query_ids, "an exponent")
-    encoded = data.encode(model, **encode)
-    if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
+    task = data.encode(model, **encode)
+    if are_unit(norms(task.documents)):  # by a module of another name than Normalize
         raise InputError(UNIT_NORMS)
-    per_query = ndcg_by_exponent(encoded, gammas)
-    return exponent_curve(gammas, per_query, data.query_ids, present, seed=seed)
+    return exponent_curve(task, gammas, seed)
 
 
 def exponents_with(present: float, exponents: ArrayLike = EXPONENTS) -> Array:
@@ -188,30 +218,34 @@ def exponents_with(present: float, exponents: ArrayLike = EXPONENTS) -> Array:
 
 
 def exponent_curve(
-    exponents: Array, per_query: Array, queries: list[str], present: float, seed: int = 0
+    task: EncodedTask, exponents: ArrayLike = EXPONENTS, seed: int = 0
 ) -> ExponentCurve:
-    """The choice of `calibrate_exponent` from nDCG@10 of queries at rising exponents, (E, n)."""
-    highest = highest_rows(per_query)[-1]
-    kept = int(np.abs(exponents - present).argmin())
-    rows = (kept, -1, 0)
-    gains = [judge(per_query[highest] - per_query[row], seed=seed) for row in rows]
-    tied = [row for row, gain in zip(rows, gains, strict=True) if not gain.is_better]
-    best = tied[0] if tied else highest
-    return ExponentCurve(
-        exponents,
-        per_query,
-        queries,
-        present=float(exponents[kept]),
-        best=float(exponents[best]),
-        versus_cosine=gains[1],
-        versus_dot=gains[2],
-    )
+    """The sweep and the choice of `calibrate_exponent` for an encoded task."""
+    today = task.similarity.exponents[1]
+    gammas = exponents_with(today, exponents)
+    present = _nearest(gammas, today)
+    sweep = task.sweep(gammas)
+    folds = folds_of(task.data, DEFAULT_FOLDS, seed)
+    choice = choose(sweep, folds, preferring(gammas, present, seed))
+    return ExponentCurve(sweep, choice, seed, present)
 
 
-def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> Array:
-    """nDCG@10 of every query at each document exponent, (E, n)."""
-    tops = encoded.tops([Similarity(1.0, float(exponent)) for exponent in exponents])
-    return np.stack([encoded.ndcg(top) for top in tops])
+def preferring(exponents: Array, present: float, seed: int) -> Rule:
+    """The rule of `ExponentCurve.best`, for nDCG@10 at rising exponents, (E, n)."""
+    preferred = [int(np.abs(exponents - exponent).argmin()) for exponent in (present, 1.0, 0.0)]
+
+    def rule(values: Array) -> int:
+        highest = int(highest_rows(values)[-1])
+        for row in preferred:
+            if not judge(values[highest] - values[row], 0.0, FEW_DRAWS, seed).is_better:
+                return row
+        return highest
+
+    return rule
+
+
+def _nearest(values: Array, value: float) -> float:
+    return float(values[np.abs(values - value).argmin()])
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,27 +253,32 @@ class PriorCurve(_Curve):
     """nDCG@10 over the weight of the document prior, and the recommended weight.
 
     Attributes:
-        weights: Weights in rising order, from 0, (W,).
-        per_query: nDCG@10 of every query at every weight, (W, n).
-        queries: Ids of the n queries.
-        weight: The recommended weight: `highest`, or 0 if ``gain`` is a tie.
-        gain: Mean of ``held_out`` minus nDCG@10 without a prior.
+        rankings: The ranking at every weight, from 0.
         similarity: The similarity of the scores to which the prior is added.
-        held_out: nDCG@10 of each fifth of the queries at the weight that is best on the others.
+        seed: Seed of the folds and of the draws of `judge`.
     """
 
-    weights: Array
-    per_query: Array
-    queries: list[str]
-    weight: float
-    gain: Difference
     similarity: Similarity
-    held_out: Array
+
+    @property
+    def weights(self) -> Array:
+        """Weights in rising order, from 0, (W,)."""
+        return self.values
 
     @property
     def highest(self) -> float:
         """The weight with the highest mean nDCG@10; of several, the smallest."""
-        return float(self.weights[highest_rows(self.per_query)[0]])
+        return self.choice.value
+
+    @property
+    def gain(self) -> Difference:
+        """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 without a prior."""
+        return self._over(0.0)
+
+    @property
+    def weight(self) -> float:
+        """The recommended weight: `highest`, or 0 if ``gain`` is a tie."""
+        return self.highest if self.gain.is_better else 0.0
 
     def to_dict(self) -> dict[str, object]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
@@ -249,19 +288,20 @@ class PriorCurve(_Curve):
             "gain": to_plain(self.gain),
             "queries": len(self.queries),
             "similarity": self.similarity.exponents,
-            "ndcg@10": self._by(self.weights),
+            "ndcg@10": self._by_value,
         }
 
     def tables(self) -> list[Table | str]:
-        marks = {self.highest: "highest"} | {self.weight: "best"}
+        weight = self.weight
+        marks = {self.highest: "highest"} | {weight: "best"}
         sentence = (
             f"With the prior, on queries that did not choose its weight: {self.gain} of nDCG@10."
         )
-        if self.highest and not self.weight:
+        if self.highest and not weight:
             sentence += " This is not clearly a gain, so the recommended weight is 0."
         title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
         sentence = nothing_found(*self.ndcg) or sentence
-        return [self._table("weight", self.weights, marks, title), sentence]
+        return [self._table("weight", marks, title), sentence]
 
 
 def calibrate_prior(
@@ -309,44 +349,28 @@ def calibrate_prior(
     Recommendations, RecSys 2019; Bachrach et al., Speeding Up the Xbox Recommender System Using a
     Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
-    similarity = scoring_of(model, similarity)
     data = data.unread_by(model)
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
-    encoded = data.encode(model, **encode)
-    return prior_curve(encoded, data.query_ids, prior, similarity, seed=seed)
+    return prior_curve(data.encode(model, similarity, **encode), prior, seed)
 
 
-def prior_curve(
-    encoded: EncodedTask,
-    query_ids: list[str],
-    prior: Array,
-    similarity: Similarity,
-    seed: int = 0,
-) -> PriorCurve:
+def prior_curve(task: EncodedTask, prior: Array, seed: int = 0) -> PriorCurve:
     """`calibrate_prior` of an encoded task; ``prior`` is log p of each document, (m,)."""
-    q = similarity.query(encoded.queries.double())
-    d = similarity.document(encoded.documents.double())
+    q = task.similarity.query(task.queries.double())
+    d = task.similarity.document(task.documents.double())
     # of the scores of each query, (n,)
     variances = ((q @ torch.cov(d.T)) * q).sum(dim=1)
     unit = float(variances.clamp(min=0).sqrt().mean()) / (float(prior.std()) or np.inf)
-    weights = np.unique(np.append(0.0, FACTORS * unit))
     bias = torch.as_tensor(prior).to(d)[:, None]
     queries = torch.cat([q, torch.ones_like(q[:, :1])], dim=1)
-    rows = []
-    for weight in weights:
+    rankings: dict[float, Ranking] = {}
+    for weight in np.unique(np.append(0.0, FACTORS * unit)).tolist():
         documents = torch.cat([d, weight * bias], dim=1)
-        rows.append(encoded.ndcg(replace(encoded, queries=queries, documents=documents).top(DOT)))
-    per_query = np.stack(rows)
-
-    fold = np.random.default_rng(seed).permutation(per_query.shape[1]) % PRIOR_FOLDS
-    held_out = np.empty(len(fold))
-    for part in range(PRIOR_FOLDS):
-        row = highest_rows(per_query[:, fold != part])[0]
-        held_out[fold == part] = per_query[row, fold == part]
-    gain = judge(held_out - per_query[0], seed=seed)
-    best = float(weights[highest_rows(per_query)[0]]) if gain.is_better else 0.0
-    return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
+        added = replace(task, queries=queries, documents=documents, similarity=DOT)
+        rankings[weight] = added.search(10)
+    choice = choose(rankings, folds_of(task.data, DEFAULT_FOLDS, seed))
+    return PriorCurve(rankings, choice, seed, task.similarity)
 
 
 def aligned_prior(data: RetrievalData, log_p: Mapping[str, float]) -> Array:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.judge import Difference
+from st_magnitude.result import to_plain
 
-__all__ = ["Choice", "Decision", "Fusion", "System", "choose", "decide", "fusions"]
+__all__ = ["Choice", "Decision", "Fusion", "System", "choose", "decide", "fusions", "systems_of"]
 
+DEPLOY = "deploy.json"  # in the folder of a model
+WITH_BM25 = " with BM25"
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 
 V = TypeVar("V")
@@ -50,6 +56,23 @@ class Fusion:
     def __str__(self) -> str:
         return f"{self.weight:g} model + {1 - self.weight:g} BM25 of {self.tokens}"
 
+    def __call__(self, dense: Ranking, lexical: Ranking) -> Ranking:
+        """The ranking of the sum. At the weights 1 and 0 it is that of the model or of BM25."""
+        if self.weight in (0.0, 1.0):
+            return dense if self.weight else lexical
+        return self._sum(dense, *_union(dense, lexical))
+
+    def _sum(
+        self, dense: Ranking, columns: NDArray[np.int64], scores: NDArray[np.float64]
+    ) -> Ranking:
+        """The ranking of positions in rising order, (n, 2k), by their scores in both."""
+        of_model, of_bm25 = scores
+        total = self.weight * of_model / self.unit + (1 - self.weight) * of_bm25 / self.scale
+        total[columns < 0] = -np.inf
+        order = np.argsort(-total, axis=1, kind="stable")
+        columns, total = (np.take_along_axis(x, order, axis=1) for x in (columns, total))
+        return Ranking.of_rows(dense.data, dense.query_ids, columns, total, dense.columns.shape[1])
+
 
 def fusions(
     dense: Ranking, lexical: Mapping[str, Ranking], is_cosine: bool
@@ -59,14 +82,11 @@ def fusions(
     found: dict[Fusion, Ranking] = {}
     for tokens, ranking in lexical.items():
         scale = _mean_best(ranking)
-        columns, (of_model, of_bm25) = _union(dense, ranking)
+        both = _union(dense, ranking)
         for weight in WEIGHTS:
             fusion = Fusion(weight, unit, scale, tokens)
-            if weight in (0.0, 1.0):
-                found[fusion] = dense if weight else ranking
-                continue
-            scores = weight * of_model / unit + (1 - weight) * of_bm25 / scale
-            found[fusion] = _sorted(dense, columns, scores)
+            is_alone = weight in (0.0, 1.0)
+            found[fusion] = fusion(dense, ranking) if is_alone else fusion._sum(dense, *both)
     return found
 
 
@@ -95,46 +115,62 @@ def _union(first: Ranking, second: Ranking) -> tuple[NDArray[np.int64], NDArray[
     return columns, scores
 
 
-def _sorted(like: Ranking, columns: NDArray[np.int64], scores: NDArray[np.float64]) -> Ranking:
-    """The ranking of positions in rising order and their scores, (n, 2k)."""
-    scores = np.where(columns < 0, -np.inf, scores)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, : like.columns.shape[1]]
-    columns = np.take_along_axis(columns, order, axis=1)
-    return Ranking(like.data, like.query_ids, columns, np.take_along_axis(scores, order, axis=1))
-
-
 @dataclass(frozen=True)
 class Choice(Generic[V]):
-    """A choice among options, and the ranking that judges it."""
+    """A choice among options, and the choices by which its queries are judged."""
 
     value: V  # by all queries: what is deployed
-    ranking: Ranking  # each query by what the queries of the other folds choose
+    by_query: list[V]  # for each query, what those of the other folds choose
+
+    def of(self, options: Mapping[V, Ranking]) -> Ranking:
+        """The ranking that judges the choice: each query by what the other folds choose."""
+        any_one = options[self.value]
+        columns = any_one.columns.copy()
+        scores = any_one.scores.copy()
+        for value in set(self.by_query):
+            rows = [row for row, chosen in enumerate(self.by_query) if chosen == value]
+            columns[rows] = options[value].columns[rows]
+            scores[rows] = options[value].scores[rows]
+        return Ranking(any_one.data, any_one.query_ids, columns, scores)
 
 
-def choose(options: Mapping[V, Ranking], folds: Sequence[Iterable[str]]) -> Choice[V]:
-    """Chooses by mean nDCG@10, the first of equal options: once by all queries, and once for each
-    fold of query ids by those of the others."""
+Rule = Callable[[NDArray[np.float64]], int]  # from nDCG@10, (options, n), to an option
+
+
+def first_highest(values: NDArray[np.float64]) -> int:
+    """The option with the highest mean, the first of equal ones: (options, n)."""
+    return int(highest_rows(values)[0])
+
+
+def choose(
+    options: Mapping[V, Ranking],
+    folds: Sequence[Iterable[str]],
+    rule: Rule = first_highest,
+) -> Choice[V]:
+    """Chooses by nDCG@10: once by all queries, and for each fold of query ids by the others.
+
+    The first option judges queries without an answer, and those of a fold without others.
+    """
     names = list(options)
-    values = np.stack([options[name].ndcg for name in names])  # (options, n)
-    first = options[names[0]]
-    rows = {query: row for row, query in enumerate(first.query_ids)}
-    columns = first.columns.copy()
-    scores = first.scores.copy()
+    values = np.stack([ranking.ndcg for ranking in options.values()])  # (options, n)
+    is_answered = ~np.isnan(values[0])
+    value = names[rule(values[:, is_answered])]
+    rows = {query: row for row, query in enumerate(options[value].query_ids)}
+    by_query = [names[0]] * len(rows)
     for fold in folds:
-        held_out = np.zeros(len(rows), dtype=bool)
-        held_out[[rows[query] for query in fold]] = True
-        if held_out.all():  # one fold: nothing else can choose
-            continue
-        best = options[names[highest_rows(values[:, ~held_out])[0]]]
-        columns[held_out] = best.columns[held_out]
-        scores[held_out] = best.scores[held_out]
-    ranking = Ranking(first.data, first.query_ids, columns, scores)
-    return Choice(names[highest_rows(values)[0]], ranking)
+        held_out = [rows[query] for query in fold]
+        others = is_answered.copy()
+        others[held_out] = False
+        if others.any():
+            chosen = names[rule(values[:, others])]
+            for row in held_out:
+                by_query[row] = chosen
+    return Choice(value, by_query)
 
 
 def highest_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """The rows with the highest mean, up to rounding: (options, n)."""
-    means = np.nanmean(values, axis=1)
+    means = values.mean(axis=1)
     return np.flatnonzero(means >= means.max() - 1e-12)
 
 
@@ -144,7 +180,25 @@ class System:
 
     name: str
     ranking: Ranking
+    is_cosine: bool = False
     how: Fusion | str = ""  # with BM25: the fusion, or the tokens of BM25 alone
+
+
+def systems_of(
+    models: Sequence[System], lexical: Mapping[str, Ranking], folds: Sequence[Iterable[str]]
+) -> list[System]:
+    """BM25, and each model alone and with BM25, in this order. Tokens and weights are chosen
+    outside of the fold that judges them."""
+    if not lexical:
+        return list(models)
+    bm25 = choose(lexical, folds)
+    found = [System("BM25", bm25.of(lexical), how=bm25.value)]
+    for model in models:
+        options = fusions(model.ranking, lexical, model.is_cosine)
+        fused = choose(options, folds)
+        name = f"{model.name}{WITH_BM25}"
+        found += [model, System(name, fused.of(options), how=fused.value)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -157,6 +211,7 @@ class Decision:
         how: Its fusion with BM25, or the tokens of BM25 alone, or "".
         over: Name of the best simpler system, or "".
         lead: The difference to that one.
+        is_trained: Whether it searches with the trained model.
     """
 
     name: str
@@ -164,6 +219,7 @@ class Decision:
     how: Fusion | str
     over: str
     lead: Difference | None
+    is_trained: bool = False
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
@@ -171,6 +227,27 @@ class Decision:
         if self.lead is None:
             return f"{said}. Nothing else is clearly better."
         return f"{said}, {self.lead} over {self.over}."
+
+    def save(self, folder: Path) -> None:
+        """Writes the decision into the folder of a model."""
+        text = json.dumps(to_plain(self), indent=2) + "\n"
+        (folder / DEPLOY).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Decision | None:
+        """The decision in the folder of a model; None if there is none."""
+        path = Path(folder, DEPLOY)
+        if not path.is_file():
+            return None
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            how = known["how"]
+            known["how"] = how if isinstance(how, str) else Fusion(**how)
+            lead = known["lead"]
+            known["lead"] = None if lead is None else Difference(**lead)
+            return cls(**known)
+        except (AttributeError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged: remove it, or train again.") from error
 
 
 def decide(systems: Sequence[System], seed: int = 0) -> Decision:

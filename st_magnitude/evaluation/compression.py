@@ -15,13 +15,14 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError, at_least, one_of, prefix_dims
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments
-from st_magnitude.data.task import EncodedTask, rank
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.geometry import Array
 from st_magnitude.judge import nothing_found, warn_if_few
 from st_magnitude.result import Table
-from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.similarity import DOT
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "table"]
 
@@ -142,15 +143,14 @@ class CompressionEvaluator(SearchEvaluator):
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and fills the grid."""
-        similarity = scoring_of(model, self.similarity)
         known = model.get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
             raise InputError(
                 f"A prefix in dims has {self.dims[0]} dimensions, and the embeddings have {known}."
             )
-        encoded = self.encode(model)
-        options = (self.dims, self.precisions, self.top_k)
-        self.per_query, self.cells = measure_formats(encoded, similarity, *options)
+        found = search_formats(self.encode(model), self.dims, self.precisions, self.top_k)
+        self.per_query = {key: ranking.ndcg for key, ranking in found.items()}
+        self.cells = cells_of(found)
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
             metrics[f"{cell.key}_ndcg@10"] = cell.ndcg
@@ -162,28 +162,33 @@ class CompressionEvaluator(SearchEvaluator):
         return str(table(self.cells))
 
 
-def measure_formats(
-    encoded: EncodedTask,
-    similarity: Similarity,
+def search_formats(
+    task: EncodedTask,
     dims: Sequence[int] | None = None,
     precisions: Sequence[str] = PRECISIONS,
     top_k: int = 100,
-) -> tuple[dict[Format, NDArray[np.float64]], list[CompressionCell]]:
-    """nDCG@10 of every query in every format, (n,) each, and a cell for each."""
-    full = encoded.queries.shape[1]
+) -> dict[Format, Ranking]:
+    """The ten best documents of every query in every format, all dimensions in float32 first."""
+    full = task.queries.shape[1]
     sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
-    found: dict[Format, NDArray[np.float64]] = {}
+    found: dict[Format, Ranking] = {}
     for dim in sorted({full, *sizes}, reverse=True):
         # In float32, powers of equal norms can differ by their place in the array.
-        q = similarity.query(encoded.queries[:, :dim].double()).float()
-        d = similarity.document(encoded.documents[:, :dim].double()).float()
+        q = task.similarity.query(task.queries[:, :dim].double()).float()
+        d = task.similarity.document(task.documents[:, :dim].double()).float()
+        divided = replace(task, queries=q, documents=d, similarity=DOT)
         for precision in PRECISIONS:
             if precision in precisions or (dim, precision) == (full, "float32"):
-                searched = search_compressed(q, d, precision, top_k, similarity, encoded.own)
-                for rescoring, best in searched.items():
-                    found[dim, precision, rescoring] = encoded.ndcg(best)
-    means = {key: float(values.mean()) for key, values in found.items()}
-    reference = means[full, "float32", "none"] or math.nan
+                keeps_norms = task.similarity.exponents[1] < 1
+                searched = search_compressed(divided, precision, top_k, keeps_norms)
+                found |= {(dim, precision, how): ranking for how, ranking in searched.items()}
+    return found
+
+
+def cells_of(found: Mapping[Format, Ranking]) -> list[CompressionCell]:
+    """A cell for each result of `search_formats`."""
+    means = {key: ranking.mean for key, ranking in found.items()}
+    reference = next(iter(means.values())) or math.nan
     cells = []
     for (dim, precision, rescoring), mean in means.items():
         bits = math.ceil(dim / 8)
@@ -191,7 +196,7 @@ def measure_formats(
         size = coded[precision] + (NORM_BYTES if rescoring == "norm" else 0)
         retention = mean / reference
         cells.append(CompressionCell(dim, precision, rescoring, size, mean, retention))
-    return found, cells
+    return cells
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
@@ -215,36 +220,41 @@ def table(cells: Sequence[CompressionCell]) -> Table:
 
 
 def search_compressed(
-    queries: Tensor,
-    documents: Tensor,
-    precision: str,
-    top_k: int,
-    similarity: Similarity,
-    own: Tensor,
-) -> dict[str, Tensor]:
-    """Columns of the ten best documents, (n, <= 10), by kind of rescoring: (n, k), (m, k)."""
+    task: EncodedTask, precision: str, top_k: int, keeps_norms: bool
+) -> dict[str, Ranking]:
+    """The ten best documents by inner products of coded documents, by kind of rescoring."""
+    documents = task.documents
     if precision == "rabitq":
-        task = replace(rabitq(queries, documents), own=own)
-    else:
-        stored = _through_int8(documents) if precision == "int8" else documents
-        task = EncodedTask(queries, stored, own=own)
+        queries, stored = rabitq(task.queries, documents)
+        return {"none": replace(task, queries=queries, documents=stored).search(10)}
     if precision != "binary":
-        return {"none": task.top(DOT)}
-    bits = _signs(documents)
+        stored = _through_int8(documents) if precision == "int8" else documents
+        return {"none": replace(task, documents=stored).search(10)}
+    coded = replace(task, documents=_signs(documents))
     # The product of signs, equal bits minus unequal bits, ranks as the number of equal bits.
-    found = replace(task, queries=_signs(queries), documents=bits).top(DOT, max(top_k, 10))
-    best = {"none": found[:, :10]}
-    found = found[:, :top_k].sort(dim=1).values
-    scores = replace(task, documents=bits).scores(DOT, found)
-    best["query"] = found.gather(1, rank(scores, 10))
-    if similarity.exponents[1] < 1:
+    found = replace(coded, queries=_signs(task.queries)).search(max(top_k, 10))
+    best = {"none": _best(found, found.scores)}
+    passed = found.columns[:, :top_k]
+    scores = coded.scores(torch.from_numpy(passed.clip(min=0))).numpy()
+    scores[passed < 0] = -np.inf
+    best["query"] = _best(found, scores)
+    if keeps_norms:
         # Documents x are divided already, so these are |x|^(1 - gamma_document).
         norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()
         norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
-        weighted = scores * norms[found]
-        # -inf, of the query itself, times a norm of 0 is nan
-        best["norm"] = found.gather(1, rank(weighted.nan_to_num(nan=-torch.inf), 10))
+        weights = norms.numpy()[passed]
+        weights[passed < 0] = 1.0  # -inf times a norm of 0 is nan
+        best["norm"] = _best(found, scores * weights)
     return best
+
+
+def _best(found: Ranking, scores: Array) -> Ranking:
+    """The ten best documents of a ranking by other scores of its first documents, (n, k)."""
+    width = scores.shape[1]
+    order = np.lexsort((found.columns[:, :width], -scores), axis=1)
+    columns = np.take_along_axis(found.columns[:, :width], order, axis=1)
+    scores = np.take_along_axis(scores, order, axis=1)
+    return Ranking.of_rows(found.data, found.query_ids, columns, scores, 10)
 
 
 def _signs(embeddings: Tensor) -> Tensor:
@@ -261,7 +271,7 @@ def _through_int8(documents: Tensor) -> Tensor:
     return (codes.to(low.device).double() + 128) * ((high - low) / 255) + low
 
 
-def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
+def rabitq(queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
     """Embeddings whose inner products are RaBitQ's estimates: (n, k), (m, k) -> one more dimension,
     the part of the inner product with the mean of the documents that the bits lose."""
     x = documents.double()
@@ -273,8 +283,6 @@ def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
     sizes = rotated.abs().sum(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     lengths = rotated.square().sum(dim=1, keepdim=True) / sizes
     decoded = center + (_signs(rotated).double() * lengths) @ rotation.T
+    lost = ((x - decoded) @ center)[:, None]
     ones = torch.ones_like(queries[:, :1])
-    lost = (x - decoded) @ center
-    return EncodedTask(
-        torch.cat([queries, ones], dim=1), torch.cat([decoded, lost[:, None]], dim=1)
-    )
+    return torch.cat([queries, ones], dim=1), torch.cat([decoded, lost], dim=1)

@@ -19,7 +19,6 @@ from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.lexical import bm25_run
-from st_magnitude.evaluation.scoring import scoring_of
 
 __all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
 
@@ -137,7 +136,7 @@ class HybridEvaluator(SearchEvaluator):
         self.runs = {"bm25": Ranking.of_run(self.task, run, top_k)}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        dense = self.encode(model).search(scoring_of(model, self.similarity), self.top_k)
+        dense = self.encode(model).search(self.top_k)
         lexical = Ranking.of_run(self.task, self.runs["bm25"], self.top_k)
         fused = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         hybrid = Ranking.of_run(self.task, fused, self.top_k)

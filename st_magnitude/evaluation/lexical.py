@@ -16,7 +16,7 @@ from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["TOKENS", "bm25_run"]
+__all__ = ["TOKENS", "LexicalIndex", "bm25_run"]
 
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 GRAM = 4  # characters
@@ -117,29 +117,7 @@ def bm25_run(
     Source: Lù, BM25S, arXiv 2407.03618; the formula is "Lucene (accurate)" of Kamphuis et al.,
     Which BM25 Do You Mean?, 2020.
     """
-    with needs("BM25", "eval"):
-        import bm25s
-
-    with foreign():
-        named = bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords
-    left_out = {word for text in named for word in tokenizer(text)}
-
-    def counted(text: str) -> list[str]:
-        return [word for word in tokenizer(text) if word not in left_out]
-
-    documents = [counted(data.corpus[document]) for document in data.document_ids]
-    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
-    if any(documents):
-        index.index(documents, create_empty_token=False, show_progress=False)
-
-    def found(text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if not any(documents):
-            return np.empty(0, dtype=np.int64), np.empty(0)
-        scores = index.get_scores_from_ids(index.get_tokens_ids(counted(text)))  # (m,)
-        places = np.flatnonzero(scores > 0)
-        return places, scores[places]
-
-    ranking = Ranking.of(data, list(data.queries), map(found, data.queries.values()), top_k)
+    ranking = LexicalIndex(data, tokenizer, stopwords).search(data, top_k)
     without = np.flatnonzero(ranking.columns[:, 0] < 0)
     if len(without) > (1 - FEW_HITS) * len(ranking):
         logger.warning(
@@ -147,3 +125,42 @@ def bm25_run(
             f" {ranking.query_ids[without[0]]!r}: no document has one of their words."
         )
     return ranking
+
+
+class LexicalIndex:
+    """BM25 over the corpus of data, for the searches of `bm25_run`."""
+
+    def __init__(
+        self,
+        data: RetrievalData,
+        tokenizer: Callable[[str], list[str]] = words,
+        stopwords: str | list[str] | None = None,
+    ) -> None:
+        with needs("BM25", "eval"):
+            import bm25s
+
+        self.tokenizer = tokenizer
+        with foreign():
+            named = bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords
+        self.left_out = {word for text in named for word in tokenizer(text)}
+        documents = [self._counted(data.corpus[document]) for document in data.document_ids]
+        self.bm25 = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
+        self.is_empty = not any(documents)
+        if not self.is_empty:
+            self.bm25.index(documents, create_empty_token=False, show_progress=False)
+
+    def search(self, data: RetrievalData, top_k: int = 100) -> Ranking:
+        """The best documents of each query of data with the same corpus."""
+        found = map(self._found, data.queries.values())
+        return Ranking.of(data, list(data.queries), found, top_k)
+
+    def _counted(self, text: str) -> list[str]:
+        return [word for word in self.tokenizer(text) if word not in self.left_out]
+
+    def _found(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        if self.is_empty:
+            return np.empty(0, dtype=np.int64), np.empty(0)
+        ids = self.bm25.get_tokens_ids(self._counted(text))
+        scores = self.bm25.get_scores_from_ids(ids)  # (m,)
+        places = np.flatnonzero(scores > 0)
+        return places, scores[places]

@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import COSINE, DOT
 
 __all__ = ["MagnitudeEvaluator", "geometry_figures"]
@@ -78,8 +77,8 @@ class MagnitudeEvaluator(SearchEvaluator):
         self.answers_others = np.isin(self.task.document_ids, list(also_relevant))  # (m,)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        similarities = {"matched": scoring_of(model, self.similarity), "cosine": COSINE, "dot": DOT}
         encoded = self.encode(model)
+        similarities = {"matched": encoded.similarity, "cosine": COSINE, "dot": DOT}
         rankings = encoded.searches(list(similarities.values()), k=100)
         metrics = self.figures(dict(zip(similarities, rankings, strict=True)), 100)
         cosine = metrics["cosine_ndcg@10"]
@@ -92,7 +91,7 @@ class MagnitudeEvaluator(SearchEvaluator):
                 "rate, or train this model with CosineRankingLoss."
             )
         sides = {"query": encoded.queries, "document": encoded.documents}
-        is_relevant = (encoded.degrees > 0) | self.answers_others
+        is_relevant = self.task.is_relevant | self.answers_others
         return metrics | geometry_figures(sides, is_relevant)
 
 

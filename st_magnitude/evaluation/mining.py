@@ -16,9 +16,9 @@ from torch import Tensor
 from st_magnitude._checks import InputError, one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import TILE, check_finite, hide_own
-from st_magnitude.evaluation.scoring import scoring_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
+from st_magnitude.surgery.scoring import scoring_of
 
 __all__ = ["mine_negatives"]
 

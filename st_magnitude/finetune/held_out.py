@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,18 +21,18 @@ from st_magnitude.data.beir import canonical
 from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.data.task import EncodedTask, encode_texts
-from st_magnitude.evaluation.calibration import exponent_curve, exponents_with, ndcg_by_exponent
-from st_magnitude.evaluation.choice import System, choose, decide, fusions
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.calibration import exponent_curve
+from st_magnitude.evaluation.choice import System
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run, words
 from st_magnitude.evaluation.magnitude import geometry_figures
-from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.evaluation.verdict import AFTER, BEFORE, Verdict, verdict_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, train_copy
-from st_magnitude.finetune.verdict import Control, Scored, Verdict, changes_of
 from st_magnitude.judge import warn_if_few
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
+from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.training.stopping import refuse_diverged
 
 __all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "cross_validate", "num_folds"]
@@ -44,11 +44,6 @@ NUM_QUERIES = 100
 DEPTH = 100  # documents of BM25's run for each query
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 MOST_CHARACTERS = 2 * 10**7  # of a corpus whose 4-grams are counted, each in 120 bytes
-NAMES = {  # in the table
-    "BM25": "BM25 of {}",
-    "the pretrained model with BM25": "pretrained + BM25",
-    "the trained model with BM25": "trained + BM25",
-}
 
 
 def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
@@ -84,13 +79,18 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
     return found, ""
 
 
-def encode(model: SentenceTransformer, data: RetrievalData) -> tuple[EncodedTask, Similarity]:
-    """The raw embeddings of queries and corpus, and the similarity under which the model ranks."""
+def encode(model: SentenceTransformer, data: RetrievalData) -> EncodedTask:
+    """The raw embeddings of queries and corpus; scores divide by the norm of the query."""
     shows = sys.stderr.isatty() and not has_static_embedding_input(model)
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
-    similarity = scoring_of(model, before_normalize=before)
-    return data.encode(model, before_normalize=before, show_progress_bar=shows), similarity
+    task = data.encode(model, before_normalize=before, show_progress_bar=shows)
+    return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
+
+
+def served(name: str, task: EncodedTask) -> System:
+    """A model that searches its task."""
+    return System(name, task.search(DEPTH), task.similarity.exponents[1] == 1.0)
 
 
 def card_figures(
@@ -98,7 +98,7 @@ def card_figures(
     data: RetrievalData,
     answers: Collection[str],
     seed: int,
-    encoded: EncodedTask | None = None,
+    task: EncodedTask | None = None,
 ) -> dict[str, float]:
     """Norms and directions of a sample of queries and documents, for the model card. Without the
     embeddings of all data, only the sample is encoded."""
@@ -106,14 +106,13 @@ def card_figures(
     asked = rng.permutation(len(data.query_ids))[:NUM_QUERIES]
     drawn = np.sort(rng.permutation(len(data.document_ids))[:NUM_DOCUMENTS])
     documents = [data.document_ids[column] for column in drawn]
-    if encoded is None:
-        queries = [data.query_ids[row] for row in asked]
-        texts = {query: data.queries[query] for query in queries}
-        corpus = {document: data.corpus[document] for document in documents}
-        encoded = encode_texts(model, texts, corpus, before_normalize=True)
-        sides = {"document": encoded.documents, "query": encoded.queries}
+    if task is None:
+        texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
+        sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
+        task = sample.encode(model, "cosine", before_normalize=True, only=texts)
+        sides = {"document": task.documents, "query": task.queries}
     else:
-        sides = {"document": encoded.documents[drawn], "query": encoded.queries[asked]}
+        sides = {"document": task.documents[drawn], "query": task.queries[asked]}
     return geometry_figures(sides, np.array([document in answers for document in documents]))
 
 
@@ -155,9 +154,11 @@ def cross_validate(
     config: TrainConfig,
     folds: int,
     output: Path,
+    exponent: float | None = None,
 ) -> Ranking:
     """The ranking of copies of a model, each of which trains on all rows without a text of a query
-    of one fold of ``judged``, and searches for the queries of that fold."""
+    of one fold of ``judged``, and searches for the queries of that fold, by a document exponent or
+    as it was trained."""
     found = []
     held_out = folds_of(judged, folds, config.seed)
     for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
@@ -166,14 +167,16 @@ def cross_validate(
         rows = make_rows(train, config.negatives, config.seed)
         trainer = train_copy(model, train, rows, config, output)
         refuse_diverged(trainer)
-        encoded, similarity = encode(trainer.model, asked)
-        found.append(encoded.search(similarity))
+        task = encode(trainer.model, asked)
+        if exponent is not None:
+            task = replace(task, similarity=Similarity(1.0, exponent))
+        found.append(task.search(DEPTH))
     return Ranking.joined(judged, found)
 
 
 class Baseline:
-    """A model and BM25, measured before training on held-out queries; without any, only the norms
-    of a sample of the data, whose answers to any split are given by their ids."""
+    """Held-out queries with BM25, a model as it was before training and other models; without any
+    queries, only the norms of a sample of the data, whose answers to any split are given by ids."""
 
     def __init__(
         self,
@@ -182,6 +185,7 @@ class Baseline:
         held_out: RetrievalData | None,
         answers: Collection[str],
         config: TrainConfig,
+        also: Mapping[str, SentenceTransformer] | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -191,15 +195,14 @@ class Baseline:
         if len(data.corpus) < 2:
             raise DataError("The corpus has one document: there is nothing to tell apart.")
         began = time.perf_counter()
-        encoded = None
+        task = None
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
-            encoded, similarity = encode(model, data)
-            self.exponent = float(similarity.exponents[1])
-            self.found = encoded.search(Similarity(1.0, self.exponent))
-            self.folds = folds_of(data, DEFAULT_FOLDS, config.seed)
+            task = encode(model, data)
+            self.before = served(BEFORE, task)
+            self.also = [served(name, encode(other, data)) for name, other in (also or {}).items()]
             self.lexical, self.no_control = bm25_control(data)
-        self.geometry = self._geometry(encoded)
+        self.geometry = self._geometry(task)
         self.seconds = time.perf_counter() - began
 
     def compare(
@@ -208,68 +211,35 @@ class Baseline:
         """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
         of its norms."""
         verdict = None
-        encoded = None
+        task = None
         if of_folds is not None:
-            exponent = float(scoring_of(self.model, before_normalize=True).exponents[1])
-            verdict = replace(self._verdict(exponent, of_folds), folds=folds)
+            exponent = scoring_of(self.model, before_normalize=True).exponents[1]
+            verdict = replace(self._verdict(of_folds, float(exponent)), folds=folds)
         elif self.is_judged:
-            encoded, similarity = encode(self.model, self.data)
-            verdict = self._choose_scoring(encoded, similarity)
-        return verdict, self._geometry(encoded)
+            task = encode(self.model, self.data)
+            verdict = self._choose_scoring(task)
+        return verdict, self._geometry(task)
 
-    def _geometry(self, encoded: EncodedTask | None) -> dict[str, float]:
-        return card_figures(self.model, self.data, self.answers, self.config.seed, encoded)
+    def _geometry(self, task: EncodedTask | None) -> dict[str, float]:
+        return card_figures(self.model, self.data, self.answers, self.config.seed, task)
 
-    def _choose_scoring(self, encoded: EncodedTask, similarity: Similarity) -> Verdict:
-        """The verdict on the model as it was trained, or at `ExponentCurve.best`."""
-        present = float(similarity.exponents[1])
-        seed = self.config.seed
-        trained = self._verdict(present, encoded.search(Similarity(1.0, present)))
+    def _choose_scoring(self, task: EncodedTask) -> Verdict:
+        """The verdict on the model as it was trained, or at `ExponentCurve.best`, of which each
+        fold of the queries is ranked by the choice of the others."""
+        trained = self._verdict(task.search(), float(task.similarity.exponents[1]))
         if normalizes_output(self.model):
             return trained
-        exponents = exponents_with(present)
-        per_query = ndcg_by_exponent(encoded, exponents)
-        curve = exponent_curve(exponents, per_query, self.data.query_ids, present, seed)
-        best = self._verdict(curve.best, encoded.search(Similarity(1.0, curve.best)))
+        curve = exponent_curve(task, seed=self.config.seed)
+        found = curve.choice.of(task.sweep({curve.best, *curve.choice.by_query}, DEPTH))
+        best = trained
+        if curve.best != curve.present:
+            best = self._verdict(found, curve.best)
         saved = trained if self.config.keep_scoring else best
         shown = curve.to_dict()["ndcg@10"]
         return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
 
-    def _verdict(self, exponent: float, found: Ranking) -> Verdict:
+    def _verdict(self, found: Ranking, exponent: float) -> Verdict:
         """The verdict on a ranking of the trained model by a document exponent."""
-        gain = found.minus(self.found, seed=self.config.seed)
-        scored = Scored(exponent, found.mean, gain)
-        changes = found.ndcg - self.found.ndcg
-        before = System("the pretrained model", self.found)
-        after = System("the trained model", found)
-        systems = [before, after]
-        if self.lexical:
-            bm25 = choose(self.lexical, self.folds)
-            systems = [System("BM25", bm25.ranking, bm25.value)]
-            for one, its_exponent in ((before, self.exponent), (after, exponent)):
-                options = fusions(one.ranking, self.lexical, its_exponent == 1.0)
-                fused = choose(options, self.folds)
-                name = f"{one.name} with BM25"
-                systems += [one, System(name, fused.ranking, fused.value)]
-        others = [system for system in systems if system not in (before, after)]
-        return Verdict(
-            queries=gain.queries,
-            pretrained=self.found.mean,
-            as_trained=scored,
-            best=None,
-            saved=scored,
-            curve=None,
-            controls=tuple(
-                Control(
-                    NAMES[one.name].format(one.how),
-                    one.ranking.mean,
-                    found.minus(one.ranking, seed=self.config.seed),
-                )
-                for one in others
-            ),
-            decision=decide(systems, self.config.seed),
-            gained=int((changes > 0).sum()),
-            lost=int((changes < 0).sum()),
-            changes=changes_of(self.found, found),
-            no_control=self.no_control,
-        )
+        after = System(AFTER, found, exponent == 1.0)
+        others = (self.also, self.lexical, self.no_control, self.config.seed)
+        return verdict_of(self.before, after, exponent, *others)

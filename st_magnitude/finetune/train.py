@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -19,7 +19,8 @@ from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.scoring import score_by_cosine
+from st_magnitude.evaluation.choice import Decision
+from st_magnitude.evaluation.verdict import Verdict
 from st_magnitude.finetune.held_out import (
     Baseline,
     RetrievalEvaluator,
@@ -35,7 +36,6 @@ from st_magnitude.finetune.trainer import (
     remember_rows,
     warn_of_left_out,
 )
-from st_magnitude.finetune.verdict import Verdict
 from st_magnitude.judge import norm_warning
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.table import LOSSES
@@ -45,6 +45,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
+from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
@@ -92,6 +93,7 @@ def train(
     dev_is_drawn: bool = False,
     test: RetrievalData | None = None,
     also_relevant: Collection[str] = (),
+    also: Collection[str] = (),
     say: Callable[[str], None] = logger.info,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
@@ -117,6 +119,7 @@ def train(
         also_relevant: Ids of documents that answer queries of other splits, such as
             `load_splits(folder).relevant_documents()`. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
+        also: Folders or hub ids of other models, to weigh against the trained one.
         say: Function that receives the progress line by line.
 
     Raises:
@@ -137,8 +140,8 @@ def train(
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
         if test is not None:
-            others = data.asked | (dev.asked if dev is not None else {})
-            refuse_shared(test.asked, others, "test", "train or dev")
+            asked = data.asked | (dev.asked if dev is not None else {})
+            refuse_shared(test.asked, asked, "test", "train or dev")
         name = model if isinstance(model, str) else None
         settings: dict[str, object] = {"model": name}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
@@ -148,9 +151,10 @@ def train(
             pass  # it refuses models and lengths that do not fit
         refuse_frozen(model)
         score_by_cosine(model, say)
+        others = {name: load(name) for name in also} if is_first else {}
         answers = _answers(data, dev, test) | set(also_relevant)
-        test = None if test is None else test.unread_by(model)
-        data, held_out, folds = _held_out(model, data, dev, dev_is_drawn, config)
+        test = None if test is None else test.unread_by(model, *also)
+        data, held_out, folds = _held_out([model, *also], data, dev, dev_is_drawn, config)
         data = data.apart_from(None if folds else dev, test)
         settings["data"] = data.digest
         if checkpoint is not None:
@@ -162,12 +166,12 @@ def train(
         if is_first:
             if held_out is not None and not folds:
                 say(f"Measuring the pretrained model: {len(held_out.corpus):,} documents.")
-            baseline = Baseline(model, data, held_out, answers, config)
+            baseline = Baseline(model, data, held_out, answers, config, others)
             if held_out is not None and folds:
                 of_folds = cross_validate(model, data, held_out, config, folds, output)
             if test is not None:
                 kept = replace(config, keep_scoring=True)
-                on_test = Baseline(model, test, test, answers, kept)
+                on_test = Baseline(model, test, test, answers, kept, others)
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
@@ -183,7 +187,7 @@ def train(
 
 
 def _held_out(
-    model: SentenceTransformer,
+    models: Sequence[SentenceTransformer | str],
     data: RetrievalData,
     dev: RetrievalData | None,
     dev_is_drawn: bool,
@@ -193,14 +197,14 @@ def _held_out(
     if dev is None or dev_is_drawn:
         joined = data if dev is None else data.joined(dev)
         try:
-            judged = joined.unread_by(model)
+            judged = joined.unread_by(*models)
         except AllReadError:
             if config.folds:
                 raise
         else:
-            if folds := num_folds(model, judged, config):
+            if folds := num_folds(cast(SentenceTransformer, models[0]), judged, config):
                 return joined, judged, folds
-    return data, None if dev is None else dev.unread_by(model), 0
+    return data, None if dev is None else dev.unread_by(*models), 0
 
 
 def _judge(
@@ -285,7 +289,8 @@ def _save_unless_worse(
         "Document prior": trained.prior,
         "Norms": trained.norm_warning,
     }
-    save_trained(trained.trainer, output, figures, sections)
+    decision = None if verdict is None else verdict.decision
+    save_trained(trained.trainer, output, figures, sections, decision)
     if not config.keep_checkpoints:
         run_folder.remove_checkpoints(output)
     return replace(trained, output=output)
@@ -296,8 +301,9 @@ def save_trained(
     output: Path,
     figures: Mapping[str, object],
     sections: Mapping[str, str | None],
+    decision: Decision | None = None,
 ) -> None:
-    """Writes the model, its card with further sections, and ``training.json``."""
+    """Writes the model, its card with further sections, ``training.json`` and the decision."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
     rows = cast(Dataset, trainer.train_dataset)
     # the card describes the loss again, with the exponents that it learned
@@ -310,3 +316,5 @@ def save_trained(
         for title, text in sections.items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
+        if decision is not None:
+            decision.save(folder)

@@ -16,11 +16,13 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 import st_magnitude as stm
 from st_magnitude.comparison import compare as compare_module
 from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
-from st_magnitude.comparison.result import CompareResult, Entry, OnTest
+from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.finetune.verdict import model_ranking
+from st_magnitude.evaluation.choice import Decision
+from st_magnitude.evaluation.verdict import Control, Scored, Verdict
 from st_magnitude.judge import Difference
+from st_magnitude.result import to_plain
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -87,9 +89,15 @@ def test_settings_are_checked(settings, message):
         CompareConfig(**settings)
 
 
+def splits_of(*arguments):
+    splits, folds = make_splits([NOVICE], *arguments)
+    assert not folds
+    return splits
+
+
 def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     config = CompareConfig(documents=100)
-    splits = make_splits(NOVICE, RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
+    splits = splits_of(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
     queries = [set(data.queries) for data in splits.values()]
     assert [len(part) for part in queries] == [36, 29, 115]
     assert set.union(*queries) == QUERIES.keys()
@@ -97,20 +105,17 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     assert len(splits.notes) == 3  # dev, test, and that a prior changes nothing
     assert "29 queries are few" in caplog.text
     assert caplog.text.count("are few") == 1
-    given = make_splits(NOVICE, folder, CompareConfig())
-    assert given == make_splits(NOVICE, folder, CompareConfig())
+    given = splits_of(folder, CompareConfig())
+    assert given == splits_of(folder, CompareConfig())
     assert (given["dev"].queries, given["test"].queries) == (part(1).queries, part(2).queries)
     assert given.notes == splits.notes[-1:]
-    assert (
-        make_splits(NOVICE, folder, CompareConfig(), part(1, 6))["dev"].queries
-        == part(1, 6).queries
-    )
+    assert splits_of(folder, CompareConfig(), part(1, 6))["dev"].queries == part(1, 6).queries
 
 
 def test_queries_of_one_text_stay_together():
     queries = {f"{query}-{i}": text for query, text in QUERIES.items() for i in "ab"}
     data = RetrievalData(queries, CORPUS, {query: {query[:-2]} for query in queries})
-    splits = make_splits(NOVICE, data, CompareConfig())
+    splits = splits_of(data, CompareConfig())
     asked = [set(part.queries.values()) for part in splits.values()]
     assert sum(map(len, asked)) == len(set.union(*asked)) == len(QUERIES)
     assert len(splits["dev"].queries) == 72
@@ -126,12 +131,12 @@ def test_queries_of_one_text_stay_together():
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
     with pytest.raises(DataError, match=message):
-        make_splits(NOVICE, part(0), CompareConfig(), dev, part(2))
+        splits_of(part(0), CompareConfig(), dev, part(2))
 
 
 @pytest.fixture
 def trials(folder, model_path):
-    return Trials(stm.load(model_path), make_splits(NOVICE, folder, SMALL), SMALL)
+    return Trials(stm.load(model_path), splits_of(folder, SMALL), SMALL)
 
 
 def trained(trials, candidate, rungs, folder, goes_on=lambda steps: True):
@@ -149,7 +154,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert model_ranking(model, trials.splits["dev"]).mean == pytest.approx(whole[27], abs=1e-9)
+    assert trials.splits["dev"].encode(model).search(10).mean == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
@@ -162,7 +167,7 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     config, lengths = replace(SMALL, max_length=4), []
     model = load_transformer(save_transformer(tmp_path / "tiny"))
     model.max_seq_length = 24
-    trials = Trials(model, make_splits(NOVICE, folder, config), config)
+    trials = Trials(model, splits_of(folder, config), config)
     trials.base.register_forward_pre_hook(  # of the copies that are trained, too
         lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
     )
@@ -171,9 +176,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert model_ranking(model, trials.splits["dev"]).mean == pytest.approx(curve[6], abs=1e-9)
+    assert trials.splits["dev"].encode(model).search(10).mean == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert model_ranking(model, trials.splits["dev"]).mean != pytest.approx(curve[6], abs=1e-9)
+    assert trials.splits["dev"].encode(model).search(10).mean != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -212,12 +217,15 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     finished, folder, model_path
 ):
     output, figures = finished
-    for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
-        found = model_ranking(stm.load(str(path)), part(2)).mean
-        assert found == pytest.approx(figures["test"]["ndcg"][name], abs=1e-9)
+    test = figures["test"]
+    for path, ndcg in ((output / "model", test["saved"]["ndcg"]), (model_path, test["pretrained"])):
+        found = part(2).encode(stm.load(str(path))).search(10).mean
+        assert found == pytest.approx(ndcg, abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
-    row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
+    row = f"| {figures['winner']}, cosine | {test['saved']['ndcg']:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
+    decision = Decision.load(output / "model")
+    assert to_plain(decision) == test["decision"]
     options = {"data": folder, "model": model_path, "output": output / "again"}
     command_figures("train", *figures["train_options"].split(), **options)
     again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
@@ -347,31 +355,31 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
         "cosine": Entry(Candidate("cosine", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], 1.0, 10.0),
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
-    names = [entry.name for entry in ranked][: 2 if over_cosine else 1]
-    ndcg, gains = dict.fromkeys(["pretrained", *names], 0.5), dict.fromkeys(names, over_pretrained)
-    test = OnTest(300, 5000, ndcg, gains, dict.fromkeys(names, over_bm25), over_cosine)
-    return CompareResult("base", ranked, test, 0.4, 100, 0, (), ())
+    scored = Scored(1.0, 0.5, over_pretrained)
+    bm25 = Control("BM25", 0.4, over_bm25)
+    test = Verdict(300, 0.5, scored, None, scored, None, (bm25,))
+    return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
 
 
 @pytest.mark.parametrize(
     ("result", "winner", "parts"),
     [
-        (result_with("qnorm", CLEAR, exponent=0.5), "qnorm", ["clear gain", "0.50, with stm.load"]),
+        (result_with("qnorm", CLEAR, exponent=0.5), "qnorm", ["better", "0.50, with stm.load"]),
         (result_with("qnorm", LEVEL), "cosine", ["no clear difference"]),
-        (result_with("qnorm", LOSS), "cosine", ["clear loss"]),
-        (result_with("cosine", None), "cosine", ["is clearly better", "every server"]),
-        (result_with("cosine", None, LEVEL), "cosine", ["is not clearly better"]),
+        (result_with("qnorm", LOSS), "cosine", ["worse"]),
+        (result_with("cosine", None), "cosine", ["Better: +2.0 points", "every server"]),
+        (result_with("cosine", None, LEVEL), "cosine", ["No clear difference: +1.0"]),
         (
             result_with("cosine", None, over_bm25=LOSS),
             "cosine",
-            ["Use BM25. The best", "weighs both"],
+            ["Train with cosine", "BM25, which needs no training, is better"],
         ),
         (
             result_with("cosine", None, over_bm25=LEVEL),
             "cosine",
-            ["Use cosine", "not clearly better than BM25"],
+            ["Train with cosine", "not clearly better than BM25"],
         ),
-        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Use the pretrained model. The"]),
+        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Keep the pretrained model. The"]),
     ],
 )
 def test_the_verdict(result, winner, parts):

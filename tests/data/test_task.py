@@ -21,7 +21,7 @@ from st_magnitude.evaluation import (
     MagnitudeEvaluator,
     bm25_run,
 )
-from st_magnitude.evaluation.abstention import encode_all, first_documents
+from st_magnitude.evaluation.abstention import first_documents
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
 
@@ -32,8 +32,15 @@ def encoded(num_queries=23, num_documents=41, dim=16) -> EncodedTask:
     d = torch.randn(num_documents, dim) * torch.rand(num_documents, 1) * 5
     d[7] = 0
     d[10::10] = d[0]
-    columns = [torch.randperm(num_documents)[: 1 + i % 4].tolist() for i in range(num_queries)]
-    return EncodedTask(q, d, columns)
+    return task_of(q, d)
+
+
+def task_of(queries, documents, similarity=DOT) -> EncodedTask:
+    """A task whose i-th document is "di"."""
+    corpus = {f"d{i:02}": f"document {i}" for i in range(len(documents))}
+    asked = {f"q{i:02}": "?" for i in range(len(queries))}
+    data = RetrievalData(asked, corpus, {})
+    return EncodedTask(data, list(asked), queries, documents, similarity)
 
 
 def by_sorting(task: EncodedTask, gamma: float, k: int) -> list[list[int]]:
@@ -46,26 +53,36 @@ def by_sorting(task: EncodedTask, gamma: float, k: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("tiles", ["one", "rows", "documents"])
 @pytest.mark.parametrize("k", [1, 10, 100])
-def test_top_is_a_stable_sort_whatever_the_tiles(monkeypatch, k, tiles):
+def test_a_search_is_a_stable_sort_whatever_the_tiles(monkeypatch, k, tiles):
     if tiles == "rows":
         monkeypatch.setattr(task_module, "TILE", 41 * 5)
     elif tiles == "documents":
         monkeypatch.setattr(task_module, "TILE_WIDTH", 7)
     task = encoded()
-    found = task.tops(SIMILARITIES, k)
-    for similarity, top in zip(SIMILARITIES, found, strict=True):
-        assert top.tolist() == by_sorting(task, similarity.exponents[1], k)
-        assert torch.equal(task.top(similarity, k), top)
+    found = task.searches(SIMILARITIES, k)
+    for similarity, ranking in zip(SIMILARITIES, found, strict=True):
+        gamma_query, gamma = similarity.exponents
+        assert ranking.columns.shape == (23, k)
+        assert ranking.columns[:, :41].tolist() == by_sorting(task, gamma, k)
+        assert (ranking.columns[:, 41:] == -1).all()
+        again = replace(task, similarity=similarity).search(k)
+        assert (again.columns == ranking.columns).all()
+        assert (again.scores == ranking.scores).all()
+        if gamma_query == 1.0:
+            assert (task.sweep([gamma], k)[gamma].scores == ranking.scores).all()
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 def test_a_prefix_is_cut_before_it_is_divided(similarity):
-    task = encoded()
+    task = replace(encoded(), similarity=similarity)
     prefix = task.prefix(3)
-    assert prefix.top(similarity).tolist() == by_sorting(prefix, similarity.exponents[1], 10)
+    found = prefix.search(10)
+    assert found.columns.tolist() == by_sorting(prefix, similarity.exponents[1], 10)
     scores = similarity(task.queries[:, :3], task.documents[:, :3])
-    top = prefix.top(similarity)
-    torch.testing.assert_close(prefix.scores(similarity, top).float(), scores.gather(1, top))
+    columns = torch.from_numpy(found.columns)
+    expected = scores.gather(1, columns).double()
+    torch.testing.assert_close(prefix.scores(columns), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.from_numpy(found.scores), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
@@ -84,30 +101,15 @@ def test_ndcg_is_that_of_sklearn(k, num_documents, grades):
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_ndcg_and_hits_from_columns():
-    task = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[{2: 3, 1: 1}, [0, 3]])
-    top = torch.tensor([[1, 2, 0, 3], [3, 1, 2, 0]])
-    assert task.gains(top).tolist() == [[1, 3, 0, 0], [1, 0, 0, 1]]
-    assert task.hits(top).tolist() == [[True, True, False, False], [True, False, False, True]]
-    assert task.ndcg(top[:, :1], k=1) == pytest.approx([1 / 3, 1])
-    assert task.degrees.tolist() == [1, 1, 1, 1]
-
-
 @pytest.mark.parametrize(("side", "name"), [("queries", "query"), ("documents", "document")])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
     sides = {"queries": torch.rand(3, 2), "documents": torch.rand(3, 2)}
     sides[side][1:, 0] = value
+    with pytest.raises(ValueError, match=f"2 of 3 {name} embeddings .*'{name[0]}01'"):
+        task_of(**sides)
     with pytest.raises(ValueError, match=f"2 of 3 {name} embeddings .* row 1"):
-        EncodedTask(**sides)
-    with pytest.raises(ValueError, match="such as that of 'b'"):
-        EncodedTask(**sides, query_ids=["a", "b", "c"], document_ids=["a", "b", "c"])
-
-
-def test_a_search_without_data_is_refused():
-    task = EncodedTask(torch.rand(3, 2), torch.rand(3, 2))
-    with pytest.raises(ValueError, match=r"by data\.encode\(model\)"):
-        task.search(DOT)
+        task_module.check_finite(sides[side], name)
 
 
 def metrics_of(kind, **options):
@@ -117,18 +119,22 @@ def metrics_of(kind, **options):
     }
 
 
+def best_two(model, data, similarity):
+    return first_documents(data.encode(model, similarity, only=data.queries).search(2))
+
+
 SEARCHES = {
     "magnitude": metrics_of(MagnitudeEvaluator),
     "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
     "hybrid": metrics_of(HybridEvaluator, similarity="dot"),
     "ranking": lambda model, *task: [
-        [*row] for row in RetrievalData(*task).encode(model).search(DOT).values()
+        [*row] for row in RetrievalData(*task).encode(model, DOT).search().values()
     ],
     "exponent": lambda model, *task: calibrate_exponent(
         model, RetrievalData(*task)
     ).per_query.tolist(),
     "abstention": lambda model, *task: [
-        x.tolist() for x in first_documents(encode_all(model, RetrievalData(*task)), COSINE)
+        x.tolist() for x in best_two(model, RetrievalData(*task), COSINE)
     ],
 }
 BM25 = {"bm25": lambda model, *task: [*bm25_run(RetrievalData(*task))["q1"]]}
@@ -157,9 +163,7 @@ def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, stat
 
 RANKINGS = SEARCHES | {
     "compression": metrics_of(CompressionEvaluator, similarity="dot"),
-    "abstention": lambda model, *task: first_documents(
-        encode_all(model, RetrievalData(*task)), DOT
-    )[1].tolist(),
+    "abstention": lambda model, *task: best_two(model, RetrievalData(*task), DOT)[1].tolist(),
     "prior": lambda model, *task: calibrate_prior(
         model, RetrievalData(*task), {key: -len(text) for key, text in task[1].items()}
     ).per_query.tolist(),
@@ -192,26 +196,27 @@ def test_scores_have_the_digits_of_float32(power):
     task = encoded()
     factor = 2.0**power
     long = replace(task, queries=task.queries * factor, documents=task.documents * factor)
-    top = task.top(DOT)
-    assert torch.equal(long.top(DOT), top)
-    scores = task.scores(DOT, top)
+    found = task.search(10)
+    assert (long.search(10).columns == found.columns).all()
+    assert (long.search(10).scores == found.scores * factor**2).all()
+    columns = torch.from_numpy(found.columns)
+    scores = task.scores(columns)
     assert torch.equal(scores, scores.float().double())
-    assert torch.equal(long.scores(DOT, top), scores * factor**2)
+    assert torch.equal(long.scores(columns), scores * factor**2)
 
 
 @pytest.mark.parametrize("tiles", [2**16, 7])
-def test_own_documents_score_least(monkeypatch, tiles):
+def test_own_documents_are_not_found(monkeypatch, tiles):
     monkeypatch.setattr(task_module, "TILE_WIDTH", tiles)
     task = encoded()
     own = torch.randint(-1, 41, (23,))
-    left_out = replace(task, own=own)
-    rows = (left_out.top(DOT, 41).tolist(), task.top(DOT, 41).tolist(), own.tolist())
-    for row, full, column in zip(*rows, strict=True):
-        found = column in full
-        assert len(row) == 41
-        assert row == [c for c in full if c != column] + [column] * found
-    scores = left_out.scores(DOT, own.clamp(min=0)[:, None])
+    monkeypatch.setattr(RetrievalData, "own_columns", lambda data, queries: own)
+    left_out = task.search(41).columns
+    scores = task.scores(own.clamp(min=0)[:, None])
     assert torch.equal(scores[:, 0].isinf(), own >= 0)
+    monkeypatch.undo()
+    for row, full, column in zip(left_out, task.search(41).columns, own.tolist(), strict=True):
+        assert row.tolist() == [c for c in full if c != column] + [-1] * (column >= 0)
 
 
 def test_the_text_whose_embedding_is_not_finite_is_named(task):

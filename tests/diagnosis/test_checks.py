@@ -1,14 +1,19 @@
 """Gains of changes: storage, and the scoring with which they are measured."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from _planted import DIM, model_of, planted, quick, table_of, unit
 
 from st_magnitude import Similarity
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice
-from st_magnitude.diagnosis.findings import ExponentChoice
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation.calibration import ExponentCurve
+from st_magnitude.evaluation.choice import Choice
 
 
 def test_the_smallest_format_that_keeps_enough_is_recommended():
@@ -42,8 +47,8 @@ def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
     }
     before = quick(model_of(table, "dot"), *task)
     assert (before.similarity, before["exponent"].verdict) == ("dot", "do")
-    assert before["exponent"].scoring == f"document exponents {before.exponent.candidate:.2g} and 0"
-    after = quick(model_of(table), *task, similarity=Similarity(1.0, before.exponent.candidate))
+    assert before["exponent"].scoring == f"document exponents {before.tried_exponent:.2g} and 0"
+    after = quick(model_of(table), *task, similarity=Similarity(1.0, before.tried_exponent))
     assert after["exponent"].verdict != "do"
     assert before.recommended == after.similarity == after.recommended
     for old, new in zip(before.recommendations[1:], after.recommendations[1:], strict=True):
@@ -51,32 +56,31 @@ def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
         assert old.scoring == before.recommended
         assert old.gain is None or f"Scoring: {before.recommended}." in str(old)
     assert before.cells == after.cells
-    at_dot = before.exponent.ndcg(0.0).mean()
-    assert (
-        before.cells[0].ndcg
-        == before.exponent.ndcg(before.exponent.candidate).mean()
-        > 1.1 * at_dot
-    )
+    at_dot = before.exponent.at(0.0).mean
+    assert before.cells[0].ndcg == before.exponent.at(before.tried_exponent).mean > 1.1 * at_dot
 
 
 @pytest.mark.parametrize(
-    ("calibrated", "gain", "verdict"),
+    ("best", "share", "verdict"),
     [
-        (1.0, 0.3, "do"),
-        (0.0, 0.3, "not enough data"),  # the first half finds no difference, the other one does
-        (1.0, -0.3, "no benefit expected"),
-        (0.0, -0.3, "no benefit expected"),
+        (1.0, 0.8, "do"),
+        (0.0, 0.8, "not enough data"),  # all queries find no difference, the folds do
+        (1.0, 0.2, "no benefit expected"),
+        (0.0, 0.2, "no benefit expected"),
     ],
 )
-def test_both_halves_of_the_queries_have_to_find_an_exponent(calibrated, gain, verdict):
-    """nDCG@10 of 200 queries at exponents 0, today's, and 1."""
-    chose = np.arange(200) % 2 == 0
-    per_query = np.stack([np.full(200, 0.5), np.full(200, 0.5 + gain)])
-    choice = ExponentChoice(np.array([0.0, 1.0]), per_query, 0.0, chose, calibrated, 1.0)
-    bench = Bench(None, choice, Similarity.named("dot"), True, 0.01, 0.05, 0)
-    found = advice.exponent(bench, Similarity(1.0, 1.0))
+def test_all_queries_and_the_folds_have_to_find_an_exponent(best, share, verdict):
+    """Answers of 200 queries that are found at exponent 0, today's, in half of the cases."""
+    queries = {f"q{i:03}": "?" for i in range(200)}
+    relevant = {query: {"a"} for query in queries}
+    data = RetrievalData(queries, {"a": "answer", "b": "other"}, relevant)
+    runs = [{q: {"ba"[i < 200 * x]: 1.0} for i, q in enumerate(queries)} for x in (0.5, share)]
+    sweep = {x: Ranking.of_run(data, run, 10) for x, run in zip((0.0, 1.0), runs, strict=True)}
+    curve = ExponentCurve(sweep, Choice(best, []), 0, 0.0)
+    task = SimpleNamespace(similarity=Similarity.named("dot"))
+    found = advice.exponent(Bench(task, curve, True, 0.01, 0.05, 0), Choice(1.0, [1.0] * 200))
     assert found.verdict == verdict
     use = 'stm.prepare(model, "cosine")'
     assert found.choice == (use if verdict == "do" else "keep dot")
-    assert found.gain.queries == 100
+    assert found.gain.queries == 200
     assert ("judge more queries" in found.reason) == (verdict == "not enough data")

@@ -21,7 +21,7 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
     assert advice.gain.low > 0
     assert min(found.cohens_d, found.adjusted_cohens_d) > 1.5
     assert found.normalizes is normalize
-    chosen = found.exponent.candidate
+    chosen = found.tried_exponent
     assert advice.choice == f"stm.prepare(model, stm.Similarity(1, {chosen:.2g}))"
     # on queries, documents and norms that the diagnosis has not seen
     fresh_model, *fresh = planted(seed + 100, "relevance")
@@ -42,7 +42,7 @@ def test_diagnose_and_calibrate_agree(seed):
         scored = prepare(model_of(flat), Similarity(1.0, exponent))
         curve = calibrate_exponent(scored, RetrievalData(*task))
         found = quick(scored, *task)
-        assert curve.best == curve.present == found.exponent.calibrated == pytest.approx(exponent)
+        assert curve.best == curve.present == found.exponent.best == pytest.approx(exponent)
         assert found["exponent"].choice.startswith("keep ")
 
 
@@ -56,7 +56,7 @@ def test_noise_is_called_noise(seed, similarity):
         assert found["exponent"].choice == "keep cosine"
     else:  # the model is scored with the noise: cosine is the better one, and that is real too
         assert found["exponent"].verdict == "do"
-        assert found.exponent.candidate >= 0.8
+        assert found.tried_exponent >= 0.8
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,22 +5,16 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from _planted import planted, quick, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity, calibrate_exponent, geometry
+from st_magnitude.data.folds import folds_of
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.calibration import exponent_curve
+from st_magnitude.evaluation.calibration import preferring
 from st_magnitude.judge import judge
-
-
-def task_of(columns: list[list[int]], num_documents: int) -> EncodedTask:
-    return EncodedTask(torch.ones(len(columns), 2), torch.ones(num_documents, 2), columns)
 
 
 def test_figures_are_those_of_the_evaluators_and_of_geometry():
@@ -29,8 +23,8 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     found = quick(model, *task)
     metrics = MagnitudeEvaluator(*task)(model)
     curve = found.exponent
-    assert curve.ndcg(0.0).mean() == pytest.approx(metrics["matched_ndcg@10"], abs=1e-12)
-    assert curve.ndcg(1.0).mean() == pytest.approx(metrics["cosine_ndcg@10"], abs=1e-12)
+    assert curve.at(0.0).mean == pytest.approx(metrics["matched_ndcg@10"], abs=1e-12)
+    assert curve.at(1.0).mean == pytest.approx(metrics["cosine_ndcg@10"], abs=1e-12)
     calibrated = calibrate_exponent(model, RetrievalData(*task))
     assert curve.per_query == pytest.approx(calibrated.per_query, abs=1e-12)
     assert found.cohens_d == pytest.approx(metrics["cohens_d"])
@@ -52,31 +46,25 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     assert found.mean_cosine == pytest.approx(geometry.mean_cosine(d))
 
 
-def test_one_half_chooses_and_the_other_measures_the_gain():
-    diagnosis = quick(*planted(2, "relevance", num_queries=60))
-    found = diagnosis.exponent
-    per_query = found.per_query
-    gammas = found.exponents
-    assert found.chose.sum() == 30
-    assert found.present == 1.0
-    curve = exponent_curve(gammas, per_query[:, found.chose], [], found.present)
-    assert found.candidate == found.calibrated == curve.best
-    difference = (per_query[list(gammas).index(found.candidate)] - per_query[-1])[~found.chose]
-    assert diagnosis["exponent"].gain == judge(difference, 0.02)
-    assert diagnosis["exponent"].gain.queries == 30
+@pytest.mark.parametrize(("seed", "kind"), [(2, "relevance"), (4, "noise")])
+def test_each_fold_is_measured_at_what_the_others_choose(seed, kind):
+    model, *task = planted(seed, kind, num_queries=60)
+    diagnosis = quick(model, *task)
+    curve = diagnosis.exponent
+    assert curve.present == 1.0
+    rule = preferring(curve.exponents, 1.0, 0)
 
+    def chosen(values):
+        row = rule(values)
+        return row if row != len(values) - 1 else values[:-1].mean(axis=1)[::-1].argmax() * -1 - 2
 
-def test_halves_share_no_relevant_document():
-    columns = [[i // 3, 40 + i // 3] for i in range(60)]
-    task = task_of(columns, 100)
-    for seed in range(5):
-        chose = halves(task, seed)
-        assert 20 <= chose.sum() <= 30
-        of_half = [{c for row in np.flatnonzero(x) for c in columns[row]} for x in (chose, ~chose)]
-        assert not of_half[0] & of_half[1]
-    assert (halves(task, 0) != halves(task, 1)).any()
-    # where all share one document
-    assert halves(task_of([[0], [0], [0], [0], [0]], 3), 0).sum() == 2
+    held_out = np.empty(60)
+    for fold in folds_of(RetrievalData(*task), 5, 0):
+        is_in = np.array([query in fold for query in diagnosis.query_ids])
+        held_out[is_in] = curve.per_query[chosen(curve.per_query[:, ~is_in])][is_in]
+    assert diagnosis.tried_exponent == curve.exponents[chosen(curve.per_query)]
+    assert diagnosis["exponent"].gain == judge(held_out - curve.per_query[-1], 0.02)
+    assert diagnosis["exponent"].gain.queries == 60
 
 
 def test_text_json_and_tables():
@@ -90,7 +78,7 @@ def test_text_json_and_tables():
     assert "nan" not in shown
     back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert back["documents"]["values"] == found.documents.values.tolist()
-    assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
+    assert back["exponent"] == json.loads(json.dumps(found.exponent.to_dict()))
     assert back["recommendations"][0]["gain"] == vars(found["exponent"].gain)
     for r in found.recommendations:
         assert all(text in found.to_markdown() for text in (r.action, r.reason, r.choice))
@@ -113,14 +101,14 @@ def test_exponents_are_compared_with_today(present):
     found = quick(model, *task, similarity=Similarity(1.0, present))
     choice = found.exponent
     expected = MagnitudeEvaluator(*task, similarity=Similarity(1.0, present))(model)
-    assert choice.ndcg(present).mean() == pytest.approx(expected["matched_ndcg@10"], abs=1e-12)
-    assert choice.candidate != present
+    assert choice.at(present).mean == pytest.approx(expected["matched_ndcg@10"], abs=1e-12)
+    assert found.tried_exponent != present
     rows = found.measurements[1].rows
     assert [row[1] for row in rows] == pytest.approx(choice.per_query.mean(axis=1))
-    gain = judge(choice.per_query[0] - choice.ndcg(present), num_samples=2000)
+    gain = judge(choice.per_query[0] - choice.at(present).ndcg, num_samples=2000)
     assert rows[0][2] == gain
     marked = {row[3]: row[0] for row in rows if row[3]}
-    assert marked == {"today": f"{present:g}", "chosen by one half": f"{choice.candidate:.2g}"}
+    assert marked == {"today": f"{present:g}", "tried": f"{found.tried_exponent:.2g}"}
 
 
 def test_tiny_and_infinite(tmp_path):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from _lookup import judged, lookup
 from sentence_transformers.base.modules import Normalize
 from sklearn.metrics import ndcg_score
@@ -11,9 +10,12 @@ from torch.nn.functional import normalize
 
 import st_magnitude as stm
 from st_magnitude import Similarity
+from st_magnitude.data.folds import folds_of
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.calibration import calibrate_exponent, exponent_curve
+from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent, preferring
+from st_magnitude.evaluation.choice import choose
 from st_magnitude.judge import judge
 from st_magnitude.modules import ExponentNorm
 
@@ -51,15 +53,28 @@ def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
     ],
 )
 def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
-    around = noise * np.random.default_rng(0).uniform(-1, 1, size=(3, 100))
-    values = np.array(means)[:, None] + around - around.mean(axis=1, keepdims=True)
-    queries = [f"q{i}" for i in range(100)]
-    curve = exponent_curve(np.array([0.0, 0.5, 1.0]), values, queries, present, seed=5)
+    """The answer to a query is the first document at an exponent, or is not found."""
+    rng = np.random.default_rng(0)
+    values = np.stack([np.arange(100) < 100 * mean for mean in means]).astype(float)
+    values = rng.permuted(values, axis=1) if noise > 0.1 else values
+    exponents = np.array([0.0, 0.5, 1.0])
+    queries = {f"q{i:02}": f"question {i}" for i in range(100)}
+    relevant = {query: {"a"} for query in queries}
+    data = RetrievalData(queries, {"a": "answer", "b": "other"}, relevant)
+    runs = [{q: {"ba"[int(x)]: 1.0} for q, x in zip(queries, row, strict=True)} for row in values]
+    sweep = {x: Ranking.of_run(data, run, 10) for x, run in zip(exponents, runs, strict=True)}
+    rule = preferring(exponents, present, seed=5)
+    folds = folds_of(data, 5, seed=5)
+    curve = ExponentCurve(sweep, choose(sweep, folds, rule), 5, present)
     assert (curve.highest, curve.best) == (highest, best)
     assert curve.best_similarity == Similarity(gamma_query=1.0, gamma_document=best)
-    top = values[int(2 * highest)]
-    assert curve.versus_cosine == judge(top - values[-1], seed=5)
-    assert curve.versus_dot == judge(top - values[0], seed=5)
+    held_out = np.empty(100)
+    for fold in folds:
+        is_in = np.array([query in fold for query in queries])
+        held_out[is_in] = values[rule(values[:, ~is_in])][is_in]
+    assert curve.held_out.ndcg.tolist() == held_out.tolist()
+    assert curve.versus_cosine == judge(held_out - values[-1], seed=5)
+    assert curve.versus_dot == judge(held_out - values[0], seed=5)
     by_exponent, gains, *sentence = curve.tables()
     assert [row[1] for row in by_exponent.rows] == curve.ndcg.tolist()
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1
@@ -136,10 +151,11 @@ def test_the_gain_is_of_queries_that_did_not_choose(world):
     noise = np.random.default_rng(5).normal(size=M)  # with it, the folds choose different weights
     noisy = dict(zip(IDS, log_p + 2 * noise, strict=True))
     curve = stm.calibrate_prior(lookup(queries, documents), data_of(asked), noisy, seed=3)
-    fold = np.random.default_rng(3).permutation(N) % 5
+    folds = folds_of(data_of(asked), 5, seed=3)
+    fold = np.array([next(i for i, of in enumerate(folds) if q in of) for q in curve.queries])
     best = [curve.per_query[:, fold != part].mean(axis=1).argmax() for part in range(5)]
     held_out = np.array([curve.per_query[best[fold[i]], i] for i in range(N)])
-    assert curve.held_out.tolist() == held_out.tolist()
+    assert curve.held_out.ndcg.tolist() == held_out.tolist()
     assert len(set(best)) > 1
     assert curve.gain == judge(held_out - curve.per_query[0], seed=3)
     assert 0.02 < curve.gain.low < curve.gain.mean
@@ -178,8 +194,7 @@ def test_an_index_with_one_more_dimension_ranks_alike(world):
     sent = np.c_[curve.similarity.query(encoded.queries).numpy(), np.ones(N, np.float32)]
     assert stored.dtype == sent.dtype == np.float32
     top = np.argsort(-(sent @ stored.T), axis=1, kind="stable")[:, :10]
-    at_best = curve.per_query[curve.weights.tolist().index(curve.weight)]
-    assert encoded.ndcg(torch.from_numpy(top)) == pytest.approx(at_best)
+    assert top.tolist() == curve.rankings[curve.weight].columns.tolist()
 
 
 @pytest.mark.parametrize(

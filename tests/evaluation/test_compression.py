@@ -55,8 +55,8 @@ def reference(q, d, relevant, dim, precision, rescoring, similarity, top_k) -> l
         d = round_trip(d)
     if precision == "rabitq":
         q, d = (torch.tensor(x, dtype=torch.float64) for x in (q, d))
-        coded = rabitq(similarity.query(q), d)  # its length counts here; FAISS scores alike, below
-        q, d = coded.queries.tolist(), coded.documents.tolist()
+        # its length counts here; FAISS scores alike, below
+        q, d = (x.tolist() for x in rabitq(similarity.query(q), d))
 
     def inner(a, b):
         return math.fsum(x * y for x, y in zip(a, b, strict=True))
@@ -147,11 +147,11 @@ def test_rabitq_scores_as_faiss():
     index.train(d)
     index.add(d)
     expected, ranking = index.search(q, 60)
-    coded = rabitq(torch.from_numpy(q), torch.from_numpy(d))
-    scores = (coded.queries.double() @ coded.documents.T).numpy()
+    sent, coded = rabitq(torch.from_numpy(q), torch.from_numpy(d))
+    scores = (sent.double() @ coded.T).numpy()
     np.testing.assert_allclose(np.take_along_axis(scores, ranking, axis=1), expected, atol=1e-4)
     same = torch.ones(5, 16)  # nothing is left of the mean
-    np.testing.assert_allclose(rabitq(same, same).documents[:, :16], same)
+    np.testing.assert_allclose(rabitq(same, same)[1][:, :16], same)
 
 
 @pytest.mark.parametrize(

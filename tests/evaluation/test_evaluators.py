@@ -19,9 +19,9 @@ from st_magnitude import (
 )
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
-from st_magnitude.evaluation.scoring import score_by_cosine, scoring_of
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DOT, Similarity
+from st_magnitude.surgery.scoring import score_by_cosine, scoring_of
 
 KINDS = {
     "Magnitude": MagnitudeEvaluator,
@@ -100,7 +100,9 @@ def test_the_scoring_of_a_model(closing, states, served, before):
 MEASURES = {
     **{name: lambda model, data, kind=kind: kind(*data)(model) for name, kind in KINDS.items()},
     "exponent": lambda model, data: calibrate_exponent(model, RetrievalData(*data)),
-    "prior": lambda model, data: calibrate_prior(model, RetrievalData(*data), {}),
+    "prior": lambda model, data: calibrate_prior(
+        model, RetrievalData(*data), RetrievalData(*data).log_prior()
+    ),
     "abstention": lambda model, data: calibrate_abstention(model, RetrievalData(*data), 0.1),
     "mining": lambda model, data: mine_negatives(model, RetrievalData(*data)),
     "diagnose": lambda model, data: diagnose(model, RetrievalData(*data)),

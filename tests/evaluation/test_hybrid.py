@@ -77,8 +77,8 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
     evaluator(minilm)
     dense, bm25 = (evaluator.runs[name] for name in ("dense", "bm25"))
     data = RetrievalData(*task.values())
-    assert dense == data.encode(minilm, **prompts).search(DNORM, 10)
-    assert dense != data.encode(minilm).search(DNORM, 10)
+    assert dense == data.encode(minilm, DNORM, **prompts).search(10)
+    assert dense != data.encode(minilm, DNORM).search(10)
     assert bm25 == bm25_run(data, top_k=10)
     assert max(map(len, reciprocal_rank_fusion([dense, bm25]).values())) > 10
     assert evaluator.runs["hybrid"] == reciprocal_rank_fusion([dense, bm25], top_k=10)

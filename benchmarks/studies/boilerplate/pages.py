@@ -56,8 +56,9 @@ from sklearn.preprocessing import StandardScaler
 
 import st_magnitude as stm
 from st_magnitude import geometry
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, best_documents
 
 # a corpus by what it has besides the definitions
 PARTS = {"definitions alone": (), "with titles": ("title",), "with all": KINDS}
@@ -179,13 +180,15 @@ def with_prior(encoded: EncodedTask, priors: NDArray[np.float64], weight: float)
     queries = torch.nn.functional.pad(stm.COSINE.query(encoded.queries), (0, 1), value=1.0)
     last = weight * torch.from_numpy(priors).to(encoded.documents)[:, None]
     documents = torch.cat([stm.COSINE.document(encoded.documents), last], dim=1)
-    return EncodedTask(queries, documents, encoded.columns)
+    return replace(encoded, queries=queries, documents=documents, similarity=stm.DOT)
 
 
 def ndcg(encoded: EncodedTask, exponent: float, among: Any = ...) -> NDArray[np.float64]:
-    kept = torch.arange(len(encoded.documents))[among]
-    index = EncodedTask(encoded.queries, encoded.documents[kept])
-    return encoded.ndcg(kept[index.top(stm.Similarity(1.0, exponent))])
+    kept = np.arange(len(encoded.documents))[among]
+    similarity = stm.Similarity(1.0, exponent)
+    (found,) = best_documents(encoded.queries, encoded.documents[kept], [similarity], 10)
+    columns, scores = (x.numpy() for x in found)
+    return Ranking(encoded.data, encoded.query_ids, kept[columns], scores).ndcg
 
 
 def measure(cell: Cell) -> Figures:

@@ -49,11 +49,11 @@ def main() -> None:
     rows = []
     for task, data in tasks().items():
         for name, model in models.items():
-            encoded = data.encode(model)
+            encoded = data.encode(model, "cosine")
             turned = on_principal_axes(encoded)
-            full = in_points(encoded.ndcg(encoded.top(stm.COSINE)))
+            full = in_points(encoded.search(10).ndcg)
             for dim in DIMS:
-                prefix, axes = (x.ndcg(x.prefix(dim).top(stm.COSINE)) for x in (encoded, turned))
+                prefix, axes = (x.prefix(dim).search(10).ndcg for x in (encoded, turned))
                 gain = paired([(axes - prefix)[None]]).show()
                 rows.append([name, task, dim, full, in_points(prefix), in_points(axes), gain])
     head = "model|task|dimensions|all|prefix|principal axes|axes - prefix"

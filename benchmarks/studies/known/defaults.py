@@ -32,7 +32,6 @@ import st_magnitude as stm
 from st_magnitude.data.pairs import Splits
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, make_trainer
-from st_magnitude.finetune.verdict import model_ranking
 from st_magnitude.judge import judge
 
 FILE = Path(__file__).with_suffix(".jsonl")
@@ -81,7 +80,7 @@ def dev_ndcg(splits: Splits, setting: dict[str, float], seed: int) -> NDArray[np
         trainer = make_trainer(model, splits["train"], rows, config, Path(work), saves=False)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return model_ranking(model, splits["dev"]).ndcg
+    return splits["dev"].encode(model).search(10).ndcg
 
 
 def cells() -> list[dict[str, object]]:
@@ -114,7 +113,7 @@ def main() -> None:
     with FILE.open("w", encoding="utf-8") as file:
         for name, rows in sources(options.folder).items():
             splits = stm.load_splits(rows, threshold=4.0 if "score" in rows[0] else None, seed=7)
-            before = model_ranking(stm.load("wordllama", device="cpu"), splits["dev"]).ndcg
+            before = splits["dev"].encode(stm.load("wordllama", device="cpu")).search(10).ndcg
             first = None
             for setting in SETTINGS:
                 began = time.process_time()

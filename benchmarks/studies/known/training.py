@@ -218,8 +218,8 @@ def measure(cell: Cell, folder: Path | None) -> Figures:
     seconds = time.perf_counter() - began
     dev = found.dev.encode(model, batch_size=256)
     exponents = [own] if own == 1 else [own, *EXPONENTS]
-    tops = dev.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
-    chosen = exponents[int(np.argmax([float(dev.ndcg(top).mean()) for top in tops]))]
+    sweep = dev.sweep(exponents)
+    chosen = max(sweep, key=lambda exponent: sweep[exponent].mean)
     test = found.test.encode(model, batch_size=256)
     figures: Figures = {
         "exponents": {"trained": own, "chosen": chosen},
@@ -275,16 +275,14 @@ def of_tasks(
     for name, task in tasks.items():
         if isinstance(model[0], Transformer):
             model.max_seq_length = 256 if name == "XQuAD" else 32  # its documents are paragraphs
-        encoded = task.encode(model, batch_size=64)
-        found[name] = packed(encoded.ndcg(encoded.top(similarity)))
+        found[name] = packed(task.encode(model, similarity, batch_size=64).search(10).ndcg)
     return found
 
 
 def sizes(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:
     """nDCG@10 of every query in full and at a quarter of the dimensions."""
     parts = {"full": encoded, "quarter": encoded.prefix(encoded.queries.shape[1] // 4)}
-    similarity = stm.Similarity(1.0, exponent)
-    return {name: encoded.ndcg(part.top(similarity)) for name, part in parts.items()}
+    return {name: part.sweep([exponent])[exponent].ndcg for name, part in parts.items()}
 
 
 def packed(values: NDArray[np.float64]) -> str:

@@ -107,7 +107,7 @@ def separations(encoded: EncodedTask, words: NDArray[np.float64]) -> dict[str, f
 
     Also with the logarithm of the text length regressed out; empty if one side has under two.
     """
-    magnitudes, answers = norms(encoded.documents), encoded.degrees > 0
+    magnitudes, answers = norms(encoded.documents), encoded.data.is_relevant
     if min(answers.sum(), (~answers).sum()) < 2:
         return {}
     return {
@@ -122,8 +122,7 @@ def read(model: SentenceTransformer, tasks: dict[str, RetrievalData]) -> dict[st
     for name, task in tasks.items():
         encoded = encode(model, task)
         words = np.array([float(len(task.corpus[x].split())) for x in task.document_ids])
-        tops = encoded.tops([stm.Similarity(1.0, exponent) for exponent in EXPONENTS])
-        ndcg = {str(x): encoded.ndcg(top) for x, top in zip(EXPONENTS, tops, strict=True)}
+        ndcg = {str(x): ranking.ndcg for x, ranking in encoded.sweep(EXPONENTS).items()}
         per_query = {x: [round(float(v), 5) for v in values] for x, values in ndcg.items()}
         found[name] = {"per query": per_query, **separations(encoded, words)}
     return found

@@ -159,15 +159,15 @@ def pushes(loss: stm.MagnitudeRankingLoss, rows: Dataset, batch: int) -> dict[st
 
 def measured(model: Any, data: RetrievalData, similarity: stm.Similarity) -> dict[str, float]:
     """d and AUC of the norm, what half of the index keeps, and nDCG@10 as trained and by cosine."""
-    task = data.encode(model, before_normalize=True)
-    norms, answers = geometry.norms(task.documents), task.degrees > 0
+    task = data.encode(model, similarity, before_normalize=True)
+    norms, answers = geometry.norms(task.documents), data.is_relevant
     half = norms >= np.sort(norms)[len(norms) // 2]
     return {
         "d": geometry.cohens_d(norms[answers], norms[~answers]),
         "auc": float(roc_auc_score(answers, norms)),
         "kept": float(half[answers].mean()),
-        "ndcg": float(task.ndcg(task.top(similarity)).mean()),
-        "by cosine": float(task.ndcg(task.top(stm.COSINE)).mean()),
+        "ndcg": task.search(10).mean,
+        "by cosine": task.sweep([1.0])[1.0].mean,
     }
 
 

@@ -1,24 +1,24 @@
-"""The trained model next to the pretrained one and to BM25 on the same queries."""
+"""The trained model next to the pretrained one, to BM25 and to other models on the same queries."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from sentence_transformers import SentenceTransformer
-
+from st_magnitude.data.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.data.ranking import Ranking
-from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.choice import Decision
-from st_magnitude.evaluation.scoring import scoring_of
+from st_magnitude.evaluation.choice import WITH_BM25, Decision, System, decide, systems_of
 from st_magnitude.judge import Difference, nothing_found
 from st_magnitude.result import Result, Table
 
-__all__ = ["Change", "Control", "Scored", "Verdict", "changes_of", "model_ranking"]
+__all__ = ["AFTER", "BEFORE", "Change", "Control", "Scored", "Verdict", "verdict_of"]
+
+BEFORE = "the pretrained model"
+AFTER = "the trained model"
 
 _shortened = partial(textwrap.shorten, width=60, placeholder=" ...")
 
@@ -80,13 +80,15 @@ class Verdict(Result):
     best: Scored | None
     saved: Scored  # the one of the two that the saved model is scored with
     curve: dict[str, float] | None  # nDCG@10 by document exponent
-    controls: tuple[Control, ...] = ()  # BM25, and the saved model fused with it
+    controls: tuple[Control, ...] = ()  # BM25, models with BM25, and other models
     gained: int = 0  # number of queries with a higher nDCG@10 than before
     lost: int = 0
     changes: tuple[Change, ...] = ()  # the largest gain, the median change and the largest loss
     folds: int = 0  # in which the queries were held out; 0 for one split
     decision: Decision | None = None  # what to deploy
+    training: Difference | None = None  # inside what to deploy: trained minus pretrained
     no_control: str = ""  # why BM25 is none, in a sentence
+    name: str = AFTER
 
     @property
     def is_better(self) -> bool:
@@ -99,11 +101,15 @@ class Verdict(Result):
         return self.saved.gain.is_worse and (self.best or self.saved).gain.is_worse
 
     @property
-    def caveat(self) -> str:
-        """A sentence if these queries have chosen the exponent, else ""."""
-        if self.saved == self.as_trained:
+    def deploy(self) -> str:
+        """What to deploy, and what the training adds inside it; empty where nothing was found."""
+        others = [control.ndcg for control in self.controls]
+        if self.decision is None or nothing_found(self.pretrained, self.saved.ndcg, *others):
             return ""
-        return "These queries have chosen the exponent, so the difference is optimistic."
+        said = str(self.decision)
+        if self.training is not None:
+            said += f" Inside it, the training changes nDCG@10 by {self.training}."
+        return said
 
     def headline(self, split: str) -> str:
         """Better, worse or no clear difference, by how much and on how many queries."""
@@ -118,7 +124,7 @@ class Verdict(Result):
         test = confirmed.saved.gain
         if test.name == self.saved.gain.name:
             return ""
-        if self.caveat or confirmed.queries >= self.queries:
+        if confirmed.queries >= self.queries:
             return f"The line on the {split} split counts, as none of its queries chose anything."
         said = (
             "The verdict on held-out queries counts, as it rests on more of them"
@@ -171,26 +177,76 @@ class Verdict(Result):
         return f"It is not clearly better than {bm25.name}, which needs no training."
 
     def tables(self) -> Iterable[Table | str]:
-        rows: list[list[object]] = [["pretrained", self.pretrained, self.saved.gain]]
+        rows: list[list[object]] = [[BEFORE, self.pretrained, self.saved.gain]]
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             notes = ["as trained"] if scored == self.as_trained else []
             notes += ["saved"] if scored == self.saved else []
-            name = f"trained, {scored.name}" + (f" ({', '.join(notes)})" if notes else "")
-            rows.append([name, scored.ndcg, ""])
+            note = f" ({', '.join(notes)})" if len(notes) == 1 else ""
+            rows.append([f"{self.name}, {scored.name}{note}", scored.ndcg, ""])
         rows += [[other.name, other.ndcg, other.gain] for other in self.controls]
         columns = ["search", "nDCG@10", "the saved model over it"]
-        yield Table(columns, rows, "", f"{self.caveat} {self.no_control}".strip())
+        yield Table(columns, rows, "", self.no_control)
         if self.changes:
             yield f"{self.gained:,} queries gained and {self.lost:,} lost. For example:"
             yield "\n".join(map(str, self.changes))
 
 
-def model_ranking(model: SentenceTransformer, data: RetrievalData) -> Ranking:
-    """The ranking under the similarity of the model."""
-    return data.encode(model).search(scoring_of(model))
+def verdict_of(
+    before: System,
+    after: System,
+    exponent: float,
+    also: Sequence[System],
+    lexical: Mapping[str, Ranking],
+    no_control: str = "",
+    seed: int = 0,
+) -> Verdict:
+    """The verdict on a trained model that ranks by a document exponent.
+
+    Args:
+        also: Other models to weigh.
+        lexical: The rankings of BM25 by tokens; none, if ``no_control`` says why.
+    """
+    folds = folds_of(before.ranking.data, DEFAULT_FOLDS, seed)
+    systems = systems_of([before, after, *also], lexical, folds)
+    gain = after.ranking.minus(before.ranking, seed=seed)
+    scored = Scored(exponent, after.ranking.mean, gain)
+    changes = after.ranking.ndcg - before.ranking.ndcg
+    decision = decide(systems, seed)
+    its_names = (after.name, f"{after.name}{WITH_BM25}")
+    decision = replace(decision, is_trained=decision.name in its_names)
+    rankings = {system.name: system.ranking for system in systems}
+    names = [f"{model.name}{WITH_BM25}" for model in (after, before)]
+    training = None
+    if decision.name in names:
+        with_training, without = (rankings[name] for name in names)
+        training = with_training.minus(without, seed=seed)
+    return Verdict(
+        queries=gain.queries,
+        pretrained=before.ranking.mean,
+        as_trained=scored,
+        best=None,
+        saved=scored,
+        curve=None,
+        controls=tuple(
+            Control(
+                f"{one.name} of {one.how}" if isinstance(one.how, str) and one.how else one.name,
+                one.ranking.mean,
+                after.ranking.minus(one.ranking, seed=seed),
+            )
+            for one in systems
+            if one not in (before, after)
+        ),
+        gained=int((changes > 0).sum()),
+        lost=int((changes < 0).sum()),
+        changes=_changes_of(before.ranking, after.ranking),
+        decision=decision,
+        training=training,
+        no_control=no_control,
+        name=after.name,
+    )
 
 
-def changes_of(before: Ranking, after: Ranking) -> tuple[Change, ...]:
+def _changes_of(before: Ranking, after: Ranking) -> tuple[Change, ...]:
     """The largest gain, the median change and the largest loss; ties by a hash of the query."""
     data = after.data
     differences = dict(zip(after, after.ndcg - before.ndcg, strict=True))
