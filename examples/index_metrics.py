@@ -115,7 +115,9 @@ def main() -> None:
         print(f"{name:20} {found[name][0]:.3f} of the model's top 10, nDCG@10 {found[name][1]:.3f}")
     plot(found, arguments.output / "index_metrics.png")
     faiss.write_index(graph, str(arguments.output / "documents.faiss"))
-    print(f"saved {arguments.output / 'documents.faiss'} and {arguments.output / 'index_metrics.png'}")
+    print(
+        f"saved {arguments.output / 'documents.faiss'} and {arguments.output / 'index_metrics.png'}"
+    )
 
 
 if __name__ == "__main__":

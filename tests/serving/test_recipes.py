@@ -1,14 +1,17 @@
-"""The recipes of docs/serving.md that need other packages.
+"""The recipes of docs/serving.md and of examples/frameworks.py that need other packages.
 
 The frameworks are in no extra: the nightly job installs them.
 """
 
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 from _tiny import ROWS, load_transformer, save_transformer
+
+import st_magnitude as stm
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,28 +26,30 @@ def block(section):
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """The names of the blocks before those of frameworks, which save my-retriever."""
+    """The names of the first block of the page, whose model is saved with prompts."""
     monkeypatch.chdir(tmp_path)
     load_transformer(save_transformer(tmp_path / "transformer")).save_pretrained("base")
     namespace: dict = {}
-    for section in ("Vectors for a database", "Frameworks"):
-        code = block(section).replace("sentence-transformers/all-MiniLM-L6-v2", "base")
-        exec(code, namespace)
+    code = block("Vectors for a database")
+    exec(code.replace("sentence-transformers/all-MiniLM-L6-v2", "base"), namespace)
+    namespace["model"].prompts = {"query": "query: ", "document": "passage: "}
+    stm.export(namespace["model"], "my-retriever")
     return namespace
 
 
 @pytest.mark.parametrize(
-    ("section", "package"),
+    ("framework", "package"),
     [
-        ("LangChain", "langchain_huggingface"),
-        ("LlamaIndex", "llama_index.embeddings.huggingface"),
-        ("Haystack", "haystack_integrations.components.embedders.sentence_transformers"),
+        ("langchain", "langchain_huggingface"),
+        ("llama_index", "llama_index.embeddings.huggingface"),
+        ("haystack", "haystack_integrations.components.embedders.sentence_transformers"),
     ],
 )
-def test_a_framework_serves_what_the_model_computes(names, section, package):
-    """Every recipe asserts so by check_serving."""
+def test_a_framework_serves_what_the_model_computes(names, framework, package):
     pytest.importorskip(package)
-    exec(block(section), names)
+    recipes = runpy.run_path(str(DOCS.parent / "examples" / "frameworks.py"))
+    embed = recipes["FRAMEWORKS"][framework]("my-retriever")
+    assert stm.check_serving(embed, "my-retriever").same
 
 
 def test_ray_and_spark(names):
