@@ -58,7 +58,7 @@ def test_examples_run(page, minilm_path, request, tmp_path, monkeypatch, capsys)
         (tmp_path / "embeddings").mkdir()
         rows = {"_id": ["d1", "d2"], "embedding": [[0.1] * 384] * 2}
         pandas.DataFrame(rows).to_parquet("embeddings/00000.parquet")
-    continues = CONTINUES.search(page.read_text(encoding="utf-8").partition("```")[0])
+    continues = CONTINUES.search(page.read_text(encoding="utf-8").partition("```py")[0])
     namespace = {}
     for block in python_blocks(page):
         code = block
