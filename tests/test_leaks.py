@@ -83,10 +83,10 @@ def judged(monkeypatch):
         rows_of[trainer.model] = {spelled(x) for name in rows.column_names for x in rows[name]}
         return run(trainer, *args, **options)
 
-    def spied_encode(data, model, **options):
+    def spied_encode(data, model, *args, **options):
         if model in rows_of:
             found.append((rows_of[model], {spelled(text) for text in data.asked.values()}))
-        return encode(data, model, **options)
+        return encode(data, model, *args, **options)
 
     monkeypatch.setattr(SentenceTransformerTrainer, "train", spied_train)
     monkeypatch.setattr(RetrievalData, "encode", spied_encode)

@@ -79,6 +79,10 @@ ModelId = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 Base = Annotated[
     str, Option(help="Folder or hub id of a SentenceTransformer, or the static table wordllama.")
 ]
+Also = Annotated[
+    list[str] | None,
+    Option(help="Folder or hub id of another model to weigh; may be given several times."),
+]
 BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 

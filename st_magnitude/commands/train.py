@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from st_magnitude.commands.core import Base, DataOptions, Figures, command, folder, say
+from st_magnitude.commands.core import Also, Base, DataOptions, Figures, command, folder, say
 from st_magnitude.finetune.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ def train(
     confirm: Annotated[
         str | None, Option(help="Split that measures the saved model once, such as test.")
     ] = None,
-    also: Annotated[
-        list[str] | None,
-        Option(help="Folder or hub id of another model to weigh; may be given several times."),
-    ] = None,
+    also: Also = None,
     save_data: Annotated[
         Path | None, folder("New folder for the splits, in BEIR's layout.")
     ] = None,

@@ -23,6 +23,7 @@ from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import System
 from st_magnitude.evaluation.verdict import BEFORE, Control, Verdict, verdict_of
@@ -99,7 +100,8 @@ def compare(
             began = time.perf_counter()
             trials = Trials(base, splits, config, folds)
             progress = _begin(trials, output, json.loads(json.dumps(settings)))
-            run = _Run(trials, output, progress, began, also, say)
+            controls = _measured(base, also, splits["test"])
+            run = _Run(trials, output, progress, controls, began, say)
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
         message = f"Stopped. Give the same command again to continue with {output}."
@@ -112,7 +114,6 @@ class _Progress:
 
     settings: dict[str, object]
     pretrained: float  # nDCG@10 on dev
-    seconds: float  # that this measurement took
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
 
@@ -122,9 +123,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        began = time.perf_counter()
-        pretrained = encode(trials.base, trials.splits["dev"]).search(10).mean
-        return _Progress(settings, pretrained, time.perf_counter() - began)
+        return _Progress(settings, encode(trials.base, trials.splits["dev"]).search(10).mean)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
@@ -137,14 +136,34 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
 
 
 @dataclass(frozen=True)
+class _Controls:
+    """What the best candidate is compared with on test."""
+
+    pretrained: System
+    also: list[System]
+    lexical: dict[str, Ranking]
+    no_control: str
+    seconds: float  # in which the pretrained model was measured
+
+
+def _measured(base: SentenceTransformer, also: Collection[str], test: RetrievalData) -> _Controls:
+    """The controls, before any training time is spent."""
+    began = time.perf_counter()
+    pretrained = served(BEFORE, encode(base, test))
+    seconds = time.perf_counter() - began
+    others = [served(of, encode(load(of), test)) for of in also]
+    return _Controls(pretrained, others, *bm25_control(test), seconds)
+
+
+@dataclass(frozen=True)
 class _Run:
     """Trains and compares the candidates, and notes each of them in progress.json."""
 
     trials: Trials
     output: Path
     progress: _Progress
+    controls: _Controls
     began: float  # by time.perf_counter
-    also: Collection[str]
     say: Callable[[str], None]
 
     def _save(self) -> None:
@@ -172,14 +191,9 @@ class _Run:
     def _is_time_up(self) -> bool:
         """Whether the budget leaves no time for one more candidate and what comes after it."""
         longest = max(entry.seconds for entry in self.progress.entries)
-        runs = 1 + 2  # the candidate, and two with a second seed
-        dev, test = (self.trials.splits[name] for name in ("dev", "test"))
-        share = len(test.queries | test.corpus) / len(dev.queries | dev.corpus)
-        # the pretrained model, plain cosine, the first, and the others
-        measured = (3 + len(self.also)) * share * self.progress.seconds
-        if self.trials.folds:
-            runs += 2 * self.trials.folds
-        needed = runs * longest + measured
+        # the candidate, two with a second seed, and plain cosine and the first in folds
+        needed = (1 + 2 + 2 * self.trials.folds) * longest
+        needed += 2 * self.controls.seconds
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     def _train(self, candidate: Candidate) -> None:
@@ -280,8 +294,7 @@ class _Run:
         cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
         if cosine is None:
             raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
-        self.say("Measuring the best candidates, the pretrained model and BM25.")
-        test = self.trials.splits["test"]
+        self.say("Measuring the best candidates.")
         seed = self.trials.config.seed
         pair = dict.fromkeys((finished[0].name, cosine.name))
         entries = {entry.name: entry for entry in (finished[0], cosine)}
@@ -294,17 +307,16 @@ class _Run:
             over_cosine = found[finished[0].name].minus(found[cosine.name], seed=seed)
         is_clear = over_cosine is not None and over_cosine.is_better
         winner = finished[0] if is_clear else cosine
-        before = served(BEFORE, encode(self.trials.base, test))
+        controls = self.controls
         after = System(winner.name, found.pop(winner.name), winner.exponent == 1.0)
-        also = [served(of, encode(load(of), test)) for of in self.also]
-        lexical, no_control = bm25_control(test)
-        verdict = verdict_of(before, after, winner.exponent, also, lexical, no_control, seed)
-        others = (
+        others = (controls.also, controls.lexical, controls.no_control, seed)
+        verdict = verdict_of(controls.pretrained, after, winner.exponent, *others)
+        rows = (
             Control(of, ranking.mean, after.ranking.minus(ranking, seed=seed))
             for of, ranking in found.items()
         )
-        controls = (*others, *verdict.controls)
-        return replace(verdict, controls=controls, folds=self.trials.folds), over_cosine
+        shown = (*rows, *verdict.controls)
+        return replace(verdict, controls=shown, folds=self.trials.folds), over_cosine
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""

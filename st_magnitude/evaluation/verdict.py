@@ -107,7 +107,7 @@ class Verdict(Result):
         if self.decision is None or nothing_found(self.pretrained, self.saved.ndcg, *others):
             return ""
         said = str(self.decision)
-        if self.training is not None:
+        if self.training not in (None, self.decision.lead):
             said += f" Inside it, the training changes nDCG@10 by {self.training}."
         return said
 

@@ -9,6 +9,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
+from st_magnitude.evaluation import bm25_run
+from st_magnitude.evaluation.choice import Decision, Fusion
+from st_magnitude.result import to_plain
 
 COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
 THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
@@ -79,6 +82,88 @@ def test_search_says_by_a_rule_that_nothing_answers(tmp_path, monkeypatch):
     (tmp_path / "few.csv").write_text("query,document\nword1 please,word1\nword2 please,word2\n")
     options["data"] = tmp_path / "few.csv"
     assert "add a dev split" in refusal("search", tmp_path / "bow", "please", **options)
+
+
+@pytest.fixture
+def recommended(tmp_path):
+    """A folder with a model by which d1 is first, data in which BM25 puts d2 first, and a function
+    that writes a decision into the folder."""
+    words = BoW(["tea", "cup"], word_weights={"cup": 0.1})
+    model = SentenceTransformer(modules=[words], similarity_fn_name="cosine", device="cpu")
+    model.save_pretrained(str(tmp_path / "model"))
+    rows = ["question,document", "tea cup,tea", "tea cup,cup cup cup", "cup,the cup"]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+
+    def decide(name, how, is_trained):
+        Decision(name, 0.5, how, "", None, is_trained).save(tmp_path / "model")
+
+    return tmp_path / "model", tmp_path / "pairs.csv", decide
+
+
+HALF = Fusion(0.5, 1.0, 2.0, "words")
+
+
+@pytest.mark.parametrize(
+    ("decision", "only", "weight", "said"),
+    [
+        (None, None, 1.0, ""),
+        (("the trained model", "", True), None, 1.0, ""),
+        (("the trained model with BM25", HALF, True), None, 0.5, "0.5 model + 0.5 BM25 of words"),
+        (("the trained model with BM25", HALF, True), "model", 1.0, ""),
+        (("the trained model with BM25", HALF, True), "bm25", 0.0, ""),
+        (("BM25", "words", False), None, 0.0, "Searching with BM25 (words), as recommended"),
+        (("the pretrained model", "", False), None, 1.0, "although the pretrained model is"),
+        (None, "bm25", 0.0, ""),
+    ],
+)
+def test_search_uses_what_was_recommended(recommended, decision, only, weight, said):
+    model, file, decide = recommended
+    if decision is not None:
+        decide(*decision)
+    options = {"data": file} | ({"only": only} if only else {})
+    (search,) = figures("search", model, "tea cup", **options)["searches"]
+    data = stm.load_splits(file)["train"].asking(["tea cup"])
+    dense = data.encode(stm.load(model), "cosine", only=["tea cup"]).search()
+    lexical = bm25_run(data)
+    fused = Fusion(weight, 1.0, 2.0, "words")(dense, lexical)
+    expected = [(document, pytest.approx(score)) for document, score in fused["tea cup"].items()]
+    assert [(hit["document"], hit["score"]) for hit in search["found"][0]] == expected
+    shown = " ".join(invoke("search", model, "tea cup", **options).output.split())
+    assert said in shown
+    assert ("earching with" in shown) == bool(said)
+
+
+def test_a_rule_is_not_applied_to_fused_scores(recommended):
+    model, file, decide = recommended
+    rows = file.read_text().splitlines()
+    file.write_text("\n".join([f"{rows[0]},split", *(f"{row},dev" for row in rows[1:])]))
+    decide("the trained model with BM25", HALF, True)
+    assert "add --only model" in refusal("search", model, "tea", data=file, risk=0.5)
+    assert invoke("search", model, "tea", data=file, risk=0.5, only="model").exit_code == 0
+    (model / "deploy.json").write_text("{}")
+    assert "deploy.json is damaged" in refusal("search", model, "tea", data=file)
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_another_model_is_weighed_and_a_table_compared_in_folds(
+    pairs, tmp_path, small_static, command
+):
+    """58 of 64 queries are in train and dev of `train`, and outside of dev in `compare`."""
+    SentenceTransformer(
+        modules=[BoW([*COLOURS, *THINGS, *"01234567"])], similarity_fn_name="cosine"
+    ).save_pretrained(str(tmp_path / "bow"))
+    options = {"data": pairs, "model": small_static, "output": tmp_path / "out", "batch_size": 8}
+    if command == "compare":
+        options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
+    found = figures(command, also=tmp_path / "bow", **options)
+    verdict = found["dev" if command == "train" else "test"]
+    assert verdict["folds"] == 5
+    assert verdict["queries"] == 58
+    names = [control["name"] for control in verdict["controls"]]
+    assert str(tmp_path / "bow") in names
+    folder = tmp_path / "out" / ("model" if command == "compare" else "")
+    decision = Decision.load(folder)
+    assert to_plain(decision) == verdict["decision"]
 
 
 @pytest.mark.parametrize(
