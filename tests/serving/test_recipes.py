@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _tiny import ROWS, load_transformer, save_transformer
+from _tiny import load_transformer, save_transformer
 
 import st_magnitude as stm
 
@@ -25,16 +25,11 @@ def block(section):
 
 
 @pytest.fixture
-def names(tmp_path, monkeypatch):
-    """The names of the first block of the page, whose model is saved with prompts."""
-    monkeypatch.chdir(tmp_path)
-    load_transformer(save_transformer(tmp_path / "transformer")).save_pretrained("base")
-    namespace: dict = {}
-    code = block("Vectors for a database")
-    exec(code.replace("sentence-transformers/all-MiniLM-L6-v2", "base"), namespace)
-    namespace["model"].prompts = {"query": "query: ", "document": "passage: "}
-    stm.export(namespace["model"], "my-retriever")
-    return namespace
+def folder(tmp_path):
+    """A saved model that keeps its norms and has prompts."""
+    model = stm.prepare(load_transformer(save_transformer(tmp_path / "transformer")), "qnorm")
+    model.prompts = {"query": "query: ", "document": "passage: "}
+    return str(stm.export(model, tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
@@ -45,23 +40,10 @@ def names(tmp_path, monkeypatch):
         ("haystack", "haystack_integrations.components.embedders.sentence_transformers"),
     ],
 )
-def test_a_framework_serves_what_the_model_computes(names, framework, package):
+def test_a_framework_serves_what_the_model_computes(folder, framework, package):
     pytest.importorskip(package)
     recipes = runpy.run_path(str(DOCS.parent / "examples" / "frameworks.py"))
-    embed = recipes["FRAMEWORKS"][framework]("my-retriever")
-    assert stm.check_serving(embed, "my-retriever").same
-
-
-def test_ray_and_spark(names):
-    pandas = pytest.importorskip("pandas")
-    exec(block("Ray and Spark"), names)
-    texts = [text for row in ROWS for text in row[1:3]]
-    frame = pandas.DataFrame({"_id": range(len(texts)), "text": texts})
-    found = names["Embedder"]("my-retriever")(frame)
-    assert found["_id"].tolist() == list(range(len(texts)))
-    expected = names["model"].encode_document(texts)
-    embeddings = np.array(found["embedding"].tolist())
-    np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=5e-6)
+    assert stm.check_serving(recipes["FRAMEWORKS"][framework](folder), folder).same
 
 
 @pytest.mark.parametrize(
