@@ -126,7 +126,7 @@ def scripts_page() -> str:
         "",
         (
             "The figures of these pages come from the scripts in `benchmarks/`, and from the"
-            " commands that the pages name."
+            " commands and the earlier commits that the pages name."
         ),
         (
             "`make bench` prints those of the README and most others; it takes more than an hour on"

@@ -129,6 +129,7 @@ def main() -> None:
         ),
         loss=loss,
         train_dataset=stm.revela.build_groups(texts[:-2], group_size=8, max_words=24),
+        retriever_lora=None,  # all of it: so few steps hardly move a LoRA
         lm_lora=stm.revela.lora_config(r=16, lora_alpha=4),
         lm_learning_rate=3e-4,
     )

@@ -32,6 +32,7 @@ from .similarity import DNORM as DNORM
 from .similarity import DOT as DOT
 from .similarity import QNORM as QNORM
 from .similarity import Similarity as Similarity
+from .surgery.gradients import GradScale as GradScale
 from .surgery.gradients import attach_grad_scale as attach_grad_scale
 from .surgery.gradients import cut_init as cut_init
 from .surgery.normalize import prepare as prepare

@@ -137,12 +137,15 @@ def test_a_command(root, number, code):
 )
 def test_losses_of_the_table_take_what_train_passes(name, setting, static_model, task, tmp_path):
     assert issubclass(LOSSES[name].load("dims" in setting), stm.MagnitudeRankingLoss)
+    if name == "tempspec" and {"dims", "temperatures"} & setting.keys():  # one for each
+        setting = {"dims": (4, 8), "temperatures": (0.1, 0.2)}
     data = RetrievalData(*task.values())
     config = TrainConfig(loss=name, batch_size=2, **setting)
     rows = data.triplets(0)
     loss = make_trainer(static_model, data, rows, config, tmp_path, saves=False).loss
     dims = {term.dim for term in loss.terms} - {None}
     assert dims >= {*setting.get("dims", ())}
+    assert {term.temperature for term in loss.terms} >= {*setting.get("temperatures", ())}
     assert (loss.prior is not None) <= setting.get("prior", False)
 
 

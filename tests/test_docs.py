@@ -17,7 +17,8 @@ from st_magnitude.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 SLOW = ("compare.md", "compression.md", "how_to.md", "norms.md", "revela.md", "serving.md")
-READING = ("compare.md", "evaluation.md", "large_corpora.md")  # blocks marked py read files
+READING = ("compare.md", "evaluation.md")  # their blocks marked py read files
+CONTINUES = re.compile(r"blocks\s+of\s+this\s+page\s+continue\s+each\s+other")
 SKILL = ROOT / "skills" / "st-magnitude" / "SKILL.md"
 PAGES = [ROOT / "README.md", SKILL, *sorted((ROOT / "docs").glob("*.md"))]
 LM_ID = "HuggingFaceTB/SmolLM2-135M"
@@ -49,20 +50,28 @@ def test_examples_run(page, minilm_path, request, tmp_path, monkeypatch, capsys)
     for part in language_model():
         part.save_pretrained(tmp_path / "lm")
     known = {HUB_ID: minilm_path, LM_ID: tmp_path / "lm"}
-    if page.name in READING:
-        known |= {"pairs.csv": "my-data", "30m": "1s"}
+    if page.name in (*READING, "how_to.md"):
+        known |= {'"pairs.csv"': '"my-data"', "30m": "1s"}
         save_splits(tmp_path / "my-data", "train", "dev", "test")
         request.getfixturevalue("static_model").save_pretrained("my-retriever")
+    if page.name == "serving.md":
         (tmp_path / "embeddings").mkdir()
         rows = {"_id": ["d1", "d2"], "embedding": [[0.1] * 384] * 2}
         pandas.DataFrame(rows).to_parquet("embeddings/00000.parquet")
+    continues = CONTINUES.search(page.read_text(encoding="utf-8").partition("```py")[0])
     namespace = {}
     for block in python_blocks(page):
         code = block
         for name, here in known.items():
             code = code.replace(name, str(here))
+        namespace = namespace if continues else {}
         exec(compile(code, page.name, "exec"), namespace)
     assert "nan" not in capsys.readouterr().out.split()
+
+
+def test_the_script_of_how_to_is_an_example():
+    block = python_blocks(ROOT / "docs" / "how_to.md")[0]
+    assert (ROOT / "examples" / "train.py").read_text(encoding="utf-8").endswith(f"\n\n{block}")
 
 
 def test_the_block_for_tei_and_elasticsearch_keeps_norms(monkeypatch, capsys):
@@ -87,7 +96,8 @@ def test_the_block_for_tei_and_elasticsearch_keeps_norms(monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / "docs").glob("*/*.md")], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (page.parent / target).exists(), target
 
 

@@ -100,10 +100,10 @@ def test_training(data, tmp_path, example, load, prints):
     assert encodes(load(str(tmp_path / "model")))
 
 
-def test_serve(minilm, data, tmp_path):
+def test_index_metrics(minilm, data, tmp_path):
     faiss = pytest.importorskip("faiss")
     stm.prepare(minilm, "qnorm").save_pretrained(str(tmp_path / "model"))
-    said = run("serve", tmp_path, "--model", tmp_path / "model", "--data", data)
+    said = run("index_metrics", tmp_path, "--model", tmp_path / "model", "--data", data)
     lines = [line for line in said.splitlines() if "top 10" in line]
     shares = {line[:20].strip(): float(line[20:].split()[0]) for line in lines}
     assert shares["inner product"] == shares["L2, augmented"] == 1

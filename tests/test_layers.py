@@ -1,4 +1,4 @@
-"""The source text keeps to the layers of docs/architecture.md and the rules of CONTRIBUTING.md."""
+"""The source text keeps to the layers and the rules of CONTRIBUTING.md."""
 
 import ast
 import re

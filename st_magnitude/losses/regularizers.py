@@ -20,7 +20,7 @@ from st_magnitude.similarity import at_least_float32, safe_norm
 
 # The most angles, each of a row, a direction and a knot, that are held at a time
 CHUNK = {"cpu": 2**20, "cuda": 2**24}
-NUM_KNOTS = 17  # and the largest: LeJEPA's
+NUM_KNOTS = {"epps_pulley": 17, "plain_mean": 16}  # with that at 0
 LARGEST_KNOT = 3.0
 
 CITATION = """
@@ -118,6 +118,10 @@ class SIGReg(nn.Module):
         num_directions: Number of directions that a step draws; about D or more see all the space.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``).
             None takes the embeddings as they are, with their norms.
+        statistic: ``"plain_mean"``: without the factor N, with 16 knots that weigh 1 / 16 each, as
+            in the listing from which sqrt(D) comes, ``SIGReg(16, statistic="plain_mean")``. The
+            default is 1.5213 N times as much in expectation for N rows drawn from the target, and
+            for N copies of one row: a weight w of the listing is about w / (1.5 N) of the default.
         dims: Prefixes, each cut, normalised and scaled by itself, whose mean is the loss.
         gather: Whether to take the statistic of the joined batch of all ranks, which may have
             batches of different sizes. The gradient is right under DDP, which averages over ranks.
@@ -147,6 +151,7 @@ class SIGReg(nn.Module):
         num_directions: int = 1024,
         scale: Literal["sqrt_d"] | None = "sqrt_d",
         *,
+        statistic: Literal["epps_pulley", "plain_mean"] = "epps_pulley",
         dims: Iterable[int] | None = None,
         gather: bool = True,
     ) -> None:
@@ -154,7 +159,9 @@ class SIGReg(nn.Module):
         at_least("num_directions", num_directions, 1)
         one_of("scale", scale, ("sqrt_d", None))
         self.num_directions = num_directions
+        one_of("statistic", statistic, tuple(NUM_KNOTS))
         self.scale = scale
+        self.statistic = statistic
         self.gather = gather
         self.dims = None if dims is None else prefix_dims(dims)
 
@@ -179,7 +186,7 @@ class SIGReg(nn.Module):
             x = x / safe_norm(x) * dim**0.5  # (n, D)
         if dim < len(directions):
             directions = directions[:dim] / safe_norm(directions[:dim].T).T
-        knots, weights, target = knots_like(x)
+        knots, weights, target = self._knots_like(x)
 
         # A few directions at a time, whose angles (n, C, T) the backward pass computes again
         size = max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // (len(x) * len(knots)))
@@ -197,8 +204,20 @@ class SIGReg(nn.Module):
 
         real, imaginary = sums / number
         error = (real - target).square() + imaginary.square()  # (K, T)
-        loss: Tensor = number * (error @ weights).mean()
-        return loss
+        mean: Tensor = (error @ weights).mean()
+        return mean if self.statistic == "plain_mean" else number * mean
+
+    def _knots_like(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The knots t_k > 0, their weights and the targets exp(-t_k²/2), (T,) each."""
+        number = NUM_KNOTS[self.statistic]
+        step = LARGEST_KNOT / (number - 1)
+        knots = step * torch.arange(1, number, dtype=x.dtype, device=x.device)
+        target = (-knots.square() / 2).exp()
+        if self.statistic == "plain_mean":
+            return knots, torch.full_like(knots, 1 / number), target
+        weights = 2 * step * target
+        weights[-1] /= 2
+        return knots, weights, target
 
     def _draw(self, x: Tensor) -> Tensor:
         """The directions of this call, (D, K)."""
@@ -209,16 +228,6 @@ class SIGReg(nn.Module):
             dist.broadcast(directions, src=0)
         unit: Tensor = directions / torch.linalg.vector_norm(directions, dim=0)
         return unit
-
-
-def knots_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The knots t_k > 0, their weights and the targets exp(-t_k²/2), (T,) each."""
-    step = LARGEST_KNOT / (NUM_KNOTS - 1)
-    knots = step * torch.arange(1, NUM_KNOTS, dtype=x.dtype, device=x.device)
-    target = (-knots.square() / 2).exp()
-    weights = 2 * step * target
-    weights[-1] /= 2
-    return knots, weights, target
 
 
 def characteristic_sums(x: Tensor, directions: Tensor, knots: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ class NamedLoss:
         similarity: What :func:`~st_magnitude.prepare` gets before the loss is built.
         keeps_norms: Whether its models score with the norms of documents.
         is_compared: Whether ``compare`` tries it.
-        path_with_dims: Its class for several prefixes, if it has temperatures of its own. Other
-            losses take ``terms``.
+        path_with_dims: Its class for several prefixes, if it has temperatures of its own: these
+            two take ``temperatures``, and the second one ``dims``. Other losses take ``terms``.
     """
 
     path: str
@@ -52,4 +52,8 @@ LOSSES = {
     "tempagg": NamedLoss(
         "temperature.TempAggLoss", "cosine", path_with_dims="temperature.TempAggMRLLoss"
     ),
+    "tempspec": NamedLoss(
+        "temperature.TempSpecMRLLoss", "cosine", path_with_dims="temperature.TempSpecMRLLoss"
+    ),
+    "sigreg": NamedLoss("sigreg.SIGRegInfoNCE", "cosine"),
 }

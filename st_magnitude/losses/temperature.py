@@ -136,10 +136,15 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
     Args:
         model: The SentenceTransformer to train.
-        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the
-            model's dimensions, 0.06 at a half, and 0.1 at all of them.
+        temperatures: Mapping of prefixes d_i to temperatures tau_i, or the temperatures of ``dims``
+            in their order, by default 0.03, 0.06 and 0.1 as in the paper.
         similarity: A Similarity or its name.
+        dims: Prefixes d_i, if ``temperatures`` does not name them; None: a quarter, a half and all
+            of the model's dimensions, as in the paper.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
+
+    Raises:
+        ValueError: If there is not one temperature for each prefix.
 
     Source: Dinu et al., ICLR 2025, Eq. 8.
     """
@@ -149,13 +154,26 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        temperatures: Mapping[int, float] | None = None,
+        temperatures: Mapping[int, float] | Iterable[float] = TEMPERATURES,
         similarity: Similarity | str = COSINE,
+        *,
+        dims: Iterable[int] | None = None,
         **options: Unpack[RankingOptions],
     ) -> None:
-        temperatures = temperatures or dict(zip(quarters(model), TEMPERATURES, strict=True))
-        terms = tuple(Term(dim, temperatures[dim]) for dim in sorted(prefix_dims(temperatures)))
-        super().__init__(model, similarity, terms, **options)
+        given = temperatures
+        if isinstance(given, Mapping):
+            if dims is not None:
+                raise InputError("temperatures names the prefixes already; leave out dims.")
+            dims, given = given.keys(), given.values()
+        chosen = prefix_dims(quarters(model) if dims is None else dims)
+        given = tuple(given)
+        if len(given) != len(chosen):
+            raise InputError(
+                f"TempSpecMRLLoss takes one temperature for each of the {len(chosen)} prefixes"
+                f" {list(chosen)}; got {list(given)}. Pass both, as dims and temperatures."
+            )
+        terms = sorted(zip(chosen, given, strict=True))
+        super().__init__(model, similarity, [Term(dim, tau) for dim, tau in terms], **options)
 
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:

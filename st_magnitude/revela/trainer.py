@@ -17,12 +17,12 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from st_magnitude._distributed import engine_of_trainer
 from st_magnitude.revela.attention import base_model
-from st_magnitude.surgery.adapters import lora_config
+from st_magnitude.surgery.adapters import has_adapter, lora_config
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -37,24 +37,25 @@ class RevelaTrainer(SentenceTransformerTrainer):
 
     It optimises the language model with the retriever: at a separate learning rate, with gradients
     averaged over processes and clipped at ``max_grad_norm`` apart from the retriever's. Checkpoints
-    hold what is trained of it. The result is the retriever alone, a plain SentenceTransformer. The
-    log has what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
+    hold what is trained of it. The result is the retriever alone, a SentenceTransformer with a
+    LoRA, which :func:`~st_magnitude.export` merges. The log has what the loss logs, ``grad_norm``
+    (of the retriever) and ``lm_grad_norm``.
 
     Args:
         args: Training arguments. ``gradient_checkpointing`` applies to both models.
         train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts
             groups.
-        lm_lora: LoRA of the language model: ``"paper"`` for :func:`lora_config`, a
+        retriever_lora: LoRA of the retriever: ``"paper"`` for :func:`lora_config`, a
             ``peft.LoraConfig``, or None to train the parameters that require gradients already. A
-            model that comes with peft, and a frozen one, do not change.
+            model that comes with an adapter, and a frozen one, do not change.
+        lm_lora: LoRA of the language model, in the same forms.
         lm_learning_rate: Learning rate of the language model; by default the retriever's.
-        retriever_lora: LoRA of the retriever, in the same forms; None trains all of it.
         kwargs: All other arguments of SentenceTransformerTrainer, such as ``eval_dataset``.
 
     Raises:
-        ValueError: If the loss has another retriever, batches would be split among processes, the
-            Trainer uses FSDP or DeepSpeed, a row is not a group, or a resumed run trains other
-            parameters.
+        ValueError: If the loss has another retriever, a retriever without a transformer is to get a
+            LoRA, batches would be split among processes, the Trainer uses FSDP or DeepSpeed, a row
+            is not a group, or a resumed run trains other parameters.
         FileNotFoundError: When resuming, if the checkpoint has no language model.
     """
 
@@ -68,18 +69,23 @@ class RevelaTrainer(SentenceTransformerTrainer):
         *,
         loss: RevelaLoss,
         train_dataset: Dataset | IterableDataset | None = None,
+        retriever_lora: LoraConfig | Literal["paper"] | None = "paper",
         lm_lora: LoraConfig | Literal["paper"] | None = "paper",
         lm_learning_rate: float | None = None,
-        retriever_lora: LoraConfig | Literal["paper"] | None = None,
         **kwargs: Any,
     ) -> None:
         if loss.model is not model:
             raise ValueError("The loss was built for another model; build it with this one.")
         settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
-        if retriever_lora is not None:
+        if retriever_lora is not None and not has_adapter(model) and _trains(model):
+            if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
+                raise ValueError(
+                    f"retriever_lora={retriever_lora!r} needs a transformer, and this retriever is"
+                    " none. Pass retriever_lora=None to train all of it."
+                )
             model.add_adapter(_chosen(retriever_lora))
-        if any(parameter.requires_grad for parameter in loss.lm.parameters()):
-            if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
+        if _trains(loss.lm):
+            if lm_lora is not None and not has_adapter(loss.lm):
                 from peft import get_peft_model
 
                 loss.lm = get_peft_model(loss.lm, _chosen(lm_lora))
@@ -154,6 +160,10 @@ class RevelaTrainer(SentenceTransformerTrainer):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
+
+
+def _trains(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _chosen(lora: LoraConfig | Literal["paper"]) -> LoraConfig:

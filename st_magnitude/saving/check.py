@@ -17,6 +17,7 @@ from st_magnitude._upstream import encodes_alone, load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.adapters import has_adapter
+from st_magnitude.surgery.gradients import GradScale
 
 __all__ = ["OURS", "REFERENCE", "check_saved"]
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of a model, and its class
 OURS: dict[str, type] = {
     f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
+    f"{GradScale.__module__}.GradScale": GradScale,
     REFERENCE: ExponentNorm,
 }
 

@@ -25,6 +25,7 @@ from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
 from st_magnitude.saving.table import TABLE, load_table
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
+from st_magnitude.surgery.gradients import without_grad_scale
 from st_magnitude.surgery.raw import (
     keeps_modes,
     num_positions,
@@ -80,8 +81,8 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
 def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] = ()) -> None:
     """Writes the files of :func:`export` into a folder, keeps its other files, and compares the
     model in it with the one in memory (see `check_saved`)."""
-    plain = merge_lora(deepcopy(model)) if has_adapter(model) else model
-    with keeps_modes(model):
+    with keeps_modes(model), without_grad_scale(model):
+        plain = merge_lora(deepcopy(model)) if has_adapter(model) else model
         try:
             plain.save_pretrained(str(folder))
         except (OSError, LookupError, TypeError, ValueError, AttributeError):

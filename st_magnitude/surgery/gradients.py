@@ -7,11 +7,12 @@ norms hardly move. GradScale multiplies it by |z|; cut-initialisation begins wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping
-from contextlib import ExitStack
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, TypeVar
 
 import torch
+from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
 
 from st_magnitude._checks import InputError, InputTypeError, positive
@@ -19,7 +20,7 @@ from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.raw import raw_producers, unwrapped
 
-__all__ = ["attach_grad_scale", "cut_init", "grad_scale"]
+__all__ = ["GradScale", "attach_grad_scale", "cut_init", "grad_scale"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,9 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
 
     Args:
         x: Embeddings.
-        power: 1 cancels the 1/|z| of every cosine-based loss, and 0 changes nothing. The learning
-            rate may have to fall by the size of the norms; the paper divides it by 6.
+        power: 1 cancels the 1/|z| of every cosine-based loss, and 0 changes nothing. Gradients grow
+            with the norms: the paper divides the learning rate by 6 and warms up for 100 epochs of
+            500 or 1,000 (section 6).
 
     Example:
         >>> import torch
@@ -68,8 +70,76 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
     return same
 
 
+class GradScale(Module):
+    """:func:`grad_scale` as a module, for the place in a model before its normalisation.
+
+    It takes a tensor (..., D), or the features of a SentenceTransformer, whose sentence embeddings
+    it scales. :func:`~st_magnitude.export` leaves it out of what it saves; ``save_pretrained``
+    keeps it, and then only :func:`~st_magnitude.load` loads the model.
+
+    Args:
+        power: Exponent of the norm.
+
+    Raises:
+        TypeError: If it gets something else.
+        ValueError: At the first training batch, if all norms that reach it are 1.
+
+    Example:
+        >>> import torch
+        >>> head = nn.Sequential(nn.Linear(2, 2, bias=False), GradScale())
+        >>> torch.equal(head(torch.eye(2)), head[0].weight.T)
+        True
+    """
+
+    config_keys: list[str] = ["power"]  # noqa: RUF012
+
+    def __init__(self, power: float = 1.0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.power = power
+        self.checked = False
+
+    def forward(self, features: Any, **kwargs: object) -> Any:
+        if isinstance(features, MutableMapping) and "sentence_embedding" in features:
+            features["sentence_embedding"] = self._scaled(features["sentence_embedding"])
+            return features
+        if isinstance(features, Tensor):
+            return self._scaled(features)
+        raise InputTypeError(
+            f"GradScale found no embeddings in a {type(features).__name__}. Put it after the module"
+            " that returns them as a tensor, or call grad_scale(embeddings) in the loss."
+        )
+
+    def save(self, output_path: str, *args: object, **kwargs: object) -> None:
+        self.save_config(output_path)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if not self.checked and not torch.compiler.is_compiling() and x.requires_grad:
+            self.checked = True
+            norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
+            if norms.numel() > 1 and (norms - 1).abs().max() < 1e-3:
+                raise InputError(
+                    "All embeddings that reach GradScale have norm 1, so it comes after a "
+                    "normalisation and does nothing. Put it before that, or remove the "
+                    "normalisation from the model."
+                )
+        return grad_scale(x, self.power)
+
+
+@contextmanager
+def without_grad_scale(model: nn.Sequential) -> Iterator[None]:
+    """Within the block, a model lacks the :class:`GradScale` among its modules."""
+    places = [(i, part) for i, part in enumerate(model) if isinstance(part, GradScale)]
+    for i, _ in reversed(places):
+        del model[i]
+    try:
+        yield
+    finally:
+        for i, part in places:
+            model.insert(i, part)
+
+
 def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
-    """Applies :func:`grad_scale` to raw embeddings in training. In place; it is never saved.
+    """Applies :class:`GradScale` to raw embeddings in training. In place; it is never saved.
 
     ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last
     Normalize or ExponentNorm, in every route of a last Router. In any other module it scales the
@@ -92,11 +162,12 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
         >>> handle = attach_grad_scale(model, power=1.0)
         >>> handle.close()
     """
-    hooks = [hook for module in unwrapped(model).modules() for hook in forward_hooks(module)]
-    if any(isinstance(hook, _Hook) for hook in hooks):
-        raise InputError(
-            "This model has GradScale already: call close() on the handle of the first one."
-        )
+    for module in unwrapped(model).modules():
+        if any(isinstance(x, (GradScale, _Hook)) for x in (module, *forward_hooks(module))):
+            raise InputError(
+                "This model has GradScale already: call close() on the handle of the first one, or"
+                " remove the module."
+            )
     handle = ExitStack()
     for module in raw_producers(model):
         handle.callback(module.register_forward_hook(_Hook(power)).remove)
@@ -104,35 +175,13 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
 
 
 class _Hook:
-    """The forward hook. It scales embeddings, and checks once that their norms are not all 1."""
+    """The forward hook. It is no module, so that nothing takes it for a part of the model."""
 
     def __init__(self, power: float) -> None:
-        self.power = power
-        self.checked = False
+        self.scale = GradScale(power)
 
-    def __call__(self, module: nn.Module, _inputs: object, output: object) -> object:
-        if isinstance(output, MutableMapping) and "sentence_embedding" in output:
-            output["sentence_embedding"] = self._scaled(output["sentence_embedding"])
-            return output
-        if isinstance(output, Tensor):
-            return self._scaled(output)
-        raise InputTypeError(
-            f"GradScale found no embeddings in the output of {type(module).__name__}, a "
-            f"{type(output).__name__}. Attach it to the module that returns them as a tensor, or "
-            "call grad_scale(embeddings) in the loss."
-        )
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        if not self.checked and not torch.compiler.is_compiling() and x.requires_grad:
-            self.checked = True
-            norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
-            if norms.numel() > 1 and (norms - 1).abs().max() < 1e-3:
-                raise InputError(
-                    "All embeddings that reach GradScale have norm 1, so it comes after a "
-                    "normalisation and does nothing. Attach it to the module before that, "
-                    "attach_grad_scale(module, power), or remove the normalisation from the model."
-                )
-        return grad_scale(x, self.power)
+    def __call__(self, _module: nn.Module, _inputs: object, output: object) -> object:
+        return self.scale(output)
 
 
 def cut_init(

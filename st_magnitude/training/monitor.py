@@ -37,7 +37,7 @@ class NormMonitor(TrainerCallback):
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``,
       ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam
-      an indication);
+      an indication). The paper's figure S3 has lr / mean norm, which is norm_mean times as much;
     - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most
       1 / (1 + D / B).
 

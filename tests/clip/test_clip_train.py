@@ -2,21 +2,20 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from _open_clip_tiny import VISION, batch, clip, open_clip
+from _processes import python
 from PIL import Image
 
 import st_magnitude as stm
-from st_magnitude.clip import AsymmetricClipLoss
+from st_magnitude.clip import PRESETS, AsymmetricClipLoss
+from st_magnitude.clip.__main__ import main
 
-pytest.importorskip("open_clip_train.main", exc_type=(ImportError, RuntimeError))
-from open_clip_train.train import train_one_epoch
+program = pytest.importorskip("open_clip_train.main", exc_type=(ImportError, RuntimeError))
 
 
 class Loader(list):
@@ -44,11 +43,35 @@ def test_training_in_bfloat16_lowers_the_loss(caplog):
     data = {"train": SimpleNamespace(dataloader=loader, set_epoch=lambda epoch: None)}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with caplog.at_level("INFO"):
-        train_one_epoch(model, data, loss, 0, optimizer, None, None, None, loop_arguments())
+        program.train_one_epoch(model, data, loss, 0, optimizer, None, None, None, loop_arguments())
     seen = [float(x) for x in re.findall(r"Contrastive_loss: ([\d.]+)", caplog.text)]
     assert len(seen) == 12
     assert seen[-1] < 0.7 * seen[0]
     assert "Sigreg_loss" in caplog.text
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_the_entry_point_gives_open_clip_a_loss(preset, monkeypatch):
+    """--precision stays open_clip's, though it begins as --preset does."""
+    seen = []
+
+    def run(arguments):
+        args = program.parse_args(arguments)
+        args.distributed = args.distill = False
+        seen.append((args.precision, program.create_loss(args)))
+
+    monkeypatch.setattr(program, "main", run)
+    given = program.create_loss, program.create_model_and_transforms
+    main(["--model", "ViT-B-32", "--prec", "fp32", *(["--preset", preset] if preset else [])])
+    [(precision, loss)] = seen
+    image, text, direction = PRESETS[preset or "imgnorm-i2t"]
+    assert precision == "fp32"
+    assert (loss.similarity.exponents, loss.direction) == ((image, text), direction)
+    assert (program.create_loss, program.create_model_and_transforms) == given
+    with pytest.raises(SystemExit, match="2"):
+        main(["--siglip"])
+    with pytest.raises(SystemExit, match="2"):
+        main(["--preset", "imgnorm"])
 
 
 @pytest.mark.slow
@@ -70,10 +93,7 @@ def test_the_whole_training_program(tmp_path):
         "--batch-size 4 --accum-freq 2 --epochs 1 --workers 0 --warmup 1 --precision fp32 "
         f"--device cpu --logs {tmp_path / 'logs'} --name run"
     )
-    command = [sys.executable, "examples/clip_training.py", *options.split()]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python("-m", "st_magnitude.clip", "--preset", "txtnorm-t2i", *options.split())
     log = (tmp_path / "logs" / "run" / "out.log").read_text()
     assert "UnnormalizedCLIP(" in log
     assert log.count("Contrastive_loss") >= 2

@@ -263,6 +263,11 @@ def test_judged_negatives_become_hard_negatives(static_path, tmp_path):
         ({"temperatures": "0.03,0.1"}, [(None, 0.03), (None, 0.1)]),
         ({"temperature": 0.1}, [(None, 0.1)]),
         ({"loss": "tempagg", "dims": "16,64", "temperatures": 0.1}, [(16, 0.1), (64, 0.1)]),
+        (
+            {"loss": "tempspec", "dims": "16,64", "temperatures": ".03,.1"},
+            [(16, 0.03), (64, 0.1)],
+        ),
+        ({"loss": "sigreg", "dims": "16,64"}, [(16, 0.05), (64, 0.05)]),
         ({}, [(None, 0.05)]),
     ],
 )

@@ -135,6 +135,7 @@ CASES: dict[str, dict] = {
     "raw": {"scale": None},
     "dims": {"dims": (8, 32)},
     "alone": {"gather": False},
+    "listing": {"statistic": "plain_mean"},
 }
 SPLIT, NUM_ROWS = 5, 14  # rank 0 has 5 rows, rank 1 the other 9
 STRETCH = 4.0  # of the rows of rank 1, where length counts

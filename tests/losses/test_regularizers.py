@@ -30,12 +30,45 @@ def naive(x, directions, scale="sqrt_d"):
     return (error @ w).mean() * len(x)
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": None}], ids=["default", "raw"])
+def listing(x, directions, scale="sqrt_d"):
+    """The plain mean over 16 knots and all directions, by Euler's formula."""
+    if scale is not None:
+        x = math.sqrt(x.shape[1]) * x / x.norm(dim=1, keepdim=True)
+    errors = [
+        ((1j * t * (x @ directions)).exp().mean(0) - math.exp(-(t**2) / 2)).abs() ** 2
+        for t in (3 * k / 15 for k in range(16))
+    ]
+    return torch.stack(errors).mean()
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["target", "one row"])
+def test_the_default_is_a_multiple_of_the_listing(copies):
+    """In expectation: 1.5213 N times as much."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(1 if copies else 32, 64, generator=generator) for _ in range(40)]
+    rows = [x.expand(32, 64).double() for x in rows]
+    found = [
+        sum(SIGReg(256, None, statistic=name)(x) for x in rows)
+        for name in ("epps_pulley", "plain_mean")
+    ]
+    assert found[0] / found[1] == pytest.approx(1.5213 * 32, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "naive"),
+    [
+        ({}, naive),
+        ({"scale": None}, naive),
+        ({"statistic": "plain_mean"}, listing),
+        ({"statistic": "plain_mean", "scale": None}, listing),
+    ],
+    ids=["default", "raw", "listing", "raw listing"],
+)
 @pytest.mark.parametrize("size", [{}, {"n": 300, "num_directions": 500}], ids=["one", "three"])
-def test_value_and_gradient_equal_the_definition(options, size):
+def test_value_and_gradient_equal_the_definition(options, naive, size):
     """In one chunk of directions, and in three of which the last is smaller."""
     x, directions = data(**size)
-    expected = naive(x, directions, **options)
+    expected = naive(x, directions, options.get("scale", "sqrt_d"))
     value = SIGReg(**options)(x, directions)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
     found, wanted = (torch.autograd.grad(3 * y, x) for y in (value, expected))

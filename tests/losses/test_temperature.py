@@ -61,11 +61,22 @@ def test_scale_is_that_of_the_longest_prefix(model):
         (lambda m: stm.TempAggLoss(m, (0.1, 0.0)), "positive number; got 0.0"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 16, 32]), r"distinct.* got \[16, 16, 32\]"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]), r"64 dimensions.* have 32.*1\.\.32"),
+        (lambda m: stm.TempSpecMRLLoss(m, [0.1]), r"3 prefixes \[8, 16, 32\]; got \[0\.1\]"),
+        (lambda m: stm.TempSpecMRLLoss(m, dims=[8, 16]), r"2 prefixes .* got \[0\.03, 0\.06, 0"),
+        (lambda m: stm.TempSpecMRLLoss(m, {8: 0.1}, dims=[8]), "leave out dims"),
     ],
 )
 def test_arguments_are_checked(model, build, message):
     with pytest.raises(ValueError, match=message):
         build(model)
+
+
+@pytest.mark.parametrize(
+    "given", [{"temperatures": {16: 0.1, 8: 0.05}}, {"temperatures": [0.1, 0.05], "dims": [16, 8]}]
+)
+def test_every_prefix_has_its_temperature(model, given):
+    terms = stm.TempSpecMRLLoss(model, **given).terms
+    assert [(term.dim, term.temperature) for term in terms] == [(8, 0.05), (16, 0.1)]
 
 
 def test_warns_where_dimensions_are_not_trained(model, caplog):

@@ -40,7 +40,8 @@ def start(name, model, output):
         loss = RevelaLoss(model, decoder(), tokenizer())
         data = groups()
         args = arguments(output, max_steps=1)
-        return RevelaTrainer(model, args, loss=loss, train_dataset=data, lm_lora=None).train()
+        whole = {"retriever_lora": None, "lm_lora": None}
+        return RevelaTrainer(model, args, loss=loss, train_dataset=data, **whole).train()
     rows = columns()
     if name == "SimilarityMSELoss":
         rows |= {"score": [0.5] * len(rows["anchor"])}

@@ -32,8 +32,9 @@ def trainer_for(
 ) -> RevelaTrainer:
     """Options of the trainer by name; all others are training arguments."""
     torch.manual_seed(0)
-    given = {"train_dataset": groups(), "lm_lora": lm_lora}
-    of_trainer = {"lm_learning_rate", "train_dataset", "eval_dataset"} & options.keys()
+    given = {"train_dataset": groups(), "retriever_lora": None, "lm_lora": lm_lora}
+    names = {"retriever_lora", "lm_learning_rate", "train_dataset", "eval_dataset"}
+    of_trainer = names & options.keys()
     given |= {name: options.pop(name) for name in of_trainer}
     model = retriever(folder / "retriever")
     return kind(model, arguments(folder / "out", **options), loss=loss_for(model), **given)
@@ -70,11 +71,14 @@ def test_the_retriever_trains_alike_with_a_trimmed_vocabulary(tmp_path) -> None:
         assert torch.equal(value, found[1][name]), name
 
 
-def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
-    trainer = trainer_for(tmp_path)
+@pytest.mark.parametrize("retriever_lora", ["paper", None])
+def test_trains_both_and_only_lora_of_the_language_model(tmp_path, retriever_lora) -> None:
+    trainer = trainer_for(tmp_path, retriever_lora=retriever_lora)
     of_retriever, of_lm = moved(trainer)
     assert of_retriever
-    assert of_lm == {name for name in weights(trainer) if "lora_" in name}
+    assert all("lora_" in name for name in of_retriever) == (retriever_lora is not None)
+    adapter = {name for name in weights(trainer) if "lora_" in name}
+    assert of_lm == {name for name in adapter if name.startswith("lm.")}
     assert len(of_lm) == 8
     logged = trainer.state.log_history[0]
     assert logged["next_token"] == pytest.approx(logged["loss"], abs=1e-3)
@@ -173,13 +177,29 @@ def test_the_papers_lora_fits_any_architecture(tmp_path, is_encoder) -> None:
     model = load_retriever(path)
     assert next(model.parameters()).dtype == torch.float32
     loss = loss_for(model)
-    RevelaTrainer(model, arguments(tmp_path), loss=loss, lm_lora="paper", retriever_lora="paper")
+    RevelaTrainer(model, arguments(tmp_path), loss=loss)
+    adapters = [model[0].model.peft_config, loss.lm.peft_config]
+    assert [(x["default"].r, x["default"].lora_alpha) for x in adapters] == [(256, 64)] * 2
     places = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     layers = {place.rpartition(".")[2] for place in places}
     expected = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
     if is_encoder:
         expected = "q_lin k_lin v_lin out_lin lin1 lin2"
     assert layers == set(expected.split())
+
+
+@pytest.mark.parametrize("kind", ["adapter", "frozen"])
+def test_what_has_an_adapter_or_is_frozen_does_not_change(tmp_path, kind) -> None:
+    model = retriever(tmp_path / "retriever")
+    loss = loss_for(model)
+    if kind == "adapter":
+        model.add_adapter(LoraConfig(r=2, target_modules=["q_lin"]))
+        loss.lm.add_adapter(LORA)
+    else:
+        loss.requires_grad_(False)
+    names = [name for name, _ in loss.named_parameters()]
+    RevelaTrainer(model, arguments(tmp_path), loss=loss)
+    assert [name for name, _ in loss.named_parameters()] == names
 
 
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
@@ -206,6 +226,9 @@ def test_what_would_train_wrongly_is_refused(tmp_path, monkeypatch) -> None:
     loss = loss_for(retriever(tmp_path / "a"))
     with pytest.raises(ValueError, match="another model"):
         RevelaTrainer(model=retriever(tmp_path / "b"), loss=loss, train_dataset=groups())
+    table = copy_task.retriever()
+    with pytest.raises(ValueError, match="retriever_lora=None"):
+        RevelaTrainer(model=table, loss=loss_for(table), train_dataset=groups())
     with pytest.raises(ValueError, match="split_batches"):
         trainer_for(tmp_path, accelerator_config={"split_batches": True})
     name = "st_magnitude.revela.trainer.engine_of_trainer"
@@ -228,7 +251,7 @@ def three_steps(folder: str, output: Path, **options: object) -> dict[str, Tenso
     loss = RevelaLoss(model, *language_model(seed))
     options |= {"per_device_train_batch_size": 1, "max_grad_norm": 0.05, "max_steps": 3}
     args = arguments(output / f"{seed}", **options)
-    of_lm = {"lm_lora": None, "lm_learning_rate": 5e-3}
+    of_lm = {"retriever_lora": None, "lm_lora": None, "lm_learning_rate": 5e-3}
     trainer = InOrder(model, args, loss=loss, train_dataset=groups(3), **of_lm)
     trainer.train()
     return {name.replace("model.module", "model"): x for name, x in weights(trainer).items()}
@@ -258,7 +281,8 @@ def test_the_copy_task_is_learned(tmp_path) -> None:
     assert copy_task.partner_mass(loss) < 0.35
     args = arguments(tmp_path, max_steps=100, learning_rate=3e-2)
     data = Dataset.from_list([copy_task.row_of(row) for row in groups])
+    whole = {"retriever_lora": None, "lm_lora": None}
     RevelaTrainer(
-        model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4
+        model, args, loss=loss, train_dataset=data, lm_learning_rate=1e-4, **whole
     ).train()
     assert copy_task.partner_mass(loss) > 0.8

@@ -2,11 +2,13 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from _losses import assert_same_gradients, features, gradients, value_and_gradients
 from _surgery import head, routes
 from _tiny import raw_embeddings
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from torch import nn
 
@@ -90,6 +92,12 @@ def test_before_the_end_of_a_model(model, mini_batch_size, tail, similarity, pow
     _, plain = value_and_gradients(model, loss(features(model, 6)))
     with stm.attach_grad_scale(model, power):
         _, scaled = value_and_gradients(model, loss(features(model, 6)))
+    model.insert(len(model) - len(tail), stm.GradScale(power))
+    _, by_module = value_and_gradients(model, loss(features(model, 6)))
+    assert_same_gradients(by_module, scaled, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="already"):
+        stm.attach_grad_scale(model)
+    del model[len(model) - len(tail) - 1]
     assert any(gradient.abs().max() > 1e-6 for gradient in expected.values())
     assert_same_gradients(scaled, expected, rtol=1e-5, atol=1e-7)
     _, removed = value_and_gradients(model, loss(features(model, 6)))
@@ -112,11 +120,27 @@ def test_refused_behind_a_normalization_and_twice():
     handle = stm.attach_grad_scale(model)
     with pytest.raises(ValueError, match="already"):
         stm.attach_grad_scale(model)
-    with pytest.raises(ValueError, match="have norm 1"):
-        model(torch.randn(5, 4))
+    for wrong in (model, nn.Sequential(Unit(), nn.Identity(), stm.GradScale())):
+        with pytest.raises(ValueError, match="have norm 1"):
+            wrong(torch.randn(5, 4, requires_grad=True))
     handle.close()
     stm.attach_grad_scale(model[0])
     model(torch.randn(5, 4))
+
+
+def test_a_saved_model_has_no_grad_scale(minilm, tmp_path):
+    """export leaves it out; a checkpoint of a Trainer keeps it, and loads."""
+    expected = minilm.encode("tea")
+    minilm.insert(2, stm.GradScale(0.5))
+    stm.export(minilm, tmp_path / "exported")
+    assert isinstance(minilm[2], stm.GradScale)
+    minilm.save_pretrained(str(tmp_path / "checkpoint"))
+    plain = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    again = stm.load(tmp_path / "checkpoint", device="cpu")
+    assert [type(part) for part in plain] == [type(part) for part in minilm if part != minilm[2]]
+    assert again[2].power == 0.5
+    for model in (plain, again):
+        np.testing.assert_allclose(model.encode("tea"), expected, atol=1e-6)
 
 
 def test_other_outputs():

@@ -8,7 +8,7 @@ questions of its intent, and each row of the training has an explicit negative o
 kinds: sentences of an encyclopedia (XQuAD), out-of-scope questions (CLINC150), or "Related
 articles: ..." with two questions of the same intent. The test index has 385 answers and as many
 unseen negatives. A cell that is stored is not trained again.
-benchmarks/studies/tables.py rebuilds docs/research/norm_sign.md from the cells.
+benchmarks/studies/tables.py rebuilds docs/research/boilerplate.md from the cells.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def table(base: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The study of norm_sign.md.")
+    parser = argparse.ArgumentParser(description="When the norm marks the wrong documents.")
     parser.add_argument("data", type=Path)
     parser.add_argument("--base", choices=BASES, default="minilm")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))

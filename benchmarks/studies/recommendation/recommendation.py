@@ -4,7 +4,7 @@
 
 A user is the mean of the vectors of the films in the history. A run is a line of cells.jsonl with
 its settings; runs that are there are not repeated. Temperatures, rates and epochs are chosen on
-dev, the first two with seed 0; the test is read once a run. docs/research/recommendation.md has the
+dev, the first two with seed 0; the test is read once a run. docs/research/prior.md has the
 tables, the expectations, which were written before the runs, and what came of them.
 """
 

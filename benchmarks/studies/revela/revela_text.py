@@ -224,6 +224,7 @@ def train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch
         args=arguments,
         loss=loss,
         train_dataset=group_rows(data().pairs, cell.seed, cell.random),
+        retriever_lora=None,
         lm_lora=None,
         lm_learning_rate=LM_RATE,
         callbacks=[watch],

@@ -1,9 +1,9 @@
-"""Serve a model whose norm carries information: the right metric of a vector database, and the cost
-of a wrong one.
+"""What the metric of an index does to a model whose norm carries information: the right one, and
+the cost of a wrong one.
 
     pip install ".[dev]" faiss-cpu
     python examples/magnitude_retriever.py
-    python examples/serve.py --model runs/magnitude_retriever/model
+    python examples/index_metrics.py --model runs/magnitude_retriever/model
 
 The script puts the test documents into five FAISS indexes. The picture shows how much of the
 model's own top 10 each of them returns, and the nDCG@10 of the documents that it returns.
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, help="BEIR folder with qrels of test, instead of the docs"
     )
-    parser.add_argument("--output", type=Path, default=Path("runs/serve"))
+    parser.add_argument("--output", type=Path, default=Path("runs/index_metrics"))
     arguments = parser.parse_args()
     if not arguments.model.is_dir():
         raise SystemExit(
@@ -113,9 +113,11 @@ def main() -> None:
         overlap = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(columns, own, strict=True)])
         found[name] = float(overlap), Ranking(test, task.query_ids, columns, scores).mean
         print(f"{name:20} {found[name][0]:.3f} of the model's top 10, nDCG@10 {found[name][1]:.3f}")
-    plot(found, arguments.output / "serve.png")
+    plot(found, arguments.output / "index_metrics.png")
     faiss.write_index(graph, str(arguments.output / "documents.faiss"))
-    print(f"saved {arguments.output / 'documents.faiss'} and {arguments.output / 'serve.png'}")
+    print(
+        f"saved {arguments.output / 'documents.faiss'} and {arguments.output / 'index_metrics.png'}"
+    )
 
 
 if __name__ == "__main__":

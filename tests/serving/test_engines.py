@@ -1,0 +1,149 @@
+"""The fusion of docs/serving.md, "The weight in your engine", ranks as ours does."""
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.choice import fusions
+from st_magnitude.evaluation.lexical import TOKENS, bm25_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## The weight in your engine\n")[2].partition("\n## ")[0]
+BLOCKS = re.findall(r"^```(?:py|sql)\n(.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
+WEIGHT, QDRANT, POSTINGS, SQL, ELASTICSEARCH, OPENSEARCH, ASK_TWICE = BLOCKS
+
+
+def run(block, names):
+    exec(compile(block, "serving.md", "exec"), names)
+
+
+@pytest.fixture(params=[(0.3, "words", True), (0.6, "words", False), (0.4, "4-grams", False)])
+def names(request, tmp_path, monkeypatch):
+    """300 documents, of which each search finds 100 at most, and what the first block reads."""
+    weight, tokens, is_cosine = request.param
+    rng = random.Random(f"{weight} {tokens}")
+    vocabulary = ["".join(letters) for letters in product("bdfgklmn", "aeiou", "kmrst")]
+    odds = [1 / (i + 9) for i in range(len(vocabulary))]
+    texts = [rng.choices(vocabulary, odds, k=i // 3 + 3) for i in range(300)]  # few equal scores
+    corpus = {f"d{i:03}": " ".join(words) for i, words in enumerate(texts)}
+    asked = {f"q{i}": " ".join(rng.sample(vocabulary, 3)) for i in range(8)}
+    asked["q8"] = "bak bok bok bok"  # a word counts as often as it is asked for
+    data = RetrievalData(asked, corpus, {})
+    vectors = np.random.default_rng(0).standard_normal((309, 8)).astype(np.float32)
+    if is_cosine:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    documents, queries = vectors[:300], vectors[300:]
+    scored = [(np.arange(300), row) for row in queries.astype(float) @ documents.T.astype(float)]
+    dense = Ranking.of(data, list(data.queries), scored, 100)
+    lexical = bm25_run(data, tokenizer=TOKENS[tokens])
+    fused = fusions(dense, {tokens: lexical}, is_cosine)
+    how, expected = next(pair for pair in fused.items() if pair[0].weight == weight)
+    monkeypatch.chdir(tmp_path)
+    Path("my-retriever").mkdir()
+    record = {"dev": {"decision": {"how": asdict(how)}}}
+    Path("my-retriever/training.json").write_text(json.dumps(record))
+    names = {"data": data, "corpus": [*corpus.values()], "documents": documents, "queries": queries}
+    names |= {"dense": dense, "lexical": lexical, "expected": expected}
+    run(WEIGHT, names)
+    return names
+
+
+def questions(names):
+    """The id of each query, its text and vector, and the places of our best ten with scores."""
+    for query, vector in zip(names["data"].queries, names["queries"], strict=True):
+        ours = [(int(i[1:]), score) for i, score in names["expected"][query].items()][:10]
+        yield query, names["data"].queries[query], vector, ours
+
+
+def check(found, ours):
+    assert [document for document, _ in found] == [document for document, _ in ours]
+    np.testing.assert_allclose([score for _, score in found], [s for _, s in ours], rtol=1e-5)
+
+
+def test_qdrant(names):
+    """By its own text index, and for all tokens by sparse vectors."""
+    qdrant = pytest.importorskip("qdrant_client")
+    models = qdrant.models
+    run(POSTINGS, names)
+    words = {word: i for i, word in enumerate(names["documents_with"])}
+    client = names["client"] = qdrant.QdrantClient(":memory:")
+    dense = {"": models.VectorParams(size=8, distance=models.Distance.DOT)}
+    sparse = {"bm25": models.SparseVectorParams()}
+    client.create_collection("docs", dense, sparse_vectors_config=sparse)
+    client.create_payload_index("docs", "text", models.TextIndexParams(type="text", scoring=True))
+    points = []
+    for i, count in enumerate(names["counts"]):
+        values = [names["part"](word, count) for word in count]
+        parts = models.SparseVector(indices=[words[word] for word in count], values=values)
+        vectors = {"": names["documents"][i].tolist(), "bm25": parts}
+        text = {"text": names["corpus"][i]}
+        points.append(models.PointStruct(id=i, vector=vectors, payload=text))
+    client.upsert("docs", points)
+    by_parts = QDRANT.replace('asked, using="text"', 'by_parts, using="bm25"').replace(" / 2.5", "")
+    for query, question, vector, ours in questions(names):
+        counts = Counter(TOKENS[names["how"]["tokens"]](question))
+        counts = {words[word]: float(count) for word, count in counts.items() if word in words}
+        asked = models.SparseVector(indices=[*counts], values=[*counts.values()])
+        names |= {"question": question, "query": vector, "by_parts": asked}
+        run(by_parts, names)
+        check([(point.id, point.score) for point in names["points"]], ours)
+        if names["how"]["tokens"] == "words" and query != "q8":
+            run(QDRANT, names)
+            check([(point.id, point.score) for point in names["points"]], ours)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    pgserver = pytest.importorskip("pgserver")
+    psycopg = pytest.importorskip("psycopg")
+    server = pgserver.get_server(tmp_path_factory.mktemp("pg"))
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION vector")
+        yield connection.cursor()
+    server.cleanup()
+
+
+def test_pgvector(names, postgres):
+    run(POSTINGS, names)
+    postgres.execute("DROP TABLE IF EXISTS docs, postings")
+    postgres.execute("CREATE TABLE docs (id bigint, embedding vector(8))")
+    postgres.execute("CREATE TABLE postings (word text, id bigint, part float8)")
+    rows = [(i, str(row.tolist())) for i, row in enumerate(names["documents"])]
+    postgres.executemany("INSERT INTO docs VALUES (%s, %s)", rows)
+    postgres.executemany("INSERT INTO postings VALUES (%s, %s, %s)", names["postings"])
+    for _, question, vector, ours in questions(names):
+        asked = {"query": str(vector.tolist()), "words": TOKENS[names["how"]["tokens"]](question)}
+        asked |= {name: names[name] for name in ("of_model", "of_bm25")}
+        check(postgres.execute(SQL, asked).fetchall(), ours)
+
+
+def test_requests_add_up(names):
+    """Elasticsearch and OpenSearch, with the arithmetic of their sources, and `ask_twice`."""
+    names |= {"question": "", "query": names["queries"][0]}
+    for block in (ELASTICSEARCH, OPENSEARCH, ASK_TWICE):
+        run(block, names)
+    of_model, of_bm25 = (one["weight"] for one in names["retrievers"])
+    assert "Math.max(_score - 1, 0)" in names["script"].values()
+    bounds = zip(*(names["bounds"][f"{end}_bounds"] for end in ("lower", "upper")), strict=True)
+    limits = [(low["min_score"], high["max_score"]) for low, high in bounds]
+    for query, _, _, ours in questions(names):
+        found = names["dense"][query], names["lexical"][query]
+        ids = [f"d{place:03}" for place, _ in ours]
+        assert names["ask_twice"](*found) == ids
+        for document, (_, score) in zip(ids, ours, strict=True):
+            s, bm25 = (ranking.get(document, 0.0) for ranking in found)
+            assert of_model * max(1 + s - 1, 0) + of_bm25 * 2.5 * bm25 == pytest.approx(score)
+            scaled = [
+                (min(max(value, low), high) - low) / (high - low)
+                for value, (low, high) in zip((1 + s, bm25), limits, strict=True)
+            ]
+            assert 3 * np.dot(names["weights"]["weights"], scaled) == pytest.approx(score)
