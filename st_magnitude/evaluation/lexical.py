@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from st_magnitude._checks import foreign, needs
 from st_magnitude.data.beir import canonical
@@ -20,6 +23,7 @@ __all__ = ["TOKENS", "bm25_run"]
 
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 GRAM = 4  # characters
+LARGE = 100_000  # documents, from which on bm25s shows its progress
 
 # Thai, Lao, Burmese, Khmer, kana and ideographs: scripts without spaces between words
 _UNSPACED = (
@@ -127,19 +131,26 @@ def bm25_run(
     def counted(text: str) -> list[str]:
         return [word for word in tokenizer(text) if word not in left_out]
 
-    documents = [counted(data.corpus[document]) for document in data.document_ids]
+    bar = partial(tqdm, disable=None, delay=2)
+    numbers: dict[str, int] = {}  # word -> number
+    documents = [
+        [numbers.setdefault(word, len(numbers)) for word in counted(data.corpus[document])]
+        for document in bar(data.document_ids, "BM25 of documents")
+    ]
     index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
-    if any(documents):
-        index.index(documents, create_empty_token=False, show_progress=False)
+    if numbers:
+        shows = len(documents) >= LARGE and sys.stderr.isatty()
+        index.index((documents, numbers), create_empty_token=False, show_progress=shows)
 
     def found(text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if not any(documents):
+        if not numbers:
             return np.empty(0, dtype=np.int64), np.empty(0)
         scores = index.get_scores_from_ids(index.get_tokens_ids(counted(text)))  # (m,)
         places = np.flatnonzero(scores > 0)
         return places, scores[places]
 
-    ranking = Ranking.of(data, list(data.queries), map(found, data.queries.values()), top_k)
+    texts = bar(data.queries.values(), "BM25 of queries")
+    ranking = Ranking.of(data, list(data.queries), map(found, texts), top_k)
     without = np.flatnonzero(ranking.columns[:, 0] < 0)
     if len(without) > (1 - FEW_HITS) * len(ranking):
         logger.warning(
