@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
+from heapq import nsmallest
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -34,7 +35,7 @@ __all__ = ["Splits", "load_splits"]
 
 logger = logging.getLogger(__name__)
 
-MOST_DEV = 2000  # queries
+MOST_DRAWN = 2000  # queries of dev, and of test
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
 FEW_UNREAD = 50  # queries of dev, below which test is measured
@@ -145,8 +146,8 @@ def load_splits(
 
     A score of 0 is an explicit negative. Whole scores up to 3 are grades; of others, those from
     ``threshold`` on are relevant, by default from 80 % of the highest. Without dev or test, one
-    query of ten is held out for it. No query is in two splits, and none of dev or test is a text of
-    a row of ``splits["train"].triplets()``. docs/cli.md says more.
+    query of ten is held out for it, at most 2,000. No query is in two splits, and none of dev or
+    test is a text of a row of ``splits["train"].triplets()``. docs/cli.md says more.
 
     Texts without labels, which are a .txt or .md file, a folder of them, or rows with the column
     text alone, are cut into chunks: a chunk is a query, and its neighbours are what it should find.
@@ -267,27 +268,29 @@ def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
     """The split of each canonical query: the given one, or drawn by a hash of it."""
     order = {None: 0, "train": 0, "dev": 1, "test": 2}
     part_of = {pair.key: "train" for pair in pairs}
-    for pair in pairs:
+    placed = [pair for pair in pairs if pair.part is not None]
+    for pair in placed:
         if order[pair.part] > order[part_of[pair.key]]:
             part_of[pair.key] = str(pair.part)
     if moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
-    texts = {pair.document for pair in pairs if pair.grade is not None}
+    longest = 2 * max(map(len, part_of))  # of a document that may be a query
+    texts = {x.document for x in pairs if x.grade is not None and len(x.document) <= longest}
     documents = set(map(canonical, texts))
 
     def by_hash(key: str) -> tuple[bool, bytes]:
         return key in documents, hashlib.sha256(f"{seed} {key}".encode()).digest()
 
     asked = {pair.key for pair in pairs if pair.grade and part_of[pair.key] == "train"}
-    number = num_held_out(len(asked))
+    number = min(num_held_out(len(asked)), MOST_DRAWN)
     # of several files, some may name the split of their rows
-    trained = {pair.key for pair in pairs if pair.part == "train"}
-    free = sorted(asked - trained or asked, key=by_hash)
+    trained = {pair.key for pair in placed if pair.part == "train"}
+    free = nsmallest(2 * number, asked - trained or asked, key=by_hash)
     given = {*part_of.values()}
-    for part, most in (("test", number), ("dev", min(number, MOST_DEV))):
+    for part in ("test", "dev"):
         if part not in given:
-            part_of |= dict.fromkeys(free[:most], part)
-            free = free[most:]
+            part_of |= dict.fromkeys(free[:number], part)
+            free = free[number:]
     return part_of
 
 
@@ -306,13 +309,16 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
             " with --columns document=NAME."
         )
     judged: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
+    keys: dict[str, set[str]] = {part: set() for part in judged}
     contradictions = 0
-    for pair in pairs:
-        if pair.grade is not None:
-            grades = judged[part_of[pair.key]].setdefault(queries[pair.query], {})
-            before = grades.setdefault(documents[pair.document], pair.grade)
-            contradictions += (before > 0) != (pair.grade > 0)
-            grades[documents[pair.document]] = max(before, pair.grade)
+    for _, key, query, text, grade in pairs:
+        if grade is not None:
+            keys[part_of[key]].add(key)
+            document = documents[text]
+            grades = judged[part_of[key]].setdefault(queries[query], {})
+            before = grades.get(document, grade)
+            contradictions += (before > 0) != (grade > 0)
+            grades[document] = max(before, grade)
     if contradictions:
         notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
     texts = {key: text for text, key in queries.items()}
@@ -325,9 +331,7 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
             splits[part].corpus = corpus  # one for all splits
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
-    keys = {pair.key for pair in pairs if pair.grade is not None}
-    train, dev = ({key for key in keys if part_of[key] == part} for part in ("train", "dev"))
-    if near := _near_copies(train, dev):
+    if near := _near_copies(keys["train"], keys["dev"]):
         notes.append(
             f"{near:,} dev queries differ from a training query by a word: for new queries, figures"
             " on dev are a bit too high."
@@ -340,19 +344,23 @@ def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
 
     def keys(text: str) -> set[int]:
         """Hashes of the words of a text, and of all its words but one."""
-        words = text.split()
-        hashes = [*map(hash, words if len(words) > 2 else text)]  # also without spaces
+        words: Sequence[str] = text.split()
+        words = words if len(words) > 2 else text  # without spaces
+        if len(words) > NEAR_WORDS:
+            return set()
+        hashes = [*map(hash, words)]
         total = sum(hashes)
-        return {total, *(total - part for part in hashes)} if len(hashes) <= NEAR_WORDS else set()
+        return {total, *map(total.__sub__, hashes)}
 
     index: dict[int, list[str]] = {}
     for other in others:
         for key in keys(other):
             index.setdefault(key, []).append(other)
+    known = set(index)
     found: set[str] = set()
     for text in texts:
-        for key in keys(text):
-            for other in index.get(key, ()):
+        for key in keys(text) & known:
+            for other in index[key]:
                 if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR_RATIO:
                     found.add(other)
     return len(found)

@@ -3,7 +3,7 @@
 import gzip
 import json
 import math
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -148,6 +148,11 @@ def test_texts_that_are_one_query(text):
 def test_texts_that_are_several_queries():
     texts = ["C", "C++", "C#", "+", "?", "!", "कि", "का", "1 %", "1"]
     assert len({canonical(text) for text in texts} - {""}) == len(texts)
+
+
+def test_ascii_is_spelled_as_it_is_next_to_other_letters():
+    for a, b in product(map(chr, range(128)), repeat=2):
+        assert canonical(f"{a}{b}B é") == f"{canonical(f'{a}{b}B')} é"
 
 
 LONG = "x" * 90_000  # of which a message shows the beginning
