@@ -10,11 +10,8 @@ import sys
 from functools import partial
 
 import pytest
-import torch
 from _kills import killed_at
-from _processes import python
-from _surgery import DOCUMENTS, QUERIES, encode, scores, types
-from _tiny import load_transformer
+from _surgery import types
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -26,40 +23,6 @@ from st_magnitude.saving.card import scoring_text
 
 FRACTION = stm.Similarity(1.0, 0.4)
 MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
-
-FRESH_PROCESS = """
-import json, sys
-sys.modules["st_magnitude"] = None  # an import of it fails from here on
-from sentence_transformers import SentenceTransformer
-folders, queries, documents = json.load(sys.stdin)
-for folder in folders:
-    model = SentenceTransformer(folder, device="cpu")
-    scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
-    print(json.dumps((model.similarity_fn_name, scores.tolist())))
-"""
-
-
-@pytest.mark.slow
-def test_fresh_process_without_this_package(folder, tmp_path):
-    """Every export that needs nothing of ours gives the scores that it gave in memory."""
-    expected = {}
-    for name in ("cosine", "dot", "qnorm", "dnorm"):
-        model = stm.prepare(load_transformer(folder), name)
-        expected[stm.export(model, tmp_path / name)] = scores(model)
-    raw = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
-    del raw[-1]  # for those who apply the exponent when they index
-    expected[stm.export(raw, tmp_path / "raw")] = encode(raw, QUERIES) @ encode(raw).T
-    given = json.dumps([[*map(str, expected)], QUERIES, DOCUMENTS])
-    lines = python("-c", FRESH_PROCESS, input=given).stdout.splitlines()
-    functions, found = zip(*map(json.loads, lines), strict=True)
-    assert functions == ("cosine", "dot", "dot", "cosine", "dot")
-    wanted = torch.stack(list(expected.values()))
-    torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)
-    for path, function in zip(expected, functions, strict=True):
-        modules = json.loads((path / "modules.json").read_text())
-        assert all(module["type"].startswith("sentence_transformers.") for module in modules)
-        config = json.loads((path / "config_sentence_transformers.json").read_text())
-        assert config["similarity_fn_name"] == function
 
 
 def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):
