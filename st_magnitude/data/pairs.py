@@ -35,7 +35,6 @@ __all__ = ["Splits", "load_splits"]
 
 logger = logging.getLogger(__name__)
 
-MOST_DRAWN = 2000  # queries of dev, and of test
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
 FEW_UNREAD = 50  # queries of dev, below which test is measured
@@ -241,27 +240,23 @@ def _read_folder(folder: Path, skip_empty: bool) -> Splits:
     queries = beir.read_texts(folder / "queries.jsonl", of_queries=True)
     found.notes += remarks(corpus.values())
     for name in names:
+        path = folder / "qrels" / f"{name}.tsv"
         try:
-            found[name] = _read_split(folder, name, queries, corpus, skip_empty)
+            judged = beir.read_qrels(path, queries, corpus, skip_empty)
+            asked = {query: text for query, text in queries.items() if query in judged}
+            data = RetrievalData(
+                asked, corpus, judged, name=f"{folder.resolve().name}, {name} split"
+            )
+            if not data.relevant:
+                raise DataError(f"{path}: no document is relevant, by a score above 0.")
         except DataError as error:
             found.broken[name] = error
             found.notes.append(f"The {name} split is left out: {error}")
+        else:
+            data.corpus = corpus  # one for all splits
+            found[name] = data
     found.keep_apart()
     return found
-
-
-def _read_split(
-    folder: Path, split: str, queries: dict[str, str], corpus: dict[str, str], skip_empty: bool
-) -> RetrievalData:
-    """The judged queries of a split, those without a relevant document too, and the corpus."""
-    path = folder / "qrels" / f"{split}.tsv"
-    judged = beir.read_qrels(path, queries, corpus, skip_empty)
-    asked = {query: text for query, text in queries.items() if query in judged}
-    data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {split} split")
-    data.corpus = corpus  # one for all splits
-    if not data.relevant:
-        raise DataError(f"{path}: no document is relevant, by a score above 0.")
-    return data
 
 
 def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
@@ -282,7 +277,7 @@ def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
         return key in documents, hashlib.sha256(f"{seed} {key}".encode()).digest()
 
     asked = {pair.key for pair in pairs if pair.grade and part_of[pair.key] == "train"}
-    number = min(num_held_out(len(asked)), MOST_DRAWN)
+    number = num_held_out(len(asked))
     # of several files, some may name the split of their rows
     trained = {pair.key for pair in placed if pair.part == "train"}
     free = nsmallest(2 * number, asked - trained or asked, key=by_hash)

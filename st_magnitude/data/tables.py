@@ -30,6 +30,7 @@ from st_magnitude.data.beir import DataError, json_lines
 _LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
 SUFFIXES = (*_LINES, *(f"{suffix}.gz" for suffix in _LINES), ".parquet")
 OTHER_SUFFIXES = (".json", ".json.gz", ".xlsx", ".zip")  # which folders have for much else
+MOST_HELD_OUT = 2000  # of a split that is drawn
 # the words by which `datasets` knows a split
 PARTS = dict.fromkeys(("train", "training"), "train")
 PARTS |= dict.fromkeys(("dev", "validation", "valid", "val"), "dev")
@@ -55,8 +56,8 @@ class Row(NamedTuple):
 
 
 def num_held_out(number: int) -> int:
-    """How many of so many queries or documents are dev, and how many test: a tenth."""
-    return max(number // 10, int(number > 2))
+    """How many of so many queries or documents are dev, and how many test: a tenth, at most."""
+    return min(max(number // 10, int(number > 2)), MOST_HELD_OUT)
 
 
 def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:

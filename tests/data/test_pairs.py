@@ -203,7 +203,7 @@ def test_what_is_held_out(monkeypatch, seed):
 
     Of 40 queries with an answer, 20 are documents of others, and 30 queries have negatives alone.
     """
-    monkeypatch.setattr("st_magnitude.data.pairs.MOST_DRAWN", 3)
+    monkeypatch.setattr("st_magnitude.data.tables.MOST_HELD_OUT", 3)
     rows = [(f"start {i}", f"middle {i}", 1) for i in range(20)]
     rows += [(f"middle {i}", f"end {i}", 1) for i in range(20)]
     rows += [(f"unanswered {i}", f"end {i % 20}", 0) for i in range(30)]
