@@ -157,6 +157,8 @@ def test_columns_lists_and_negatives():
         ([5, 4.0, 3.99], None, {"d0": 1, "d1": 1}, set()),
         ([1, 0.79, 0], None, {"d0": 1}, {"d2"}),
         ([1, 0.79, 0], 0.5, {"d0": 1, "d1": 1}, {"d2"}),
+        ([1.5, -2, -4, 0], -3, {"d0": 1, "d1": 1, "d3": 1}, {"d2"}),  # logits
+        ([1, -2, -4, 0], -3, {"d0": 1, "d1": 1, "d3": 1}, {"d2"}),
     ],
 )
 def test_scores(scores, threshold, relevant, negative):

@@ -100,13 +100,6 @@ def other():
     return stm.prepare(SentenceTransformer(modules=[BoW(["see"])], device="cpu"), "cosine")
 
 
-def replace(old, other):
-    """Exports again, and nothing is left of what was in the folder or next to it."""
-    stm.export(other, old, overwrite=True)
-    assert types(stm.load(old)) == ["BoW", "Normalize"]
-    assert not (old / "checkpoints").exists()
-
-
 def test_a_folder_that_is_not_empty_is_refused_or_replaced(old, other):
     before = contents(old)
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -114,7 +107,9 @@ def test_a_folder_that_is_not_empty_is_refused_or_replaced(old, other):
     with pytest.raises(FileExistsError, match=r"README\.md is a file"):
         stm.export(other, old / "README.md", overwrite=True)
     assert contents(old) == before
-    replace(old, other)
+    stm.export(other, old, overwrite=True)
+    assert types(stm.load(old)) == ["BoW", "Normalize"]
+    assert not (old / "checkpoints").exists()
 
 
 def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch):
