@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from heapq import nsmallest
 from itertools import combinations
@@ -97,14 +98,12 @@ class Splits(dict[str, RetrievalData]):
         names = [name, "test"] if name == "dev" and "test" in self else [name]
         found: dict[str, RetrievalData] = {}
         for part in names:
-            try:
+            with suppress(AllReadError):
                 found[part] = self[part].unread_by(model)
-            except AllReadError:
-                if not found and part == names[-1]:
-                    raise
-                continue
-            if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
-                break
+                if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
+                    break
+        if not found:
+            self[names[-1]].unread_by(model)  # raises
         part = max(found, key=lambda one: len(found[one].relevant))
         if part != name:
             logger.warning(
@@ -291,12 +290,11 @@ def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
 
 def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list[str]) -> Splits:
     """The splits of the pairs, over the documents of all."""
-    queries: dict[str, str] = {}  # text -> id
-    documents: dict[str, str] = {}
-    for pair in pairs:
-        queries.setdefault(pair.query, f"q{len(queries)}")
-    for pair in pairs:  # a query and a document of one text have one id
-        documents.setdefault(pair.document, queries.get(pair.document, f"d{len(documents)}"))
+    texts = dict.fromkeys(pair.query for pair in pairs)
+    queries = {text: f"q{i}" for i, text in enumerate(texts)}  # text -> id
+    texts = dict.fromkeys(pair.document for pair in pairs)
+    # a query and a document of one text have one id
+    documents = {text: queries.get(text, f"d{i}") for i, text in enumerate(texts)}
     if len(documents) == 1 or all(not math.isnan(beir.number(text)) for text in documents):
         raise DataError(
             f"All documents are {'one' if len(documents) == 1 else 'numbers'}, such as"
@@ -316,13 +314,14 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
             grades[document] = max(before, grade)
     if contradictions:
         notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
-    texts = {key: text for text, key in queries.items()}
+    asked = {key: text for text, key in queries.items()}
     corpus = {key: text for text, key in documents.items()}
     splits = Splits(name, notes)
     splits.drawn = {"dev", "test"} - {pair.part for pair in pairs}
     for part, of_part in judged.items():
-        if asked := {key: texts[key] for key in of_part}:
-            splits[part] = RetrievalData(asked, corpus, of_part, name=f"{name}, {part} split")
+        if of_part:
+            of_split = {key: asked[key] for key in of_part}
+            splits[part] = RetrievalData(of_split, corpus, of_part, name=f"{name}, {part} split")
             splits[part].corpus = corpus  # one for all splits
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
