@@ -1,7 +1,6 @@
 """The files that export writes, as others and stm.load read them."""
 
 import itertools
-import json
 import re
 import resource
 import shutil
@@ -47,30 +46,6 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
     assert "model = SentenceTransformer(" in again
     assert "pip install ." not in again
     assert again.count("### Indexing and scoring") == 1
-
-
-def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(MODULES_CACHE, str(tmp_path / "cache"))
-    path, proof = tmp_path / "model", tmp_path / "it_ran"
-    stm.export(stm.prepare(model, stm.Similarity(1.0, 0.5)), path)
-    evil = f"open({str(proof)!r}, 'w')\n"
-    evil += "from sentence_transformers.base.modules import Normalize as Evil\n"
-    for name in ("modeling", "modules", "__init__", "st_magnitude", "st_magnitude/modules"):
-        file = path / f"{name}.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(evil)
-    monkeypatch.chdir(path)
-    assert isinstance(stm.load(path, device="cpu")[-1], ExponentNorm)
-    assert not proof.exists()
-
-    modules = json.loads((path / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "", "type": "modeling.Evil"})
-    (path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        stm.load(path, device="cpu")
-    assert not proof.exists()
-    stm.load(path, device="cpu", trust_remote_code=True)  # the trap was a live one
-    assert proof.exists()
 
 
 def contents(folder):
