@@ -19,7 +19,7 @@ def block(page, section):
     parts = re.split(r"^#{2,3} (.*)\n", text, flags=re.MULTILINE)
     sections = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
     found = re.search(r"^```py\n(.*?)^```", sections[section], flags=re.MULTILINE | re.DOTALL)
-    return compile(found[1], section, "exec")
+    return found[1]
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def names(tmp_path, monkeypatch):
     """The names that the first block of recipes.md defines; it saves my-retriever."""
     monkeypatch.chdir(tmp_path)
     load_transformer(save_transformer(tmp_path / "transformer")).save_pretrained("base")
-    text = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    setup = re.search(r"^```py\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[1]
     namespace: dict = {}
-    exec(setup.replace("sentence-transformers/all-MiniLM-L6-v2", "base"), namespace)
+    exec(
+        block("recipes.md", "").replace("sentence-transformers/all-MiniLM-L6-v2", "base"), namespace
+    )
     return namespace
 
 
