@@ -266,7 +266,7 @@ def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
     for pair in placed:
         if order[pair.part] > order[part_of[pair.key]]:
             part_of[pair.key] = str(pair.part)
-    if moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs):
+    if placed and (moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs)):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
     longest = 2 * max(map(len, part_of))  # of a document that may be a query
     texts = {x.document for x in pairs if x.grade is not None and len(x.document) <= longest}
