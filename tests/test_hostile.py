@@ -83,6 +83,12 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
         stm.load(saved, device="cpu")
     assert name not in str(refused.value)
     assert not mark.exists()
+    if (name, place) == ("evil.Evil", "inside"):
+        cache = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
+        monkeypatch.setattr(cache, str(saved.parent / "cache"))
+        with contextlib.suppress(AttributeError):  # it is no module of sentence-transformers
+            stm.load(saved, device="cpu", trust_remote_code=True)
+        assert mark.exists()  # it would have, else
 
 
 @pytest.mark.parametrize("name", ["load", "load_retriever"])

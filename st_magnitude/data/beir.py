@@ -111,6 +111,9 @@ class _Separators(dict[int, str]):
 
 
 _SEPARATORS = _Separators()
+# of ASCII, a byte for each byte and the bytes to delete, which is several times faster
+_PLAIN = "".join(map(chr, range(128))).lower().translate(_SEPARATORS).ljust(256).encode()
+_DELETED = "".join(_INVISIBLE.findall("".join(map(chr, range(128))))).encode()
 
 
 def canonical(text: str) -> str:
@@ -123,11 +126,13 @@ def canonical(text: str) -> str:
         >>> canonical("Hello,  World?"), canonical("C++"), canonical("?!")
         ('hello world', 'c++', '?!')
     """
-    plain = text.lower()
-    if not (plain.isascii() and plain.isprintable()):
-        plain = _INVISIBLE.sub("", text)
-        for _ in range(2):  # lower case can need another composition
-            plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", plain.casefold()))
+    if text.isascii():
+        words = text.encode().translate(_PLAIN, _DELETED).decode().split()
+        if words:
+            return " ".join(words)
+    plain = _INVISIBLE.sub("", text)
+    for _ in range(2):  # lower case can need another composition
+        plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", plain.casefold()))
     return " ".join(plain.translate(_SEPARATORS).split()) or plain.strip()
 
 
@@ -253,8 +258,8 @@ def number(value: object) -> float:
 
 def whole_grade(grade: str | float, where: str) -> int:
     """A grade as an int, after a check that it is a whole number, such as 1, 1.0 or "1"."""
-    found = number(grade)
-    if not found.is_integer() or abs(found) >= 2**31:
+    found = grade if type(grade) is int else number(grade)
+    if found % 1 or abs(found) >= 2**31:
         raise DataError(
             f"{where}: the score {shown(grade)} is not a whole number below 2^31; use 1 or more for"
             " relevant, 0 for not. A common factor of all grades leaves nDCG as it is."

@@ -28,6 +28,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "negative": (),
 }
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
+_HALF = re.compile("[\ud800-\udfff]")  # of a character in UTF-16
 
 
 def choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> dict[str, list[str]]:
@@ -107,13 +108,15 @@ def read_pairs(
                 raise DataError(f"{row.where}: the {column} is {shown(given)}; write a number.")
         negatives = _texts(row, columns["negative"])
         for query in queries:
-            scored += [(part, query, text, score) for text in documents]
-            scored += [(part, query, text, 0.0) for text in negatives]
+            for text in documents:
+                scored.append((part, query, text, score))
+            for text in negatives:
+                scored.append((part, query, text, 0.0))
     if empty:
         notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
     if without:
         notes.append(f"{without:,} rows name no split: it is drawn, if the other rows have no dev.")
-    scores = {score for *_, score in scored}
+    scores = {score for _, _, _, score in scored}
     highest = max(scores, default=0.0)
     are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
     are_grades &= threshold is None or threshold > 0
@@ -130,14 +133,11 @@ def read_pairs(
             " negative at 0 and below. Choose another threshold if that is wrong."
         )
 
-    def grade(score: float) -> int | None:
-        if score >= threshold:
-            return int(score) if are_grades else 1
-        return 0 if score <= 0 else None
-
     notes += remarks({text for _, _, text, _ in scored})
-    keys = {query: canonical(query) for query in {query for _, query, *_ in scored}}
-    return [Pair(part, keys[query], query, text, grade(x)) for part, query, text, x in scored]
+    keys = {query: canonical(query) for query in {query for _, query, _, _ in scored}}
+    grades: dict[float, int | None] = {score: None if score > 0 else 0 for score in scores}
+    grades |= {x: int(x) if are_grades else 1 for x in scores if x >= threshold}
+    return [Pair(part, keys[query], query, text, grades[x]) for part, query, text, x in scored]
 
 
 def spell_names(pairs: list[Pair], notes: list[str]) -> list[Pair]:
@@ -155,16 +155,12 @@ def _texts(row: Row, columns: Iterable[str]) -> list[str]:
     found: list[str] = []
     for column in columns:
         value = row.cells.get(column)
-        for text in value if isinstance(value, list | tuple) else [value]:
-            if text is None or text != text:  # nan, as pandas has it
-                continue
-            if not isinstance(text, str):
+        for text in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(text, str):
+                if not text.isascii() and _HALF.search(text):
+                    raise DataError(f"{row.where}: the {column} is not Unicode: {shown(text)}.")
+                if text.strip():
+                    found.append(text)
+            elif text is not None and text == text:  # nan, as pandas has it, is nothing
                 raise DataError(f"{row.where}: the {column} is {shown(text)}; write a text.")
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise DataError(
-                    f"{row.where}: the {column} is not Unicode: {shown(text)}."
-                ) from None
-            found += [text] if text.strip() else []
     return found

@@ -225,7 +225,7 @@ def remarks(texts: Collection[str]) -> list[str]:
             f"{number:,} documents have more than {LONG:,} characters. Encoders read the first"
             " words, and tables average all: cut them, as st_magnitude.data.documents.chunk does."
         )
-    if number := sum(_TAG.search(text) is not None for text in texts):
+    if number := sum("<" in text and _TAG.search(text) is not None for text in texts):
         found.append(
             f"{number:,} documents have HTML tags, which count as words: take them out, as"
             " BeautifulSoup(text).get_text() does."

@@ -6,7 +6,9 @@ import hashlib
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
+from heapq import nsmallest
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -34,7 +36,6 @@ __all__ = ["Splits", "load_splits"]
 
 logger = logging.getLogger(__name__)
 
-MOST_DEV = 2000  # queries
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
 FEW_UNREAD = 50  # queries of dev, below which test is measured
@@ -97,14 +98,12 @@ class Splits(dict[str, RetrievalData]):
         names = [name, "test"] if name == "dev" and "test" in self else [name]
         found: dict[str, RetrievalData] = {}
         for part in names:
-            try:
+            with suppress(AllReadError):
                 found[part] = self[part].unread_by(*models)
-            except AllReadError:
-                if not found and part == names[-1]:
-                    raise
-                continue
-            if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
-                break
+                if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
+                    break
+        if not found:
+            self[names[-1]].unread_by(*models)  # raises
         part = max(found, key=lambda one: len(found[one].relevant))
         if part != name:
             logger.warning(
@@ -145,8 +144,8 @@ def load_splits(
 
     A score of 0 is an explicit negative. Whole scores up to 3 are grades; of others, those from
     ``threshold`` on are relevant, by default from 80 % of the highest. Without dev or test, one
-    query of ten is held out for it. No query is in two splits, and none of dev or test is a text of
-    a row of ``splits["train"].triplets()``. docs/cli.md says more.
+    query of ten is held out for it, at most 2,000. No query is in two splits, and none of dev or
+    test is a text of a row of ``splits["train"].triplets()``. docs/cli.md says more.
 
     Texts without labels, which are a .txt or .md file, a folder of them, or rows with the column
     text alone, are cut into chunks: a chunk is a query, and its neighbours are what it should find.
@@ -240,39 +239,37 @@ def _read_folder(folder: Path, skip_empty: bool) -> Splits:
     queries = beir.read_texts(folder / "queries.jsonl", of_queries=True)
     found.notes += remarks(corpus.values())
     for name in names:
+        path = folder / "qrels" / f"{name}.tsv"
         try:
-            found[name] = _read_split(folder, name, queries, corpus, skip_empty)
+            judged = beir.read_qrels(path, queries, corpus, skip_empty)
+            asked = {query: text for query, text in queries.items() if query in judged}
+            data = RetrievalData(
+                asked, corpus, judged, name=f"{folder.resolve().name}, {name} split"
+            )
+            if not data.relevant:
+                raise DataError(f"{path}: no document is relevant, by a score above 0.")
         except DataError as error:
             found.broken[name] = error
             found.notes.append(f"The {name} split is left out: {error}")
+        else:
+            data.corpus = corpus  # one for all splits
+            found[name] = data
     found.keep_apart()
     return found
-
-
-def _read_split(
-    folder: Path, split: str, queries: dict[str, str], corpus: dict[str, str], skip_empty: bool
-) -> RetrievalData:
-    """The judged queries of a split, those without a relevant document too, and the corpus."""
-    path = folder / "qrels" / f"{split}.tsv"
-    judged = beir.read_qrels(path, queries, corpus, skip_empty)
-    asked = {query: text for query, text in queries.items() if query in judged}
-    data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {split} split")
-    data.corpus = corpus  # one for all splits
-    if not data.relevant:
-        raise DataError(f"{path}: no document is relevant, by a score above 0.")
-    return data
 
 
 def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
     """The split of each canonical query: the given one, or drawn by a hash of it."""
     order = {None: 0, "train": 0, "dev": 1, "test": 2}
     part_of = {pair.key: "train" for pair in pairs}
-    for pair in pairs:
+    placed = [pair for pair in pairs if pair.part is not None]
+    for pair in placed:
         if order[pair.part] > order[part_of[pair.key]]:
             part_of[pair.key] = str(pair.part)
-    if moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs):
+    if placed and (moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs)):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
-    texts = {pair.document for pair in pairs if pair.grade is not None}
+    longest = 2 * max(map(len, part_of))  # of a document that may be a query
+    texts = {x.document for x in pairs if x.grade is not None and len(x.document) <= longest}
     documents = set(map(canonical, texts))
 
     def by_hash(key: str) -> tuple[bool, bytes]:
@@ -281,24 +278,23 @@ def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
     asked = {pair.key for pair in pairs if pair.grade and part_of[pair.key] == "train"}
     number = num_held_out(len(asked))
     # of several files, some may name the split of their rows
-    trained = {pair.key for pair in pairs if pair.part == "train"}
-    free = sorted(asked - trained or asked, key=by_hash)
+    trained = {pair.key for pair in placed if pair.part == "train"}
+    free = nsmallest(2 * number, asked - trained or asked, key=by_hash)
     given = {*part_of.values()}
-    for part, most in (("test", number), ("dev", min(number, MOST_DEV))):
+    for part in ("test", "dev"):
         if part not in given:
-            part_of |= dict.fromkeys(free[:most], part)
-            free = free[most:]
+            part_of |= dict.fromkeys(free[:number], part)
+            free = free[number:]
     return part_of
 
 
 def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list[str]) -> Splits:
     """The splits of the pairs, over the documents of all."""
-    queries: dict[str, str] = {}  # text -> id
-    documents: dict[str, str] = {}
-    for pair in pairs:
-        queries.setdefault(pair.query, f"q{len(queries)}")
-    for pair in pairs:  # a query and a document of one text have one id
-        documents.setdefault(pair.document, queries.get(pair.document, f"d{len(documents)}"))
+    texts = dict.fromkeys(pair.query for pair in pairs)
+    queries = {text: f"q{i}" for i, text in enumerate(texts)}  # text -> id
+    texts = dict.fromkeys(pair.document for pair in pairs)
+    # a query and a document of one text have one id
+    documents = {text: queries.get(text, f"d{i}") for i, text in enumerate(texts)}
     if len(documents) == 1 or all(not math.isnan(beir.number(text)) for text in documents):
         raise DataError(
             f"All documents are {'one' if len(documents) == 1 else 'numbers'}, such as"
@@ -306,28 +302,30 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
             " with --columns document=NAME."
         )
     judged: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
+    keys: dict[str, set[str]] = {part: set() for part in judged}
     contradictions = 0
-    for pair in pairs:
-        if pair.grade is not None:
-            grades = judged[part_of[pair.key]].setdefault(queries[pair.query], {})
-            before = grades.setdefault(documents[pair.document], pair.grade)
-            contradictions += (before > 0) != (pair.grade > 0)
-            grades[documents[pair.document]] = max(before, pair.grade)
+    for _, key, query, text, grade in pairs:
+        if grade is not None:
+            keys[part_of[key]].add(key)
+            document = documents[text]
+            grades = judged[part_of[key]].setdefault(queries[query], {})
+            before = grades.get(document, grade)
+            contradictions += (before > 0) != (grade > 0)
+            grades[document] = max(before, grade)
     if contradictions:
         notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
-    texts = {key: text for text, key in queries.items()}
+    asked = {key: text for text, key in queries.items()}
     corpus = {key: text for text, key in documents.items()}
     splits = Splits(name, notes)
     splits.drawn = {"dev", "test"} - {pair.part for pair in pairs}
     for part, of_part in judged.items():
-        if asked := {key: texts[key] for key in of_part}:
-            splits[part] = RetrievalData(asked, corpus, of_part, name=f"{name}, {part} split")
+        if of_part:
+            of_split = {key: asked[key] for key in of_part}
+            splits[part] = RetrievalData(of_split, corpus, of_part, name=f"{name}, {part} split")
             splits[part].corpus = corpus  # one for all splits
     counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
-    keys = {pair.key for pair in pairs if pair.grade is not None}
-    train, dev = ({key for key in keys if part_of[key] == part} for part in ("train", "dev"))
-    if near := _near_copies(train, dev):
+    if near := _near_copies(keys["train"], keys["dev"]):
         notes.append(
             f"{near:,} dev queries differ from a training query by a word: for new queries, figures"
             " on dev are a bit too high."
@@ -340,19 +338,23 @@ def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
 
     def keys(text: str) -> set[int]:
         """Hashes of the words of a text, and of all its words but one."""
-        words = text.split()
-        hashes = [*map(hash, words if len(words) > 2 else text)]  # also without spaces
+        words: Sequence[str] = text.split()
+        words = words if len(words) > 2 else text  # without spaces
+        if len(words) > NEAR_WORDS:
+            return set()
+        hashes = [*map(hash, words)]
         total = sum(hashes)
-        return {total, *(total - part for part in hashes)} if len(hashes) <= NEAR_WORDS else set()
+        return {total, *map(total.__sub__, hashes)}
 
     index: dict[int, list[str]] = {}
     for other in others:
         for key in keys(other):
             index.setdefault(key, []).append(other)
+    known = set(index)
     found: set[str] = set()
     for text in texts:
-        for key in keys(text):
-            for other in index.get(key, ()):
+        for key in keys(text) & known:
+            for other in index[key]:
                 if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR_RATIO:
                     found.add(other)
     return len(found)

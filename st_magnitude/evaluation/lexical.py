@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from st_magnitude._checks import foreign, needs
 from st_magnitude.data.beir import canonical
@@ -20,6 +23,7 @@ __all__ = ["TOKENS", "LexicalIndex", "bm25_run"]
 
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 GRAM = 4  # characters
+LARGE = 100_000  # documents, from which on bm25s shows its progress
 
 # Thai, Lao, Burmese, Khmer, kana and ideographs: scripts without spaces between words
 _UNSPACED = (
@@ -30,6 +34,7 @@ _RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 logger = logging.getLogger(__name__)
+_bar = partial(tqdm, disable=None, delay=2)
 
 
 class _Spaces(dict[int, str]):
@@ -143,22 +148,27 @@ class LexicalIndex:
         with foreign():
             named = bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords
         self.left_out = {word for text in named for word in tokenizer(text)}
-        documents = [self._counted(data.corpus[document]) for document in data.document_ids]
+        self.numbers: dict[str, int] = {}  # of each word
+        documents = [
+            [self.numbers.setdefault(word, len(self.numbers)) for word in self._counted(text)]
+            for text in _bar([data.corpus[i] for i in data.document_ids], "BM25 of documents")
+        ]
         self.bm25 = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
-        self.is_empty = not any(documents)
-        if not self.is_empty:
-            self.bm25.index(documents, create_empty_token=False, show_progress=False)
+        if self.numbers:
+            shows = len(documents) >= LARGE and sys.stderr.isatty()
+            given = (documents, self.numbers)
+            self.bm25.index(given, create_empty_token=False, show_progress=shows)
 
     def search(self, data: RetrievalData, top_k: int = 100) -> Ranking:
         """The best documents of each query of data with the same corpus."""
-        found = map(self._found, data.queries.values())
+        found = map(self._found, _bar(data.queries.values(), "BM25 of queries"))
         return Ranking.of(data, list(data.queries), found, top_k)
 
     def _counted(self, text: str) -> list[str]:
         return [word for word in self.tokenizer(text) if word not in self.left_out]
 
     def _found(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if self.is_empty:
+        if not self.numbers:
             return np.empty(0, dtype=np.int64), np.empty(0)
         ids = self.bm25.get_tokens_ids(self._counted(text))
         scores = self.bm25.get_scores_from_ids(ids)  # (m,)

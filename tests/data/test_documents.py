@@ -25,17 +25,14 @@ def test_a_folder(tmp_path, caplog):
 
 
 def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path, caplog):
-    write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
-    assert [d["text"] for d in read_documents(tmp_path)] == ["fine"]
+    """Line ends become one kind, and a byte order mark goes."""
+    marked = b"\xef\xbb\xbfone\r\ntwo\rthree"
+    write(tmp_path, a__txt=marked, b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
+    assert [d["text"] for d in read_documents(tmp_path)] == ["one\ntwo\nthree"]
     assert "Left out 2 files of" in caplog.text
     assert "such as b.txt" in caplog.text
     with pytest.raises(DataError, match=r"c\.txt is not UTF-8"):
         list(read_documents(tmp_path / "c.txt"))
-
-
-def test_line_ends_and_byte_order_mark(tmp_path):
-    write(tmp_path, a__txt=b"\xef\xbb\xbfone\r\ntwo\rthree")
-    assert [d["text"] for d in read_documents(tmp_path)] == ["one\ntwo\nthree"]
 
 
 def test_nothing_to_read(tmp_path):

@@ -78,16 +78,18 @@ def test_a_name_that_gives_no_splits_is_told(tmp_path):
 QUOTES = ['"starts', 'ends"', '"whole"', 'in "the" middle', "plain", '""', '5" x 7"']
 
 
-@pytest.mark.parametrize("mark", "\t,")
-@pytest.mark.parametrize("quoting", [csv.QUOTE_NONE, csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_no_row_is_lost_to_a_quote(tmp_path, mark, quoting):
+MANY = [(f"{a} {i} {b}", f"d{i}") for i, (a, b) in enumerate(itertools.product(QUOTES, QUOTES))]
+MANY += [(f"d{i}x", b) for i, b in enumerate(QUOTES)]
+ENDS_LATER = [('"Tea', "d0"), *((f"q{i}", f"d{i}") for i in range(1, 9)), ('rain"', "d9")]
+
+
+@pytest.mark.parametrize("pairs", [MANY, ENDS_LATER])
+@pytest.mark.parametrize(
+    ("mark", "quoting"),
+    [("\t", csv.QUOTE_NONE), *itertools.product("\t,", (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))],
+)
+def test_no_row_is_lost_to_a_quote(tmp_path, mark, quoting, pairs):
     """Two texts with one quote each, with rows between them: as many rows as were written."""
-    if (mark, quoting) == (",", csv.QUOTE_NONE):
-        return
-    pairs = [
-        (f"{a} {i} {b}", f"d{i}") for i, (a, b) in enumerate(itertools.product(QUOTES, QUOTES))
-    ]
-    pairs += [(f"d{i}x", b) for i, b in enumerate(QUOTES)]
     (tmp_path / "a.tsv").write_text(written(quoting, mark, [("query", "document"), *pairs]))
     splits = load_splits(tmp_path / "a.tsv")
     assert len(pairs_of(splits)) == len(pairs)
@@ -95,13 +97,6 @@ def test_no_row_is_lost_to_a_quote(tmp_path, mark, quoting):
         assert pairs_of(splits) == {*pairs}
     else:
         assert any("quotes were read as they stand" in note for note in splits.notes)
-
-
-def test_a_quote_that_ends_rows_later_swallows_none(tmp_path):
-    pairs = [('"Tea', "d0"), *((f"q{i}", f"d{i}") for i in range(1, 9)), ('rain"', "d9")]
-    text = written(csv.QUOTE_NONE, "\t", [("query", "document"), *pairs])
-    (tmp_path / "a.tsv").write_text(text)
-    assert pairs_of(load_splits(tmp_path / "a.tsv")) == {*pairs}
 
 
 @pytest.mark.parametrize("mark", "\t,")
@@ -295,16 +290,6 @@ def test_objects_that_are_refused_by_their_conversion(source, message):
     with pytest.raises(DataError, match=message) as refused:
         load_splits(source())
     assert len(str(refused.value)) < 500
-
-
-def test_scores_below_zero():
-    """Logits, with a threshold below 0: what lies below it is a negative."""
-    rows = [{"query": "a", "document": f"b{i}", "score": x} for i, x in enumerate((1.5, -2, -4, 0))]
-    train = load_splits(rows, threshold=-3)["train"]
-    assert train.relevant == {"q0": {"d0": 1, "d1": 1, "d3": 1}}
-    assert train.negatives == {"q0": {"d2"}}
-    whole = [row | {"score": row["score"] // 1} for row in rows]
-    assert load_splits(whole, threshold=-3)["train"].relevant == train.relevant
 
 
 def test_usual_names_of_columns():

@@ -157,6 +157,8 @@ def test_columns_lists_and_negatives():
         ([5, 4.0, 3.99], None, {"d0": 1, "d1": 1}, set()),
         ([1, 0.79, 0], None, {"d0": 1}, {"d2"}),
         ([1, 0.79, 0], 0.5, {"d0": 1, "d1": 1}, {"d2"}),
+        ([1.5, -2, -4, 0], -3, {"d0": 1, "d1": 1, "d3": 1}, {"d2"}),  # logits
+        ([1, -2, -4, 0], -3, {"d0": 1, "d1": 1, "d3": 1}, {"d2"}),
     ],
 )
 def test_scores(scores, threshold, relevant, negative):
@@ -199,18 +201,18 @@ def test_one_file_is_split_whatever_its_name(tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_held_out(monkeypatch, seed):
-    """Queries with an answer; of them first those that are no document, and not too many for dev.
+    """Queries with an answer; of them first those that are no document, and not too many.
 
     Of 40 queries with an answer, 20 are documents of others, and 30 queries have negatives alone.
     """
-    monkeypatch.setattr("st_magnitude.data.pairs.MOST_DEV", 3)
+    monkeypatch.setattr("st_magnitude.data.tables.MOST_HELD_OUT", 3)
     rows = [(f"start {i}", f"middle {i}", 1) for i in range(20)]
     rows += [(f"middle {i}", f"end {i}", 1) for i in range(20)]
     rows += [(f"unanswered {i}", f"end {i % 20}", 0) for i in range(30)]
     splits = load_splits(
         [dict(zip(("query", "document", "score"), row, strict=True)) for row in rows], seed=seed
     )
-    assert [len(splits[name].queries) for name in ("dev", "test")] == [3, 4]
+    assert [len(splits[name].queries) for name in ("dev", "test")] == [3, 3]
     for name in ("dev", "test"):
         assert {text.split()[0] for text in splits[name].queries.values()} == {"start"}
 

@@ -3,7 +3,7 @@
 import gzip
 import json
 import math
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -91,21 +91,16 @@ def test_split_selects_queries(tmp_path):
     assert (test.relevant, test.negatives) == ({"q3": {"d7": 2}}, {})
 
 
-def test_title_is_joined_and_ids_may_be_numbers(tmp_path):
+def test_titles_and_instructions_are_joined_and_ids_may_be_numbers(tmp_path):
     corpus = '{"_id": 7, "title": "A title", "text": "and text"}\n\n'
     corpus += '{"_id": "8", "title": "", "text": "alone"}\n'
-    data = load_splits(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))["test"]
-    assert data.corpus == {"7": "A title and text", "8": "alone"}
-    assert data.relevant == {"q1": {"7": 1}}
-    assert data.negatives == {"q1": {"8"}}
-
-
-def test_a_query_is_its_text_and_instruction(tmp_path):
     queries = '{"_id": "q1", "title": "no", "text": "one"}\n'
     queries += '{"_id": "q2", "text": "one", "instruction": "in French"}\n'
-    folder = write(tmp_path, queries=queries, qrels="q1 d0 1\nq2 d1 1")
-    data = load_splits(folder)["test"]
+    data = load_splits(write(tmp_path, corpus, queries, "q1 7 1\nq1\t8\t0\nq2 8 1"))["test"]
+    assert data.corpus == {"7": "A title and text", "8": "alone"}
     assert data.queries == {"q1": "one", "q2": "one in French"}
+    assert data.relevant == {"q1": {"7": 1}, "q2": {"8": 1}}
+    assert data.negatives == {"q1": {"8"}}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +143,11 @@ def test_texts_that_are_one_query(text):
 def test_texts_that_are_several_queries():
     texts = ["C", "C++", "C#", "+", "?", "!", "कि", "का", "1 %", "1"]
     assert len({canonical(text) for text in texts} - {""}) == len(texts)
+
+
+def test_ascii_is_spelled_as_it_is_next_to_other_letters():
+    for a, b in product(map(chr, range(128)), repeat=2):
+        assert canonical(f"{a}{b}B é") == f"{canonical(f'{a}{b}B')} é"
 
 
 LONG = "x" * 90_000  # of which a message shows the beginning

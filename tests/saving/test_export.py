@@ -1,7 +1,6 @@
 """The files that export writes, as others and stm.load read them."""
 
 import itertools
-import json
 import re
 import resource
 import shutil
@@ -10,11 +9,8 @@ import sys
 from functools import partial
 
 import pytest
-import torch
 from _kills import killed_at
-from _processes import python
-from _surgery import DOCUMENTS, QUERIES, encode, scores, types
-from _tiny import load_transformer
+from _surgery import types
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -26,40 +22,6 @@ from st_magnitude.saving.card import scoring_text
 
 FRACTION = stm.Similarity(1.0, 0.4)
 MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
-
-FRESH_PROCESS = """
-import json, sys
-sys.modules["st_magnitude"] = None  # an import of it fails from here on
-from sentence_transformers import SentenceTransformer
-folders, queries, documents = json.load(sys.stdin)
-for folder in folders:
-    model = SentenceTransformer(folder, device="cpu")
-    scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
-    print(json.dumps((model.similarity_fn_name, scores.tolist())))
-"""
-
-
-@pytest.mark.slow
-def test_fresh_process_without_this_package(folder, tmp_path):
-    """Every export that needs nothing of ours gives the scores that it gave in memory."""
-    expected = {}
-    for name in ("cosine", "dot", "qnorm", "dnorm"):
-        model = stm.prepare(load_transformer(folder), name)
-        expected[stm.export(model, tmp_path / name)] = scores(model)
-    raw = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
-    del raw[-1]  # for those who apply the exponent when they index
-    expected[stm.export(raw, tmp_path / "raw")] = encode(raw, QUERIES) @ encode(raw).T
-    given = json.dumps([[*map(str, expected)], QUERIES, DOCUMENTS])
-    lines = python("-c", FRESH_PROCESS, input=given).stdout.splitlines()
-    functions, found = zip(*map(json.loads, lines), strict=True)
-    assert functions == ("cosine", "dot", "dot", "cosine", "dot")
-    wanted = torch.stack(list(expected.values()))
-    torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)
-    for path, function in zip(expected, functions, strict=True):
-        modules = json.loads((path / "modules.json").read_text())
-        assert all(module["type"].startswith("sentence_transformers.") for module in modules)
-        config = json.loads((path / "config_sentence_transformers.json").read_text())
-        assert config["similarity_fn_name"] == function
 
 
 def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):
@@ -84,30 +46,6 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
     assert "model = SentenceTransformer(" in again
     assert "pip install ." not in again
     assert again.count("### Indexing and scoring") == 1
-
-
-def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(MODULES_CACHE, str(tmp_path / "cache"))
-    path, proof = tmp_path / "model", tmp_path / "it_ran"
-    stm.export(stm.prepare(model, stm.Similarity(1.0, 0.5)), path)
-    evil = f"open({str(proof)!r}, 'w')\n"
-    evil += "from sentence_transformers.base.modules import Normalize as Evil\n"
-    for name in ("modeling", "modules", "__init__", "st_magnitude", "st_magnitude/modules"):
-        file = path / f"{name}.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(evil)
-    monkeypatch.chdir(path)
-    assert isinstance(stm.load(path, device="cpu")[-1], ExponentNorm)
-    assert not proof.exists()
-
-    modules = json.loads((path / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "", "type": "modeling.Evil"})
-    (path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        stm.load(path, device="cpu")
-    assert not proof.exists()
-    stm.load(path, device="cpu", trust_remote_code=True)  # the trap was a live one
-    assert proof.exists()
 
 
 def contents(folder):
@@ -137,13 +75,6 @@ def other():
     return stm.prepare(SentenceTransformer(modules=[BoW(["see"])], device="cpu"), "cosine")
 
 
-def replace(old, other):
-    """Exports again, and nothing is left of what was in the folder or next to it."""
-    stm.export(other, old, overwrite=True)
-    assert types(stm.load(old)) == ["BoW", "Normalize"]
-    assert not (old / "checkpoints").exists()
-
-
 def test_a_folder_that_is_not_empty_is_refused_or_replaced(old, other):
     before = contents(old)
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -151,7 +82,9 @@ def test_a_folder_that_is_not_empty_is_refused_or_replaced(old, other):
     with pytest.raises(FileExistsError, match=r"README\.md is a file"):
         stm.export(other, old / "README.md", overwrite=True)
     assert contents(old) == before
-    replace(old, other)
+    stm.export(other, old, overwrite=True)
+    assert types(stm.load(old)) == ["BoW", "Normalize"]
+    assert not (old / "checkpoints").exists()
 
 
 def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch):

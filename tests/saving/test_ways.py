@@ -1,4 +1,5 @@
-"""Every way to obtain a model, saved in every way, is the same model in a new process."""
+"""Every way to obtain a model, saved in every way, is the same model in a new process, without this
+package."""
 
 import itertools
 import json
@@ -20,11 +21,17 @@ from st_magnitude.training import run_folder
 
 IN_NEW_PROCESS = """
 import json, sys
+sys.modules["st_magnitude"] = None  # an import of it fails from here on
 from sentence_transformers import SentenceTransformer
 folders, texts = json.load(sys.stdin)
-found = [SentenceTransformer(x, device="cpu").encode(texts).tolist() for x in folders]
+found = []
+for folder in folders:
+    model = SentenceTransformer(folder, device="cpu")
+    sides = [encode(texts).tolist() for encode in (model.encode_query, model.encode_document)]
+    found.append((model.similarity_fn_name, sides))
 json.dump(found, open(sys.argv[1], "w"))
 """
+FUNCTIONS = {"raw": "dot", "cosine": "cosine", "dot": "dot", "qnorm": "dot", "dnorm": "cosine"}
 
 
 def config():
@@ -66,7 +73,12 @@ def obtained(base: str, place: Path) -> dict[str, SentenceTransformer]:
     rows = Dataset.from_dict(columns(4))
     best = {"eval_data": rows, "eval_strategy": "steps", "eval_steps": 2}
     again = str(place / "run" / "checkpoint-2")
+    raw = stm.prepare(load_transformer(base), stm.Similarity(0.5, 0.5))
+    del raw[-1]  # for those who apply the exponent when they index
+    named = ("cosine", "dot", "qnorm", "dnorm")
     return {
+        "raw": raw,
+        **{name: stm.prepare(load_transformer(base), name) for name in named},
         "fresh": load_transformer(base),
         "stock folder": stm.load(place / "stock"),
         "checkpoint": stm.load(place / "plain" / "checkpoint-2"),
@@ -79,6 +91,10 @@ def obtained(base: str, place: Path) -> dict[str, SentenceTransformer]:
         "resumed": fit(with_adapter(base), place / "run", resume=again),
         "best at end": fit(with_adapter(base), place / "best", load_best_model_at_end=True, **best),
     }
+
+
+def both_sides(model):
+    return np.array([model.encode_query(DOCUMENTS), model.encode_document(DOCUMENTS)])
 
 
 def by_run_folder(model, folder):
@@ -98,19 +114,21 @@ SAVES = {
 def test_what_is_saved_is_what_was_in_memory(tmp_path):
     torch.manual_seed(1)
     models = obtained(save_transformer(tmp_path / "base"), tmp_path)
-    plain = {"fresh", "stock folder", "checkpoint"}
+    plain = {"fresh", "stock folder", "checkpoint", *FUNCTIONS}
     assert {name for name, model in models.items() if not has_adapter(model)} == plain
     adapted = [model.encode(DOCUMENTS) for name, model in models.items() if name not in plain]
     assert min(np.abs(x - models["fresh"].encode(DOCUMENTS)).max() for x in adapted) > 0.1
-    folders = {}
+    saved = {}
     for (name, model), (way, save) in itertools.product(models.items(), SAVES.items()):
-        folders[name, way] = tmp_path / "saved" / f"{name}-{way}".replace(" ", "-")
-        expected = model.encode(DOCUMENTS)
-        save(model, folders[name, way])
-        folders[name, way] = folders[name, way], expected
-    given = json.dumps([[str(folder) for folder, _ in folders.values()], DOCUMENTS])
+        folder = tmp_path / "saved" / f"{name}-{way}".replace(" ", "-")
+        saved[folder] = FUNCTIONS.get(name, model.similarity_fn_name), both_sides(model)
+        save(model, folder)
+        modules = json.loads((folder / "modules.json").read_text())
+        assert all(module["type"].startswith("sentence_transformers.") for module in modules)
+    given = json.dumps([[*map(str, saved)], DOCUMENTS])
     python("-c", IN_NEW_PROCESS, tmp_path / "found.json", input=given)
-    found = np.array(json.loads((tmp_path / "found.json").read_text()))
-    for key, of_folder, (_, expected) in zip(folders, found, folders.values(), strict=True):
-        error = np.linalg.norm(of_folder - expected, axis=1) / np.linalg.norm(expected, axis=1)
-        assert error.max() <= 1e-6, key
+    found = json.loads((tmp_path / "found.json").read_text())
+    for (folder, (function, expected)), (name, sides) in zip(saved.items(), found, strict=True):
+        error = np.linalg.norm(sides - expected, axis=2) / np.linalg.norm(expected, axis=2)
+        assert error.max() <= 1e-6, folder
+        assert name == function, folder

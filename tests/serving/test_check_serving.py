@@ -116,14 +116,37 @@ def test_prompts(transformer):
     assert check_at("", plain, model, send_prompts=True).same
 
 
-def test_other_vectors(model):
-    """Every second text by another pooling, and rows in another order."""
+def other_pooling(model, texts):
+    """For every second text."""
     cls = with_modules([model[0], Pooling(32, "cls")])
-    for embed in (
-        lambda texts, role: [(cls if len(text) % 2 else model).encode(text) for text in texts],
-        lambda texts, role: model.encode(texts)[::-1],
-    ):
-        assert found(stm.check_serving(embed, model)) == ["vectors"]
+    return [(cls if len(text) % 2 else model).encode(text) for text in texts]
+
+
+def bits(model, texts):
+    return np.packbits(model.encode(texts) > 0, axis=1).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "fix"),
+    [
+        (other_pooling, "vectors", "another pooling"),
+        (lambda model, texts: model.encode(texts)[::-1], "vectors", "rows in another order"),
+        (
+            lambda model, texts: model.encode([x[1:] for x in texts]),
+            "vectors",
+            "client that strips",
+        ),
+        (bits, "dimensions", "ask the server or the client for floats"),
+        (lambda *given: bits(*given) - 128, "dimensions", "for floats"),
+        (lambda *given: np.repeat(given[0].encode(given[1]), 2, 1), "dimensions", "Another model"),
+        (lambda model, texts: model.encode(texts)[:, :4], "dimensions", "truncate_dim=4"),
+    ],
+)
+def test_other_vectors_and_widths(model, client, name, fix):
+    """The remedy can be executed: no truncate_dim above the model's, and none for packed bits."""
+    check = stm.check_serving(lambda texts, role: client(model, texts), model)
+    assert found(check) == [name]
+    assert fix in check.findings[0].fix
 
 
 @pytest.mark.parametrize(
@@ -187,6 +210,8 @@ ENDLESS = [b"HTTP/1.1 500 No\r\nContent-Length: 50000000\r\n\r\n" + b"x" * 5000,
         ({"says": (500, "Overloaded"), "over": 60}, "HTTP 500 Internal Server Error"),
         ({"says": (503, "")}, "HTTP 503"),
         ({"says": (429, "Overloaded")}, "HTTP 429"),
+        ({"retries": 2}, "HTTP 429"),
+        ({"refuses": "encoding_format"}, "HTTP 422"),
         ({"drip": ENDLESS, "timeout": 1.0}, "HTTP 500 Internal Server Error"),
         ({"sleep": 1.0, "timeout": 0.05}, "within 0.05 s"),
         ({"drip": [b"HTTP/1.1 200 OK\r\n", *[b"X: x\r\n"] * 40], "timeout": 0.5}, "within 0.5 s"),
@@ -312,39 +337,17 @@ def test_the_command(model, tmp_path, monkeypatch):
         assert "from its character 2 on" in run(2, "--request", "{'api_key': 'secret'}").output
 
 
-def test_widths_that_are_no_prefix(model):
-    """The remedy can be executed: no truncate_dim above the model's, and none for packed bits."""
-
-    def bits(texts, role):
-        return np.packbits(model.encode(texts) > 0, axis=1).astype(int)
-
-    def wide(texts, role):
-        return np.repeat(model.encode(texts), 2, axis=1)
-
-    for client, says in (
-        (bits, "ask the server or the client for floats"),
-        (lambda *texts: bits(*texts) - 128, "for floats"),
-        (wide, "Another model"),
-        (lambda texts, role: model.encode(texts)[:, :4], "truncate_dim=4"),
-    ):
-        check = stm.check_serving(client, model)
-        assert found(check) == ["dimensions"]
-        assert says in check.findings[0].fix
-
-
-def test_what_servers_and_clients_do(model):
-    """base64, a key to strip, a Retry-After, no encoding_format; a client that changes texts."""
-    assert check_at("", EmbeddingServer(model, key="right"), model, api_key=" right\n").same
-    assert check_at("", EmbeddingServer(model, base64=True), model).same
-    assert check_at("", EmbeddingServer(model, retries=1), model).same
-    with pytest.raises(OSError, match="HTTP 429"):
-        check_at("", EmbeddingServer(model, retries=2), model)
-    picky = EmbeddingServer(model, refuses="encoding_format")
-    with pytest.raises(ValueError, match="HTTP 422"):
-        check_at("", picky, model)
-    assert check_at("", picky, model, request={"encoding_format": None}).same
-    check = stm.check_serving(lambda texts, role: model.encode([x[1:] for x in texts]), model)
-    assert "a client that strips, lower-cases or" in check.findings[0].fix
+@pytest.mark.parametrize(
+    ("faults", "options"),
+    [
+        ({"key": "right"}, {"api_key": " right\n"}),
+        ({"base64": True}, {}),
+        ({"retries": 1}, {}),
+        ({"refuses": "encoding_format"}, {"request": {"encoding_format": None}}),
+    ],
+)
+def test_what_servers_do(model, faults, options):
+    assert check_at("", EmbeddingServer(model, **faults), model, **options).same
 
 
 def test_a_model_that_tells_no_texts_apart_is_not_the_same():
