@@ -14,8 +14,8 @@ gradients' accumulators not counted.
 "barest" is normalise, multiply, cross_entropy. Excluded ids are each shared by two documents on
 average. Options are compared with the same loss without them. ``small`` compares the two engines,
 with bf16 under autocast; ``backend="auto"`` is plain up to as many scores as the plain one is
-faster. ``loss`` compares ``compute_loss_from_embeddings`` of CosineRankingLoss with MNRL's, for texts
-that all differ and for positives of which each stands twice on average, and stores the cells.
+faster. ``loss`` compares ``compute_loss_from_embeddings`` of CosineRankingLoss with MNRL's, for
+texts that all differ and for positives of which each stands twice on average, and stores the cells.
 """
 
 from __future__ import annotations
