@@ -34,24 +34,23 @@ def plain_infonce(
     losses = []
     weights = None if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
     longest = longest_prefix(terms)
-    with without_autocast(batch.queries):
-        for directions in softmaxes:
-            parts = [Comparison(batch, similarity, x, longest) for x in directions]
-            first, *others = parts
-            targets = first.targets  # the number of the column of each positive: (B,)
-            if targets is None:
-                targets = first.rows_are
-            elif others:
-                none = (targets.new_zeros(x.shape) for x in others)
-                targets = torch.cat([targets, *none], dim=1)
-            for term in terms:
-                logits = [part.logits(term) for part in parts]
-                joint = torch.cat(logits, dim=1) if others else logits[0]  # (B, all columns)
-                if weights is None:
-                    loss = F.cross_entropy(joint, targets)
-                else:
-                    loss = (weights * F.cross_entropy(joint, targets, reduction="none")).mean()
-                losses.append(loss if term.weight == 1 else term.weight * loss)
+    for directions in softmaxes:
+        parts = [Comparison(batch, similarity, x, longest) for x in directions]
+        first, *others = parts
+        targets = first.targets  # the number of the column of each positive: (B,)
+        if targets is None:
+            targets = first.rows_are
+        elif others:
+            none = (targets.new_zeros(x.shape) for x in others)
+            targets = torch.cat([targets, *none], dim=1)
+        for term in terms:
+            logits = [part.logits(term) for part in parts]
+            joint = torch.cat(logits, dim=1) if others else logits[0]  # (B, all columns)
+            if weights is None:
+                loss = F.cross_entropy(joint, targets)
+            else:
+                loss = (weights * F.cross_entropy(joint, targets, reduction="none")).mean()
+            losses.append(loss if term.weight == 1 else term.weight * loss)
     total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
     return total if len(softmaxes) == 1 else total / len(softmaxes)
 
@@ -111,7 +110,8 @@ class Comparison:
         dim = dim or self.rows.shape[1]
         if dim not in self._scores:
             rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
-            self._scores[dim] = rows @ columns.T
+            with without_autocast(rows):
+                self._scores[dim] = rows @ columns.T
         return self._scores[dim]
 
     def logits(self, term: Term) -> Tensor:

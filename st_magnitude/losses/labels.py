@@ -12,7 +12,7 @@ from torch import Tensor
 from st_magnitude._checks import InputError, positive
 from st_magnitude.losses.keys import unlike_all
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.similarity import at_least_float32
+from st_magnitude.similarity import at_least_float32, without_autocast
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ class Teacher:
         """Targets of rows (B, T) among columns (M, T); row i belongs to column ``start + i``."""
 
         def targets(tile: slice) -> Tensor:
-            scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
+            with without_autocast(rows):
+                scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
             shares = self.weight * scores.softmax(dim=1)
             shares.diagonal(start + tile.start).add_(1 - self.weight)
             return shares

@@ -24,7 +24,7 @@ from st_magnitude.losses.keys import (
     unlike_all,
 )
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.similarity import DOT, Similarity, without_autocast
+from st_magnitude.similarity import DOT, Similarity
 
 logger = logging.getLogger(__name__)
 
@@ -134,9 +134,8 @@ class FalseNegatives:
             of_pairs = [ranks.join_columns(x) for x in (documents, [queries, *others])]
             rules += [Ids(x, ~x if self.same_text == "once" else x) for x in of_pairs]
         # in a ring ids may repeat on other ranks
-        return (
-            rules if ranks.is_ring else [x for x in rules if _may_repeat(x, ranks.compares_a_kind)]
-        )
+        within = ranks.compares_a_kind
+        return rules if ranks.is_ring else [x for x in rules if _may_repeat(x, within)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -234,8 +233,7 @@ def left_out(
         return copies.numbers[batch.offset : batch.offset + len(queries)] - 1
     rules = [*batch.excluded] if copies is None else [*batch.excluded, copies.keys]
     batch = replace(batch, queries=queries, exclude=rules)
-    with without_autocast(queries):
-        mask = Comparison(batch, similarity, longest=longest).left_out
+    mask = Comparison(batch, similarity, longest=longest).left_out
     assert mask is not None
     return mask.sum(dim=1)
 

@@ -293,12 +293,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             **targets_of(self.labels, texts.labels, self.teacher, documents, ranks),
             **log_q,
         )
-        if not ranks.is_ring:
+        if not ranks.is_ring:  # which checks on all ranks, and brings more documents
             batch.check_embeddings(self.terms)
-        counts = torch.is_grad_enabled() and not ranks.is_ring  # which brings more documents
-        if counts and (texts.keys or self.false_negatives.margin is not None):
-            numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
-            self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
+            if torch.is_grad_enabled() and (texts.keys or self.false_negatives.margin is not None):
+                numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
+                self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
         losses = {"infonce": self.loss_of(batch, similarity)}
         if self.has_penalties:
             losses |= self.regularizers(embeddings)
