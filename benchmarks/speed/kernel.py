@@ -3,6 +3,7 @@ run.
 
     python benchmarks/speed/kernel.py
     OMP_NUM_THREADS=1 python benchmarks/speed/kernel.py small [bf16]
+    OMP_NUM_THREADS=1 python benchmarks/speed/kernel.py loss
 
 Against sentence-transformers' MultipleNegativesRankingLoss (MNRL), its MatryoshkaLoss around one
 MNRL per temperature (the way to compose dims x temperatures from its parts), and the floor: the 6
@@ -13,27 +14,33 @@ gradients' accumulators not counted.
 "barest" is normalise, multiply, cross_entropy. Excluded ids are each shared by two documents on
 average. Options are compared with the same loss without them. ``small`` compares the two engines,
 with bf16 under autocast; ``backend="auto"`` is plain up to as many scores as the plain one is
-faster.
+faster. ``loss`` compares ``compute_loss_from_embeddings`` of CosineRankingLoss with MNRL's, for
+texts that all differ and for positives of which each stands twice on average, and stores the cells.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from benchmarks.speed.memory import MIB, peak_bytes
 from benchmarks.studies.estimates import markdown
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sentence_transformer.modules import BoW, Dense
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from st_magnitude import COSINE, Term, infonce
+from st_magnitude import COSINE, CosineRankingLoss, Term, infonce
+from st_magnitude.losses.keys import Texts
 
 TEMPERATURES = (0.03, 0.06, 0.1)
 OPTIONS = ("exclude", "positives", "log q", "joint")
@@ -165,12 +172,40 @@ def engines(size: int, dim: int) -> list[str]:
     return [ms["mnrl"], *(f"{ms[f'{name} plain']} / {ms[f'{name} tiled']}" for name in terms)]
 
 
+def loss_cell(size: int, dim: int) -> dict[str, float]:
+    """Milliseconds of a step of MNRL, and the time of ours over it."""
+    columns = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
+    model = SentenceTransformer(modules=[BoW(["tea"]), Dense(1, dim)], device="cpu")
+    ours, mnrl = CosineRankingLoss(model), MultipleNegativesRankingLoss(model)
+    queries, documents = torch.randperm(2 * size).split(size)
+    keys = {"differ": documents, "repeat": documents[torch.randint((size + 1) // 2, (size,))]}
+
+    def step(loss: nn.Module, texts: Texts | None) -> None:
+        for column in columns:
+            column.grad = None
+        loss.compute_loss_from_embeddings(columns, texts).backward()
+
+    steps: dict[str, Callable[[], object]] = {"mnrl": partial(step, mnrl, None)}
+    for name, texts in keys.items():
+        steps[name] = partial(step, ours, Texts([queries, texts], [queries, texts]))
+    found = seconds(steps, max(6, min(2000, 2**28 // size**2)))
+    ratios = {name: found[name] / found["mnrl"] for name in keys}
+    return {"batch": size, "dim": dim, "mnrl ms": 1e3 * found["mnrl"], **ratios}
+
+
 def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     if sys.argv[1:2] == ["small"]:
         head = ["B", "MNRL", "one term", "3 temperatures", "3 prefixes", "nine terms"]
         rows = [[size, *engines(size, 384)] for size in (16, 32, 64, 128, 181, 256, 362, 512)]
         print("\n".join(markdown(head, rows, "r")))
+        return
+    if sys.argv[1:2] == ["loss"]:
+        cells = [loss_cell(2**i, dim) for dim in (256, 768) for i in range(3, 14)]
+        print("\n".join(markdown(cells[0], [[f"{x:.4g}" for x in c.values()] for c in cells], "r")))
+        record = {"torch": torch.__version__, "cells": cells}
+        place = Path(__file__).with_name("kernel.json")
+        place.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         return
     rows = []
     for size, repeats in ((512, 40), (1024, 25), (2048, 12), (4096, 5), (8192, 2)):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from st_magnitude._checks import at_least
+from st_magnitude.similarity import at_least_float32
+
+if TYPE_CHECKING:
+    from st_magnitude.kernel.terms import Term
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
@@ -55,7 +59,7 @@ class Batch:
     as arguments. Query i and document ``offset + i`` are a *pair*, with the number ``offset + i``.
     """
 
-    queries: Tensor  # (B, D)
+    queries: Tensor  # (B, D), in float32 at least, as all embeddings here
     documents: Tensor  # (M, D)
     offset: int = 0
     all_queries: Tensor | None = None  # (Q, D)
@@ -67,6 +71,11 @@ class Batch:
     log_q: Tensor | None = None  # (M,)
     log_q_queries: Tensor | None = None  # (Q,) or (B,)
     hardness_strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "documents", "all_queries"):
+            if (embeddings := getattr(self, name)) is not None:
+                object.__setattr__(self, name, at_least_float32(embeddings))
 
     @property
     def pairs(self) -> slice:
@@ -107,8 +116,8 @@ class Batch:
         above = self.above
         return [] if above is None or above.spares is None else [above.spares]
 
-    def check(self, directions: Sequence[Direction]) -> None:
-        self._check_embeddings()
+    def check(self, directions: Sequence[Direction], terms: Sequence[Term]) -> None:
+        self.check_embeddings(terms)
         at_least("hardness_strength", self.hardness_strength, 0)
         has_several = self.positives is not None or self.targets is not None
         if self.hardness_strength and (tuple(directions) != ("query_to_doc",) or has_several):
@@ -130,7 +139,7 @@ class Batch:
         _check_numbers("weights", self.weights, len(self.queries))
         self._check_targets(directions)
 
-    def _check_embeddings(self) -> None:
+    def check_embeddings(self, terms: Sequence[Term]) -> None:
         queries, documents, all_queries = self.queries, self.documents, self.all_queries
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise ValueError(
@@ -159,6 +168,12 @@ class Batch:
                     f"infonce takes embeddings of one precision; got queries in {queries.dtype} and"
                     f" others in {other.dtype}. Convert them with .float()."
                 )
+        if not terms:
+            raise ValueError("infonce needs at least one Term.")
+        if too_long := [x.dim for x in terms if x.dim is not None and x.dim > width]:
+            raise ValueError(
+                f"Term dims {too_long} exceed the {width} dimensions of the embeddings."
+            )
 
     def _check_exclude(self) -> None:
         size = len(self.documents)

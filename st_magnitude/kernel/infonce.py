@@ -14,9 +14,9 @@ from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
 from st_magnitude.kernel.ring import refuse_in_ring, ring_infonce
-from st_magnitude.kernel.terms import Plan, Term, check_terms
+from st_magnitude.kernel.terms import Plan, Term
 from st_magnitude.kernel.tiled import tiled_infonce
-from st_magnitude.similarity import COSINE, Similarity, at_least_float32
+from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
@@ -125,13 +125,14 @@ def infonce(
     """
     terms = tuple(terms)
     one_of("backend", backend, get_args(Backend))
-    similarity = Similarity.named(similarity)
+    if tile_rows is not None:
+        at_least("tile_rows", tile_rows, 1)
     softmaxes = softmaxes_of(directions, partition_mode)
     batch = Batch(
-        queries=at_least_float32(queries),
-        documents=at_least_float32(documents),
+        queries=queries,
+        documents=documents,
         offset=offset,
-        all_queries=None if all_queries is None else at_least_float32(all_queries),
+        all_queries=all_queries,
         exclude=exclude,
         positives=positives,
         targets=targets,
@@ -141,31 +142,37 @@ def infonce(
         log_q_queries=log_q_queries,
         hardness_strength=hardness_strength,
     )
-
-    def check() -> tuple[int, int]:
-        batch.check(directions)
-        check_terms(terms, queries.shape[1])
-        if tile_rows is not None:
-            at_least("tile_rows", tile_rows, 1)
-        return len(queries), len(documents)
-
     if backend == "ring":
         others = {x: getattr(batch, x) for x in ("all_queries", "targets", "targets_queries")}
         refuse_in_ring("backend", softmaxes, offset=offset or None, **others)
-        if num_ranks() > 1:
-            return ring_infonce(batch, terms, similarity, softmaxes, tile_rows, check)
-        backend = "auto"
-    check()
-    if backend == "auto":
+    if backend != "ring" or num_ranks() == 1:  # in a ring all ranks agree on what one refuses
+        batch.check(directions, terms)
+    return infonce_of(batch, terms, Similarity.named(similarity), softmaxes, backend, tile_rows)
+
+
+def infonce_of(
+    batch: Batch,
+    terms: Sequence[Term],
+    similarity: Similarity,
+    softmaxes: Sequence[tuple[Direction, ...]],
+    backend: Backend = "auto",
+    tile_rows: int | None = None,
+) -> Tensor:
+    """:func:`infonce` of a batch that fits together, over softmaxes of `softmaxes_of`."""
+    if backend == "ring" and num_ranks() > 1:
+        return ring_infonce(batch, terms, similarity, softmaxes, tile_rows)
+    num_rows = len(batch.queries)
+    if backend in ("auto", "ring"):
         # several directions are slower than their scores, as each divides by the norms anew
-        num_scores = len(queries) * len(documents) * len(terms) * len(directions) ** 3
+        directions = sum(map(len, softmaxes)) ** 3
+        num_scores = num_rows * len(batch.documents) * len(terms) * directions
         is_small = num_scores <= PLAIN_SCORES and tile_rows is None
-        device = queries.device.type
+        device = batch.queries.device.type
         is_exact = not (is_autocast_available(device) and torch.is_autocast_enabled(device))
         backend = "plain" if is_small and is_exact else "tiled"
     if backend == "plain":
         return plain_infonce(batch, terms, similarity, softmaxes)
-    plan = Plan.of(terms, batch, similarity, len(queries) * len(softmaxes), tile_rows)
+    plan = Plan.of(terms, batch, similarity, num_rows * len(softmaxes), tile_rows)
     return tiled_infonce(batch, similarity, softmaxes, plan)
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, Ids
-from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.terms import Term, longest_prefix
 from st_magnitude.similarity import Similarity, without_autocast
 
 
@@ -33,25 +33,24 @@ def plain_infonce(
     """The mean loss over softmaxes; the first direction of each has the positives."""
     losses = []
     weights = None if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
-    dims = {term.dim or batch.queries.shape[1] for term in terms}
-    with without_autocast(batch.queries):
-        for directions in softmaxes:
-            parts = [Comparison(batch, similarity, dims, direction) for direction in directions]
-            first, *others = parts
-            targets = first.targets  # the number of the column of each positive: (B,)
-            if targets is None:
-                targets = first.rows_are - first.start
-            elif others:
-                none = (targets.new_zeros(x.shape) for x in others)
-                targets = torch.cat([targets, *none], dim=1)
-            for term in terms:
-                logits = [part.logits(term) for part in parts]
-                joint = torch.cat(logits, dim=1) if others else logits[0]  # (B, all columns)
-                if weights is None:
-                    loss = F.cross_entropy(joint, targets)
-                else:
-                    loss = (weights * F.cross_entropy(joint, targets, reduction="none")).mean()
-                losses.append(loss if term.weight == 1 else term.weight * loss)
+    longest = longest_prefix(terms)
+    for directions in softmaxes:
+        parts = [Comparison(batch, similarity, x, longest) for x in directions]
+        first, *others = parts
+        targets = first.targets  # the number of the column of each positive: (B,)
+        if targets is None:
+            targets = first.rows_are
+        elif others:
+            none = (targets.new_zeros(x.shape) for x in others)
+            targets = torch.cat([targets, *none], dim=1)
+        for term in terms:
+            logits = [part.logits(term) for part in parts]
+            joint = torch.cat(logits, dim=1) if others else logits[0]  # (B, all columns)
+            if weights is None:
+                loss = F.cross_entropy(joint, targets)
+            else:
+                loss = (weights * F.cross_entropy(joint, targets, reduction="none")).mean()
+            losses.append(loss if term.weight == 1 else term.weight * loss)
     total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
     return total if len(softmaxes) == 1 else total / len(softmaxes)
 
@@ -59,10 +58,14 @@ def plain_infonce(
 class Comparison:
     """Scores, targets and mask, (B, M) each, of one direction: its B rows are queries or their
     positives. The targets are None if each row has its positive as the only one, and the mask is
-    None if no rule leaves anything out."""
+    None if no rule leaves anything out. A margin compares scores of the ``longest`` prefix."""
 
     def __init__(
-        self, batch: Batch, similarity: Similarity, dims: set[int], direction: Direction
+        self,
+        batch: Batch,
+        similarity: Similarity,
+        direction: Direction = "query_to_doc",
+        longest: int | None = None,
     ) -> None:
         self.batch = batch
         self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
@@ -74,9 +77,8 @@ class Comparison:
 
         self.shape = len(self.rows), len(self.columns)
         self.start = batch.offset if self.to_query and batch.all_queries is None else 0
-        numbers = batch.pairs.start, batch.pairs.stop
-        self.rows_are = torch.arange(*numbers, device=self.rows.device)  # (B,)
-        self.longest = max(dims)
+        self.first = batch.offset - self.start  # the column of the pair of row 0
+        self.longest = longest
         self._scores: dict[int, Tensor] = {}  # of prefixes
         self.targets: Tensor | None = None  # (B, M), rows sum to 1
         self.left_out: Tensor | None
@@ -86,28 +88,35 @@ class Comparison:
             self.targets = self._targets(self.rows.dtype)
             self.left_out = self._false_negatives()
             if self.left_out is not None:
-                self.left_out &= ~self.is_pair
+                self.left_out.diagonal(self.first).fill_(False)
                 if self.targets is not None:
                     self.left_out &= self.targets == 0
 
     @property
+    def rows_are(self) -> Tensor:
+        """The numbers of the columns of the pairs, (B,)."""
+        return torch.arange(self.first, self.first + self.shape[0], device=self.rows.device)
+
+    @property
     def columns_are(self) -> Tensor:  # (M,)
-        return self.start + torch.arange(self.shape[1], device=self.rows.device)
+        return torch.arange(self.shape[1], device=self.rows.device)
 
     @property
     def is_pair(self) -> Tensor:  # (B, M)
         return self.rows_are[:, None] == self.columns_are
 
-    def scores(self, dim: int) -> Tensor:
-        """s(row, column) of a prefix, (B, M)."""
+    def scores(self, dim: int | None = None) -> Tensor:
+        """s(row, column) of a prefix, or of all coordinates, (B, M)."""
+        dim = dim or self.rows.shape[1]
         if dim not in self._scores:
             rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
-            self._scores[dim] = rows @ columns.T
+            with without_autocast(rows):
+                self._scores[dim] = rows @ columns.T
         return self._scores[dim]
 
     def logits(self, term: Term) -> Tensor:
         """The logits of the softmax, (B, M)."""
-        scores = self.scores(term.dim or self.rows.shape[1])
+        scores = self.scores(term.dim)
         logits = scores / term.temperature
         if self.batch.hardness_strength:
             hardness = self.batch.hardness_strength * scores.detach()
@@ -123,11 +132,13 @@ class Comparison:
         """Pairs of texts with the same id, (B, M)."""
         of_rows = ids.queries if self.from_query else ids.documents
         of_columns = ids.queries if self.to_query else ids.documents
-        return of_rows[self.rows_are][:, None] == of_columns[self.columns_are]
+        of_columns = of_columns[self.start : self.start + self.shape[1]]
+        return of_rows[self.batch.pairs, None] == of_columns
 
     def _same_kind(self) -> Tensor:
         """Texts of one kind, both queries or both documents, that share a pair or an id, (B, M)."""
-        rows, columns = (x % self.batch.num_pairs for x in (self.rows_are, self.columns_are))
+        numbers = (self.start + x for x in (self.rows_are, self.columns_are))
+        rows, columns = (x % self.batch.num_pairs for x in numbers)
         shared = [self._same(ids) for ids in self.batch.excluded_ids]
         shared += [self._same(ids) for ids in self.batch.positive_ids]
         return torch.stack([rows[:, None] == columns, *shared]).any(dim=0)

@@ -42,15 +42,18 @@ def ring_infonce(
     similarity: Similarity,
     softmaxes: Sequence[tuple[Direction, ...]],
     tile_rows: int | None,
-    check: Callable[[], tuple[int, int]],
 ) -> Tensor:
     """This rank's share of the global loss. Its mean over ranks is the loss of the joined batch,
-    and the mean of the gradients, which DDP takes, is the gradient of that loss.
-
-    ``check`` checks the batch of this rank and returns its B and M. If it raises on one, all raise.
+    and the mean of the gradients, which DDP takes, is the gradient of that loss. If one rank has a
+    batch that does not fit together, all raise.
     """
     same = _what_travels(batch, terms)
-    of_ranks = agree(batch.queries.device, lambda: [*check(), *same.values()], size=2 + len(same))
+
+    def check() -> list[int]:
+        batch.check([x for directions in softmaxes for x in directions], terms)
+        return [len(batch.queries), len(batch.documents), *same.values()]
+
+    of_ranks = agree(batch.queries.device, check, size=2 + len(same))
     num_queries, num_documents, *others = zip(*of_ranks, strict=True)
     for name, numbers in zip(same, others, strict=True):
         if len(set(numbers)) > 1:

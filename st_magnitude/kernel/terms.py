@@ -51,11 +51,10 @@ class Term:
             raise ValueError(f"A learned Term.temperature must be a 0-d tensor; got {shape}.")
 
 
-def check_terms(terms: Sequence[Term], width: int) -> None:
-    if not terms:
-        raise ValueError("infonce needs at least one Term.")
-    if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:
-        raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
+def longest_prefix(terms: Sequence[Term]) -> int | None:
+    """The number of coordinates that the terms compare; None for all of them."""
+    dims = [term.dim for term in terms if term.dim is not None]
+    return max(dims) if len(dims) == len(terms) else None
 
 
 def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:

@@ -282,20 +282,19 @@ class EmbeddingLoss(nn.Module):
         queries: Tensor,
         documents: list[Tensor],
         similarity: Similarity,
-        terms: Sequence[Term] = (),
+        longest: int | None = None,
         gathers: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """Divides queries (B, D) and the documents (B, D) of each column by the mean norms of
         queries and of positives, over all ranks if the loss ``gathers``.
 
-        Norms are those of the longest prefix of the terms. Dividing x by mean|x| divides s by
+        Norms are those of the ``longest`` prefix. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
         """
         if self.scale != "auto":
             return queries, documents
-        dim = max((term.dim or queries.shape[1] for term in terms), default=None)
-        (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, gathers)
-        return queries, _by_mean_norm(documents, similarity.gamma_document, dim, gathers)
+        (queries,) = _by_mean_norm([queries], similarity.gamma_query, longest, gathers)
+        return queries, _by_mean_norm(documents, similarity.gamma_document, longest, gathers)
 
 
 def _by_mean_norm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from st_magnitude._checks import InputError, positive
 from st_magnitude.losses.keys import unlike_all
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.similarity import at_least_float32
+from st_magnitude.similarity import at_least_float32, without_autocast
 
 logger = logging.getLogger(__name__)
 
@@ -77,46 +77,47 @@ class Teacher:
         self.weight = weight
         self._has_begun = False
 
-    def targets(self, labels: Tensor, batch: Gathered) -> tuple[Rows, Rows]:
-        """``targets`` and ``targets_queries`` of :func:`~st_magnitude.infonce`."""
+    def targets(self, labels: Tensor, ranks: Gathered) -> tuple[Rows, Rows]:
+        """``targets`` and ``targets_queries`` of a Batch."""
         if labels.ndim == 2:
             self._warn_of_sigmoid(labels)
-            return self._of_scores(labels, batch)
+            return self._of_scores(labels, ranks)
         queries, *documents = labels.unbind(dim=1)  # (B, T) each
-        all_documents = torch.cat([batch.join(x) for x in documents])  # (M, T)
-        all_queries = batch.join_queries(queries)  # (Q, T)
-        of_queries = self._of_products(queries, all_documents, batch.offset)
-        of_documents = self._of_products(documents[0], all_queries, batch.first_column)
+        all_documents = ranks.join_columns(documents)  # (M, T)
+        all_queries = ranks.join_queries(queries)  # (Q, T)
+        of_queries = self._of_products(queries, all_documents, ranks.offset)
+        of_documents = self._of_products(documents[0], all_queries, ranks.first_column)
         return of_queries, of_documents
 
     def _of_products(self, rows: Tensor, columns: Tensor, start: int) -> Rows:
         """Targets of rows (B, T) among columns (M, T); row i belongs to column ``start + i``."""
 
         def targets(tile: slice) -> Tensor:
-            scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
+            with without_autocast(rows):
+                scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
             shares = self.weight * scores.softmax(dim=1)
             shares.diagonal(start + tile.start).add_(1 - self.weight)
             return shares
 
         return targets
 
-    def _of_scores(self, scores: Tensor, batch: Gathered) -> tuple[Rows, Rows]:
+    def _of_scores(self, scores: Tensor, ranks: Gathered) -> tuple[Rows, Rows]:
         """Targets from scores (B, n) of the documents of each row."""
         size = scores.shape[1]
         logits = at_least_float32(scores) / (self.temperature or 1.0)
         shares = self.weight * logits.softmax(dim=1)  # (B, n)
         shares[:, 0] += 1 - self.weight
         rows = torch.arange(len(scores), device=scores.device)
-        starts = batch.num_queries * torch.arange(size, device=scores.device)  # of columns
-        places = (rows + batch.offset)[:, None] + starts  # (B, n)
+        starts = ranks.num_queries * torch.arange(size, device=scores.device)  # of columns
+        places = (rows + ranks.offset)[:, None] + starts  # (B, n)
 
         def of_queries(tile: slice) -> Tensor:
-            found = shares.new_zeros(len(rows[tile]), size * batch.num_queries)
+            found = shares.new_zeros(len(rows[tile]), size * ranks.num_queries)
             return found.scatter_(1, places[tile], shares[tile])
 
         def of_documents(tile: slice) -> Tensor:  # whose only target is their query
-            found = shares.new_zeros(len(rows[tile]), batch.num_columns)
-            return found.scatter_(1, rows[tile, None] + batch.first_column, 1.0)
+            found = shares.new_zeros(len(rows[tile]), ranks.num_columns)
+            return found.scatter_(1, rows[tile, None] + ranks.first_column, 1.0)
 
         return of_queries, of_documents
 
@@ -133,3 +134,20 @@ class Teacher:
 
     def get_config_dict(self) -> dict[str, float | None]:
         return {"temperature": self.temperature, "weight": self.weight}
+
+
+def targets_of(
+    kind: Labels | None,
+    labels: Tensor | None,
+    teacher: Teacher | None,
+    documents: Sequence[Tensor],
+    ranks: Gathered,
+) -> dict[str, Any]:
+    """What a Batch gets from labels, for documents (B, D) of each column."""
+    if labels is None or kind == "weights":
+        return {"weights": labels}
+    if teacher is not None:
+        of_queries, of_documents = teacher.targets(labels, ranks)
+        return {"targets": of_queries, "targets_queries": of_documents}
+    negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
+    return {"positives": ranks.join_columns([classes_of(labels), *negatives])}

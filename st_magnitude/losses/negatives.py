@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -15,7 +15,6 @@ from st_magnitude._upstream import batch_size_of
 from st_magnitude.kernel.batch import Above, Batch, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
-from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.keys import (
     Features,
     Texts,
@@ -25,7 +24,7 @@ from st_magnitude.losses.keys import (
     unlike_all,
 )
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.similarity import DOT, Similarity, at_least_float32, without_autocast
+from st_magnitude.similarity import DOT, Similarity
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,14 @@ SameText = Literal["once", "exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
 
 MOST = 0.75  # the share of negatives that may be left out without a warning
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The keys (n,) of texts, and how many texts of all ranks have each, (n,)."""
+
+    keys: Tensor
+    numbers: Tensor
 
 
 class FalseNegatives:
@@ -80,32 +87,37 @@ class FalseNegatives:
         return Texts(keys, bare_keys(columns, keys, model), are_plain=are_plain)
 
     def exclude(
-        self, texts: Texts, batch: Gathered, documents: Sequence[Tensor]
+        self, texts: Texts, ranks: Gathered, documents: Sequence[Tensor]
     ) -> list[Tensor | Ids | Above]:
-        """``exclude`` of infonce, for documents (B, D) of each column."""
-        exclude: list[Tensor | Ids | Above] = [*self._ids(texts, batch)] if texts.keys else []
+        """``exclude`` of a Batch, for documents (B, D) of each column."""
+        exclude: list[Tensor | Ids | Above] = [*self._ids(texts, ranks)] if texts.keys else []
         if self.margin is not None:
-            spares = self._explicit(batch, documents) if self.keep_explicit_negatives else None
+            spares = self._explicit(ranks, documents) if self.keep_explicit_negatives else None
             exclude.append(Above(self._threshold, spares=spares))
         return exclude
 
-    def _explicit(self, batch: Gathered, documents: Sequence[Tensor]) -> Ids:
+    def _explicit(self, ranks: Gathered, documents: Sequence[Tensor]) -> Ids:
         """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
         positives, *negatives = documents
-        of_rows = batch.join(unlike_all(positives, 0))
-        of_positives = batch.join(unlike_all(positives, 1))
+        of_rows = ranks.join(unlike_all(positives, 0))
+        of_positives = ranks.join(unlike_all(positives, 1))
         return Ids(of_rows, torch.cat([of_positives, *(of_rows for _ in negatives)]))
 
-    def copies(self, texts: Texts, batch: Gathered) -> list[Tensor]:
-        """The keys (M,) of documents and (Q,) of queries in a softmax, if copies share a weight."""
+    def copies(self, texts: Texts, ranks: Gathered) -> dict[str, Copies]:
+        """The copies of documents, and of queries in a softmax, if they share a weight, by the
+        names that a Batch has for the logarithms of their numbers."""
         if self.same_text != "once" or not texts.keys:
-            return []
+            return {}
         queries, *documents = texts.keys
-        keys = [torch.cat([batch.join(x) for x in documents]), batch.join_queries(queries)]
+        keys = {"log_q": ranks.join_columns(documents)}
+        if ranks.has_queries:
+            keys["log_q_queries"] = ranks.join_queries(queries)
         # in a ring ids may repeat on other ranks
-        return keys if batch.is_ring or any(_may_repeat(Ids(x, x)) for x in keys) else []
+        if not ranks.is_ring and not any(_may_repeat(Ids(x, x)) for x in keys.values()):
+            return {}
+        return {name: Copies(x, ranks.numbers(x)) for name, x in keys.items()}
 
-    def _ids(self, texts: Texts, batch: Gathered) -> list[Ids]:
+    def _ids(self, texts: Texts, ranks: Gathered) -> list[Ids]:
         """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
         the documents' texts and of their queries, (M,) each.
 
@@ -113,18 +125,17 @@ class FalseNegatives:
         the others are not negatives of each other; in the last, an explicit negative is like no
         other document. With ``"once"`` this holds for two queries or two documents.
         """
-        bare_queries, *bare = map(batch.join, texts.bare)
-        rules = [Ids(bare_queries, torch.cat(bare))]
-        if self.same_text == "exclude" or batch.compares_a_kind:
+        queries, *documents = texts.bare
+        rules = [Ids(ranks.join(queries), ranks.join_columns(documents))]
+        if self.same_text == "exclude" or ranks.compares_a_kind:
             queries, *documents = texts.keys
             start = len(texts.keys)  # after the columns that text_keys has numbered
             others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
-            of_texts = torch.cat([batch.join(x) for x in documents])
-            of_queries = torch.cat([batch.join(x) for x in (queries, *others)])
-            is_once = self.same_text == "once"
-            rules += [Ids(x, ~x if is_once else x) for x in (of_texts, of_queries)]
+            of_pairs = [ranks.join_columns(x) for x in (documents, [queries, *others])]
+            rules += [Ids(x, ~x if self.same_text == "once" else x) for x in of_pairs]
         # in a ring ids may repeat on other ranks
-        return rules if batch.is_ring else [x for x in rules if _may_repeat(x)]
+        within = ranks.compares_a_kind
+        return rules if ranks.is_ring else [x for x in rules if _may_repeat(x, within)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -140,15 +151,13 @@ class FalseNegatives:
         self._total = 0
         return {"excluded_negatives": share}
 
-    def count(self, mask: Tensor, are_plain: bool) -> None:
-        """Counts the documents that are no negatives of queries, booleans (n, M), for the log.
+    def count(self, numbers: Tensor, most: int, are_plain: bool) -> None:
+        """Counts the documents that are no negatives of queries, (n,) of at ``most``, for the log.
 
         For other inputs than plain texts, only a margin decides. It warns if all or most documents
         of the first batch are no negatives; on a GPU at the second batch, which does not have to
         wait for the first.
         """
-        numbers = mask.sum(dim=1)  # (n,)
-        most = mask.shape[1] - 1
         if are_plain or self.margin is not None:
             self._number = self._number + numbers.sum()
             self._total += len(numbers) * most
@@ -181,11 +190,11 @@ class FalseNegatives:
         keys = [text_keys(f, column) for column, f in enumerate(columns)]
         queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in keys]
         texts = Texts(keys, bare=keys)
-        batch = Gathered(queries)
-        exclude: list[Tensor | Ids | Above] = [*self._ids(texts, batch)]
-        exclude += self.copies(texts, batch)[:1]
-        mask = left_out(Batch(queries, torch.cat(documents), exclude=exclude), DOT, [Term()])
-        return (mask.sum(dim=1) >= mask.shape[1] - 1).float().mean().item()
+        ranks = Gathered(queries)
+        copies = self.copies(texts, ranks).get("log_q")
+        batch = Batch(queries, torch.cat(documents), exclude=self._ids(texts, ranks))
+        most = len(batch.documents) - 1
+        return (left_out(batch, copies, DOT) >= most).float().mean().item()
 
     def get_config_dict(self) -> dict[str, object]:
         return {
@@ -196,29 +205,37 @@ class FalseNegatives:
         }
 
 
-def _may_repeat(ids: Ids) -> bool:
-    """Whether texts may share an id; on a GPU the answer would keep the host waiting, and
-    torch.compile cannot know it."""
+def _may_repeat(ids: Ids, within: bool = False) -> bool:
+    """Whether a query may share the id of another pair's document, or texts of one kind one id; on
+    a GPU the answer would keep the host waiting, and torch.compile cannot know it."""
     if ids.documents.device.type != "cpu" or torch.compiler.is_compiling():
         return True
-    is_of_pairs = ids.queries is ids.documents
-    every = ids.documents if is_of_pairs else torch.cat([ids.queries, ids.documents])
-    return len(set(every.tolist())) < len(every)  # for small batches in a third of unique's time
+    documents = ids.documents.tolist()
+    different = set(documents)  # for small batches in a third of unique's time
+    if ids.queries is ids.documents:
+        return len(different) < len(documents)
+    queries = ids.queries.tolist()
+    if within:
+        return len(different.union(queries)) < len(documents) + len(queries)
+    return not different.isdisjoint(queries)
 
 
 @torch.no_grad()
-def left_out(batch: Batch, similarity: Similarity, terms: Sequence[Term]) -> Tensor:
-    """Which documents queries leave out of their negatives, booleans (n, M): for all queries of a
-    small batch, and the first ones of a large batch."""
-    number = max(1, PLAIN_SCORES // len(batch.documents))
-    queries = at_least_float32(batch.queries[:number])
-    rows = replace(batch, queries=queries, documents=at_least_float32(batch.documents))
-    longest = max(term.dim or queries.shape[1] for term in terms)
-    with without_autocast(queries):
-        compared = Comparison(rows, similarity, {longest}, "query_to_doc")
-        if compared.left_out is None:
-            return torch.zeros(compared.shape, dtype=torch.bool, device=queries.device)
-        return compared.left_out
+def left_out(
+    batch: Batch, copies: Copies | None, similarity: Similarity, longest: int | None = None
+) -> Tensor:
+    """How many documents queries leave out of their negatives, copies of the positive too, (n,):
+    for all queries of a small batch, and the first ones of a large batch."""
+    queries = batch.queries[: max(1, PLAIN_SCORES // len(batch.documents))]
+    if not batch.excluded and copies is None:
+        return queries.new_zeros(len(queries))
+    if not batch.excluded and copies is not None and batch.positives is batch.targets is None:
+        return copies.numbers[batch.offset : batch.offset + len(queries)] - 1
+    rules = [*batch.excluded] if copies is None else [*batch.excluded, copies.keys]
+    batch = replace(batch, queries=queries, exclude=rules)
+    mask = Comparison(batch, similarity, longest=longest).left_out
+    assert mask is not None
+    return mask.sum(dim=1)
 
 
 def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:

@@ -57,7 +57,9 @@ class DocumentPrior:
         Recommendations, RecSys, Eq. 3 to 5.
     """
 
-    def __init__(self, positives: _Table, negatives: _Table | None, smoothing: float) -> None:
+    def __init__(
+        self, positives: _Frequencies, negatives: _Frequencies | None, smoothing: float
+    ) -> None:
         self._positives = positives
         self._negatives = negatives
         self._smoothing = smoothing
@@ -106,7 +108,7 @@ class DocumentPrior:
                 )
             keys = _keys_of(model, list(counts), prompt, task)
             numbers = torch.tensor(list(counts.values()), dtype=torch.float64)
-            tables.append(_Table(keys, numbers, smoothing))
+            tables.append(_Frequencies(keys, numbers, smoothing))
         return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing)
 
     def log_q(self, documents: Sequence[Features]) -> list[Tensor]:
@@ -128,11 +130,12 @@ class DocumentPrior:
                 )
         return log_q
 
-    def of_batch(self, log_q: Sequence[Tensor], batch: Gathered) -> tuple[Tensor, Tensor]:
-        """``log_q`` (M,) and ``log_q_queries`` (Q,) of infonce, from `log_q` by columns."""
-        of_documents = torch.cat([batch.join(x) for x in log_q])
+    def of_batch(self, log_q: Sequence[Tensor], ranks: Gathered) -> dict[str, Tensor]:
+        """``log_q`` (M,) and ``log_q_queries`` (Q,) of a Batch, from `log_q` by columns."""
+        of_documents = ranks.join_columns(log_q)
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
-        return of_documents, of_documents.new_full((batch.num_columns,), of_a_query)
+        of_queries = of_documents.new_full((ranks.num_columns,), of_a_query)
+        return {"log_q": of_documents, "log_q_queries": of_queries}
 
     def get_config_dict(self) -> dict[str, object]:
         negatives = None if self._negatives is None else len(self._negatives.keys)
@@ -143,7 +146,7 @@ class DocumentPrior:
         }
 
 
-class _Table:
+class _Frequencies:
     """log q by the key of a text: sorted keys (K,), and their log q (K,)."""
 
     def __init__(self, keys: Tensor, counts: Tensor, smoothing: float) -> None:

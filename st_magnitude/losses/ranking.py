@@ -17,12 +17,12 @@ from st_magnitude._checks import InputError, at_least, one_of
 from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
-from st_magnitude.kernel.infonce import infonce, softmaxes_of
+from st_magnitude.kernel.infonce import Backend, infonce_of, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
-from st_magnitude.kernel.terms import Term, with_temperature
+from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
-from st_magnitude.losses.keys import Texts, unlike_all
-from st_magnitude.losses.labels import Labels, Teacher, check_labels, classes_of
+from st_magnitude.losses.keys import Texts
+from st_magnitude.losses.labels import Labels, Teacher, check_labels, targets_of
 from st_magnitude.losses.negatives import (
     FalseNegatives,
     MarginStrategy,
@@ -177,12 +177,21 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             )
         super().__init__(model, fixed or similarity or DOT, scale, SCALE)
         self.terms = with_temperature(terms, temperature)
+        self.longest = longest_prefix(self.terms)
+        self.scaled_terms = self.terms
+        if self.scale != "auto" and self.scale != SCALE:
+            factor = SCALE / self.scale
+            self.scaled_terms = tuple(
+                replace(x, temperature=x.temperature * factor) for x in self.terms
+            )
         self.regularizers = Penalties(regularizers)
+        self.has_penalties = bool(self.regularizers.weighted)
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.uses_gradient_cache = mini_batch_size is not None
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
+        self.softmaxes = softmaxes_of(self.directions, partition_mode)
         if hardness_strength and same_text == "once":
             same_text = "exclude"  # copies of the positive would weigh as negatives
         self.false_negatives = FalseNegatives(
@@ -249,72 +258,51 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 )
             texts = Texts(labels=labels)
         losses = self._losses(embeddings, texts)
-        return losses if self.regularizers else losses["infonce"]
+        return losses if self.has_penalties else losses["infonce"]
+
+    def loss_of(self, batch: Batch, similarity: Similarity) -> Tensor:
+        """The loss of a batch, a scalar: what a new formula overrides.
+
+        The embeddings are divided by their mean norms, and the documents are those of all ranks.
+        :class:`~st_magnitude.kernel.plain.Comparison` has scores, targets and what is left out.
+        """
+        backend: Backend = "ring" if self.gather_across_devices == "ring" else "auto"
+        return infonce_of(batch, self.scaled_terms, similarity, self.softmaxes, backend)
 
     def _losses(self, embeddings: list[Tensor], texts: Texts) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
+        """The loss and the penalties by name, from raw embeddings (B, D) of each column."""
         self.start()
         queries, *documents = embeddings
         similarity = Similarity(*texts.learned) if texts.learned else self.similarity
-        terms = self._scaled_terms()
         gathers = bool(self.gather_across_devices)
-        queries, documents = self.by_mean_norms(queries, documents, similarity, terms, gathers)
-
-        # The documents of all ranks, column by column, and their queries if a softmax needs them
-        batch = Gathered(queries, self.gather_across_devices, self.directions)
-        copies = self.false_negatives.copies(texts, batch)
-        log_q, log_q_queries = [batch.log_counts(x) for x in copies] or (None, None)
-        if self.prior is not None:
-            log_q, log_q_queries = self.prior.of_batch(texts.log_q, batch)
-
-        labels = texts.labels
-        weights = positives = targets = targets_queries = None
-        if self.labels == "weights":
-            weights = labels
-        elif self.labels == "classes" and labels is not None:
-            classes = classes_of(labels)
-            negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
-            positives = torch.cat([batch.join(x) for x in (classes, *negatives)])
-        elif self.teacher is not None and labels is not None:
-            targets, targets_queries = self.teacher.targets(labels, batch)
-
-        columns = [batch.join(x) for x in documents]
-        all_documents = torch.cat(columns) if len(columns) > 1 else columns[0]  # (M, D)
-        exclude = self.false_negatives.exclude(texts, batch, documents)
-        counts = torch.is_grad_enabled() and not batch.is_ring  # which brings more documents
-        if counts and (texts.keys or self.false_negatives.margin is not None):
-            rules = [*exclude, *copies[:1]]
-            known = Batch(queries, all_documents, batch.offset, None, rules, positives, targets)
-            self.false_negatives.count(left_out(known, similarity, terms), texts.are_plain)
-        loss = infonce(
-            queries,
-            all_documents,
-            terms,
-            similarity,
-            self.directions,
-            batch.offset,
-            backend="ring" if batch.is_ring else "auto",
-            partition_mode=self.partition_mode,
-            all_queries=batch.all_queries,
-            exclude=exclude,
-            positives=positives,
-            targets=targets,
-            targets_queries=targets_queries,
-            weights=weights,
-            log_q=log_q,
-            log_q_queries=log_q_queries,
-            hardness_strength=self.hardness_strength,
+        queries, documents = self.by_mean_norms(
+            queries, documents, similarity, self.longest, gathers
         )
-        losses = {"infonce": loss, **self.regularizers(embeddings)}
-        self.watch(embeddings, labels, losses)
+        ranks = Gathered(queries, self.gather_across_devices, self.directions)
+        copies = self.false_negatives.copies(texts, ranks)
+        log_q = {name: x.numbers.log() for name, x in copies.items()}
+        if self.prior is not None:
+            log_q = self.prior.of_batch(texts.log_q, ranks)
+        batch = Batch(
+            queries,
+            ranks.join_columns(documents),
+            ranks.offset,
+            ranks.all_queries,
+            exclude=self.false_negatives.exclude(texts, ranks, documents),
+            hardness_strength=self.hardness_strength,
+            **targets_of(self.labels, texts.labels, self.teacher, documents, ranks),
+            **log_q,
+        )
+        if not ranks.is_ring:  # which checks on all ranks, and brings more documents
+            batch.check_embeddings(self.terms)
+            if torch.is_grad_enabled() and (texts.keys or self.false_negatives.margin is not None):
+                numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
+                self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
+        losses = {"infonce": self.loss_of(batch, similarity)}
+        if self.has_penalties:
+            losses |= self.regularizers(embeddings)
+        self.watch(embeddings, texts.labels, losses)
         return losses
-
-    def _scaled_terms(self) -> tuple[Term, ...]:
-        """The terms with the temperatures that a fixed scale gives them."""
-        if self.scale == "auto" or self.scale == SCALE:
-            return self.terms
-        factor = SCALE / self.scale
-        return tuple(replace(x, temperature=x.temperature * factor) for x in self.terms)
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
 
@@ -356,7 +344,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def _named(self, total: Tensor, losses: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
         """Splits the total of a cached step by name; InfoNCE has the gradient of the total."""
-        if not self.regularizers:
+        if not self.has_penalties:
             return total
         penalties = {name: loss for name, loss in losses.items() if name != "infonce"}
         return {"infonce": total - sum(penalties.values()), **penalties}
@@ -372,9 +360,13 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
         one_of("gather_across_devices", self.gather_across_devices, (False, True, "ring"))
         one_of("labels", self.labels, (None, *get_args(Labels)))
-        softmaxes = softmaxes_of(self.directions, self.partition_mode)
         if self.gather_across_devices == "ring":
-            refuse_in_ring("gather_across_devices", softmaxes, teacher=self.teacher)
+            refuse_in_ring("gather_across_devices", self.softmaxes, teacher=self.teacher)
+            if type(self).loss_of is not MagnitudeRankingLoss.loss_of:
+                raise InputError(
+                    f"{self.name} has a loss_of of its own, which in a ring would see the documents"
+                    " of one process alone. Use gather_across_devices=True."
+                )
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
@@ -413,11 +405,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.refuse_unequal(sizes)
         check_labels(self.name, self.labels, labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
-        if self.uses_gradient_cache or self.regularizers:
+        if self.uses_gradient_cache or self.has_penalties:
             self.refuse_adaptive_layers("mini_batch_size or regularizers")
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
-        elif self.regularizers:
+        elif self.has_penalties:
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
         return len(columns), sizes[0]
 

@@ -30,6 +30,7 @@ class Gathered:
         directions: Sequence[Direction] = ("query_to_doc",),
     ) -> None:
         self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
+        self.has_queries = any(x.endswith("query") for x in directions)  # among the columns
         self._dtype = torch.promote_types(queries.dtype, torch.float32)
         ranks = num_ranks() if gather_across_devices else 1
         self.is_ring = ranks > 1 and gather_across_devices == "ring"
@@ -53,12 +54,17 @@ class Gathered:
             return x
         return all_gather_with_grad(x) if x.requires_grad else all_gather(x)
 
+    def join_columns(self, columns: Sequence[Tensor]) -> Tensor:
+        """The rows of all ranks, column by column, (M, ...)."""
+        joined = [self.join(x) for x in columns]
+        return torch.cat(joined) if len(joined) > 1 else joined[0]
+
     def join_queries(self, x: Tensor) -> Tensor:
         """Likewise for rows of queries, if a softmax runs over queries."""
         return x if self.all_queries is None else self.join(x)
 
-    def log_counts(self, keys: Tensor) -> Tensor:
-        """log n of joined keys (M,), where n counts the texts of a key on all ranks."""
+    def numbers(self, keys: Tensor) -> Tensor:
+        """How many texts of all ranks have each of the joined keys (M,)."""
         everywhere = keys
         if self.is_ring:
             sizes = [size for (size,) in agree(keys.device, lambda: [len(keys)], 1)]
@@ -67,7 +73,7 @@ class Gathered:
             everywhere = torch.cat([x[:size] for x, size in zip(parts, sizes, strict=True)])
         ordered = everywhere.sort().values
         ends = torch.searchsorted(ordered, keys, right=True)
-        return (ends - torch.searchsorted(ordered, keys)).to(self._dtype).log()
+        return (ends - torch.searchsorted(ordered, keys)).to(self._dtype)
 
 
 def check_on_all_ranks(

@@ -84,9 +84,6 @@ class Penalties(nn.ModuleDict):
             name = f"{base}_{next(numbers)}"
         return name
 
-    def __bool__(self) -> bool:
-        return bool(self.weighted)
-
     def forward(self, embeddings: Sequence[Tensor]) -> dict[str, Tensor]:
         """The weighted penalties of a batch by name, from the embeddings (B, D) of each column."""
         penalties = {}

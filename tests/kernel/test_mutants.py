@@ -18,6 +18,7 @@ import pytest
 import test_infonce
 import test_ring
 import test_targets
+import torch
 
 from st_magnitude import COSINE, DOT, Term, kernel
 
@@ -104,6 +105,7 @@ def check(module: ModuleType) -> None:
             test_infonce.test_a_score_at_the_threshold_is_a_negative(backend)
         test_infonce.test_log_q_is_the_definition()
         test_infonce.test_float32_holds_where_probabilities_underflow()
+        test_infonce.test_computes_in_float32_under_autocast(torch.bfloat16)
         test_infonce.test_outer_gradient_scales()
         terms = (*test_infonce.MANY, Term(2, 0.35))  # the exponential is the square of another
         test_infonce.test_hardness_weighs_negatives((0.3, 0.8), terms, test_infonce.IDS)

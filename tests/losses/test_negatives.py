@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import st_magnitude as stm
 from st_magnitude import Term
 from st_magnitude.kernel.batch import Above, Batch
 from st_magnitude.losses.keys import text_keys
-from st_magnitude.losses.negatives import left_out
+from st_magnitude.losses.negatives import Copies, left_out
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -141,7 +142,18 @@ def test_a_large_batch_counts_its_first_rows(monkeypatch, offset):
     expected.diagonal(offset).zero_()
     for number in (5, 2):
         monkeypatch.setattr("st_magnitude.losses.negatives.PLAIN_SCORES", 9 * number)
-        assert torch.equal(left_out(batch, stm.COSINE, [Term(2)]), expected[:number])
+        assert torch.equal(left_out(batch, None, stm.COSINE, 2), expected[:number].sum(dim=1))
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_copies_are_counted_as_by_their_ids(offset):
+    queries, documents = (torch.randn(n, 4) for n in (5, 9))
+    keys = torch.tensor([1, 2, 1, 1, 3, 2, 4, 5, 1])
+    copies = Copies(keys, (keys[:, None] == keys).sum(dim=1))
+    batch = Batch(queries, documents, offset)
+    by_ids = left_out(replace(batch, exclude=keys), None, stm.COSINE)
+    assert by_ids.sum() > 3
+    assert torch.equal(left_out(batch, copies, stm.COSINE), by_ids)
 
 
 def test_what_is_not_text_has_no_share():
