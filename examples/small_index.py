@@ -23,7 +23,7 @@ from sentence_transformers import (
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.compression import CompressionCell, table
+from st_magnitude.evaluation.compression import CompressionCell, summary
 
 DIMS = (384, 192, 96, 48)
 
@@ -115,7 +115,7 @@ def main() -> None:
     for name, model in models.items():
         evaluator(model)
         cells[name] = evaluator.cells
-        print(f"\n{name}\n{table(evaluator.cells)}")
+        print(f"\n{name}\n{summary(evaluator.cells)}")
     models["TempAggMRL"].save_pretrained(str(arguments.output / "model"))
     plot(cells, arguments.output / "small_index.png")
     print(f"saved {arguments.output / 'model'} and {arguments.output / 'small_index.png'}")

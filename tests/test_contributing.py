@@ -12,7 +12,7 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_trainer
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 
 FILES = {
     "losses/double.py": '''
@@ -70,7 +70,7 @@ LINES = [
     ),
     ("losses/__init__.pyi", "from .exponents", "from .double import DoubleLoss as DoubleLoss\n"),
     (
-        "losses/table.py",
+        "losses/named.py",
         '    "cosine": NamedLoss',
         '    "double": NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True),\n',
     ),

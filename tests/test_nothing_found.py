@@ -13,7 +13,7 @@ from st_magnitude.comparison.config import Candidate
 from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.compression import table
+from st_magnitude.evaluation.compression import summary
 from st_magnitude.finetune.held_out import Baseline
 from st_magnitude.finetune.settings import TrainConfig
 
@@ -50,8 +50,8 @@ SUMMARIES = {
     "PriorCurve": lambda: stm.calibrate_prior(MODEL, DATA, PRIOR),
     "CompareResult": comparison,
     "Verdict": lambda: f"{verdict()} {verdict().advice()}",
-    "a table of formats": lambda: table(compression()),
-    "of nan": lambda: table([replace(cell, ndcg=float("nan")) for cell in compression()]),
+    "a table of formats": lambda: summary(compression()),
+    "of nan": lambda: summary([replace(cell, ndcg=float("nan")) for cell in compression()]),
 }
 ADVICE = r"Within one point|is kept|\[do\]|\[no benefit|tied with|With the prior|Train with|Deploy|"
 ADVICE += r"Train on more| best |highest |nan"

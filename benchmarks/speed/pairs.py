@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from st_magnitude.data.pairs import load_splits
-from st_magnitude.data.tables import read_rows
+from st_magnitude.data.rows import read_rows
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed
 from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.losses.exponents import usual_rate
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 
 ROOT = Path(__file__).parents[2]
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)

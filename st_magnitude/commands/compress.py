@@ -26,7 +26,7 @@ def compress(
     """
     encoder, split, data = judged.load(model, judged.splits())
     from st_magnitude.evaluation import CompressionEvaluator
-    from st_magnitude.evaluation.compression import table
+    from st_magnitude.evaluation.compression import summary
 
     evaluator = CompressionEvaluator(
         data.queries,
@@ -39,7 +39,7 @@ def compress(
         show_progress_bar=show_progress(),
     )
     evaluator(encoder)
-    typer.echo(str(table(evaluator.cells)))
+    typer.echo(str(summary(evaluator.cells)))
     cells = [
         {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(cell).items()}
         for cell in evaluator.cells

@@ -24,7 +24,7 @@ from st_magnitude._config import (
     words,
 )
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 
 __all__ = ["Candidate", "CompareConfig", "grid_of", "seconds_of"]
 

@@ -11,7 +11,7 @@ from st_magnitude._checks import shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import remarks
-from st_magnitude.data.tables import PARTS, Row
+from st_magnitude.data.rows import PARTS, Row
 
 HIGHEST_GRADE = 3  # whole scores up to it are grades
 RELEVANT = 0.8  # of the highest score, where scores are no grades

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.tables import OTHER_SUFFIXES, SUFFIXES, Row, files_of, num_held_out
+from st_magnitude.data.rows import OTHER_SUFFIXES, SUFFIXES, Row, files_of, num_held_out
 
 logger = logging.getLogger(__name__)
 

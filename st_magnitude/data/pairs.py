@@ -27,7 +27,7 @@ from st_magnitude.data.documents import (
 )
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.tables import Source, num_held_out, read_rows
+from st_magnitude.data.rows import Source, num_held_out, read_rows
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from st_magnitude.evaluation.calibration import ExponentCurve
 from st_magnitude.evaluation.choice import Choice, System
-from st_magnitude.evaluation.compression import CompressionCell, table
+from st_magnitude.evaluation.compression import CompressionCell, summary
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference, judge
 from st_magnitude.result import Result, Table
@@ -139,7 +139,7 @@ class Diagnosis(Result):
     def measurements(self) -> list[Table]:
         """Norms, nDCG@10 by exponent, storage and directions."""
         title = f"nDCG@10 by dimensions and precision, measured with {self.recommended}. Stars mark"
-        storage = replace(table(self.cells), title=f"{title} the best at their size.")
+        storage = replace(summary(self.cells), title=f"{title} the best at their size.")
         return [self._norms(), self._exponents(), storage, self._directions()]
 
     def _norms(self) -> Table:

@@ -24,7 +24,7 @@ from st_magnitude.judge import nothing_found, warn_if_few
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "table"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "summary"]
 
 Format = tuple[int, str, str]  # (dim, precision, rescoring)
 
@@ -92,7 +92,7 @@ class CompressionEvaluator(SearchEvaluator):
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
-        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`.
+        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `summary`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``.
 
     Raises:
@@ -159,7 +159,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     def report(self, metrics: dict[str, float]) -> str:
         """The table of the cells."""
-        return str(table(self.cells))
+        return str(summary(self.cells))
 
 
 def search_formats(
@@ -199,7 +199,7 @@ def cells_of(found: Mapping[Format, Ranking]) -> list[CompressionCell]:
     return cells
 
 
-def table(cells: Sequence[CompressionCell]) -> Table:
+def summary(cells: Sequence[CompressionCell]) -> Table:
     """A row for each cell; a star marks those that no other beats in size and in nDCG@10."""
     full = max(cells, key=lambda cell: cell.bytes_per_document)  # all dimensions in float32
     columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]

@@ -21,7 +21,7 @@ from st_magnitude._config import (
     numbers,
     whole_numbers,
 )
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 
 __all__ = ["TrainConfig"]
 

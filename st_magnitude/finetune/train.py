@@ -37,8 +37,8 @@ from st_magnitude.finetune.trainer import (
     warn_of_left_out,
 )
 from st_magnitude.judge import norm_warning
+from st_magnitude.losses.named import LOSSES
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.losses.table import LOSSES
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity

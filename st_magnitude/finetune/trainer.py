@@ -30,8 +30,8 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.losses.base import half_weights
 from st_magnitude.losses.exponents import usual_rate
+from st_magnitude.losses.named import LOSSES
 from st_magnitude.losses.prior import DocumentPrior
-from st_magnitude.losses.table import LOSSES
 from st_magnitude.losses.temperature import temp_agg, temp_agg_mrl
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.adapters import add_lora, has_adapter

@@ -25,7 +25,7 @@ from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.compression import table
+from st_magnitude.evaluation.compression import summary
 from st_magnitude.serving.server import Refused
 
 COMMANDS = typer.main.get_command(app).commands
@@ -228,7 +228,7 @@ def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, capl
     task = QUERIES, CORPUS, RELEVANT_DOCS
     evaluator = CompressionEvaluator(*task, dims=[16, 5], **options)
     evaluator(model)
-    assert str(table(evaluator.cells)) in done.output
+    assert str(summary(evaluator.cells)) in done.output
 
 
 def test_calibrate_confirms_on_the_other_split(tmp_path):

@@ -23,7 +23,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.verdict import BEFORE
 from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.judge import Difference
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_a_data_set_of_the_hub(monkeypatch, name, given, sizes):
             raise FileNotFoundError("no such\n data set")
         return stored if split is None else stored[split]
 
-    monkeypatch.setattr("st_magnitude.data.tables.load_dataset", load)
+    monkeypatch.setattr("st_magnitude.data.rows.load_dataset", load)
     if sizes is None:
         with pytest.raises(DataError, match=r"hub gives no data set of this name \(no such data"):
             load_splits(name)
@@ -205,7 +205,7 @@ def test_what_is_held_out(monkeypatch, seed):
 
     Of 40 queries with an answer, 20 are documents of others, and 30 queries have negatives alone.
     """
-    monkeypatch.setattr("st_magnitude.data.tables.MOST_HELD_OUT", 3)
+    monkeypatch.setattr("st_magnitude.data.rows.MOST_HELD_OUT", 3)
     rows = [(f"start {i}", f"middle {i}", 1) for i in range(20)]
     rows += [(f"middle {i}", f"end {i}", 1) for i in range(20)]
     rows += [(f"unanswered {i}", f"end {i % 20}", 0) for i in range(30)]

@@ -39,7 +39,7 @@ from st_magnitude._upstream import has_fast_bf16
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.geometry import adjusted_cohens_d, cohens_d, norms
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 
 # loss to its name and its document exponent
 NAMES = {"cosine": ("Cosine", 1.0), "dot": ("Dot", 0.0), "qnorm": ("QNorm", 0.0)}

@@ -40,7 +40,7 @@ from torch import Tensor
 import st_magnitude as stm
 from st_magnitude.data.ranking import ndcg
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.losses.table import LOSSES
+from st_magnitude.losses.named import LOSSES
 from st_magnitude.surgery.raw import encode_raw
 
 TAUS = (0.02, 0.05, 0.1)

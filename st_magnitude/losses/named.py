@@ -1,4 +1,4 @@
-"""The losses that ``st-magnitude train`` and ``compare`` know by name; the table loads no torch."""
+"""The losses that ``st-magnitude train`` and ``compare`` know by name, without loading torch."""
 
 from __future__ import annotations
 
