@@ -49,8 +49,8 @@ def names(request, tmp_path, monkeypatch):
     how, expected = next(pair for pair in fused.items() if pair[0].weight == weight)
     monkeypatch.chdir(tmp_path)
     Path("my-retriever").mkdir()
-    record = {"dev": {"decision": {"how": asdict(how)}}}
-    Path("my-retriever/training.json").write_text(json.dumps(record))
+    record = {"how": asdict(how)}
+    Path("my-retriever/deploy.json").write_text(json.dumps(record))
     names = {"data": data, "corpus": [*corpus.values()], "documents": documents, "queries": queries}
     names |= {"dense": dense, "lexical": lexical, "expected": expected}
     run(WEIGHT, names)
