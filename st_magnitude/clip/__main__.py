@@ -1,10 +1,4 @@
-"""open_clip's training program with a loss of st_magnitude.
-
-    python -m st_magnitude.clip --preset imgnorm-i2t --model ViT-B-32 --train-data "shards/*.tar"
-
-All arguments but ``--preset`` are those of open_clip_train, whose loop, logs and checkpoints do not
-change.
-"""
+"""open_clip's training program, and its arguments, with a loss of st_magnitude (``--preset``)."""
 
 from __future__ import annotations
 
@@ -21,12 +15,9 @@ from st_magnitude.clip.model import rescale_output, unnormalize
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains; ``arguments`` are those of the command line by default."""
-    # abbreviations and --help are open_clip's
-    name = "python -m st_magnitude.clip"
-    parser = argparse.ArgumentParser(name, add_help=False, allow_abbrev=False)
-    with needs(name, "clip"):
+    with needs("python -m st_magnitude.clip", "clip"):
         from open_clip_train import main as program
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # those are open_clip's
     parser.add_argument("--preset", choices=PRESETS, default="imgnorm-i2t", help="A row of Table 6")
     own, theirs = parser.parse_known_args(arguments)
     create_model = program.create_model_and_transforms

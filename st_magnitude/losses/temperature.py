@@ -137,10 +137,9 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
     Args:
         model: The SentenceTransformer to train.
         temperatures: Mapping of prefixes d_i to temperatures tau_i, or the temperatures of ``dims``
-            in their order, by default 0.03, 0.06 and 0.1 as in the paper.
+            in their order.
         similarity: A Similarity or its name.
-        dims: Prefixes d_i, if ``temperatures`` does not name them; None: a quarter, a half and all
-            of the model's dimensions, as in the paper.
+        dims: Prefixes d_i; None: those of the mapping, or a quarter, a half and all dimensions.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     Raises:
@@ -160,20 +159,19 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
         dims: Iterable[int] | None = None,
         **options: Unpack[RankingOptions],
     ) -> None:
-        given = temperatures
-        if isinstance(given, Mapping):
-            if dims is not None:
-                raise InputError("temperatures names the prefixes already; leave out dims.")
-            dims, given = given.keys(), given.values()
-        chosen = prefix_dims(quarters(model) if dims is None else dims)
-        given = tuple(given)
-        if len(given) != len(chosen):
-            raise InputError(
-                f"TempSpecMRLLoss takes one temperature for each of the {len(chosen)} prefixes"
-                f" {list(chosen)}; got {list(given)}. Pass both, as dims and temperatures."
-            )
-        terms = sorted(zip(chosen, given, strict=True))
-        super().__init__(model, similarity, [Term(dim, tau) for dim, tau in terms], **options)
+        if not isinstance(temperatures, Mapping):
+            chosen = prefix_dims(quarters(model) if dims is None else dims)
+            given, dims = tuple(temperatures), None
+            if len(given) != len(chosen):
+                raise InputError(
+                    "TempSpecMRLLoss takes one temperature for each prefix; got the prefixes"
+                    f" {list(chosen)} and the temperatures {list(given)}."
+                )
+            temperatures = dict(zip(chosen, given, strict=True))
+        if dims is not None:
+            raise InputError("temperatures names the prefixes already; leave out dims.")
+        terms = tuple(Term(dim, temperatures[dim]) for dim in sorted(prefix_dims(temperatures)))
+        super().__init__(model, similarity, terms, **options)
 
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:

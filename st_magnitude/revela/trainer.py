@@ -47,7 +47,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             groups.
         retriever_lora: LoRA of the retriever: ``"paper"`` for :func:`lora_config`, a
             ``peft.LoraConfig``, or None to train the parameters that require gradients already. A
-            model that comes with an adapter, and a frozen one, do not change.
+            model that comes with an adapter does not change, nor does a frozen language model.
         lm_lora: LoRA of the language model, in the same forms.
         lm_learning_rate: Learning rate of the language model; by default the retriever's.
         kwargs: All other arguments of SentenceTransformerTrainer, such as ``eval_dataset``.
@@ -77,14 +77,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if loss.model is not model:
             raise ValueError("The loss was built for another model; build it with this one.")
         settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
-        if retriever_lora is not None and not has_adapter(model) and _trains(model):
+        if retriever_lora is not None and not has_adapter(model):
             if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
-                raise ValueError(
-                    f"retriever_lora={retriever_lora!r} needs a transformer, and this retriever is"
-                    " none. Pass retriever_lora=None to train all of it."
-                )
+                raise ValueError("This retriever is no transformer: pass retriever_lora=None.")
             model.add_adapter(_chosen(retriever_lora))
-        if _trains(loss.lm):
+        if any(parameter.requires_grad for parameter in loss.lm.parameters()):
             if lm_lora is not None and not has_adapter(loss.lm):
                 from peft import get_peft_model
 
@@ -160,10 +157,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
-
-
-def _trains(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _chosen(lora: LoraConfig | Literal["paper"]) -> LoraConfig:

@@ -73,15 +73,11 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
 class GradScale(Module):
     """:func:`grad_scale` as a module, for the place in a model before its normalisation.
 
-    It takes a tensor (..., D), or the features of a SentenceTransformer, whose sentence embeddings
-    it scales. :func:`~st_magnitude.export` leaves it out of what it saves; ``save_pretrained``
-    keeps it, and then only :func:`~st_magnitude.load` loads the model.
-
-    Args:
-        power: Exponent of the norm.
+    It takes a tensor (..., D), or the features of a SentenceTransformer (TypeError otherwise).
+    :func:`~st_magnitude.export` leaves it out of what it saves; ``save_pretrained`` keeps it, and
+    then only :func:`~st_magnitude.load` loads the model.
 
     Raises:
-        TypeError: If it gets something else.
         ValueError: At the first training batch, if all norms that reach it are 1.
 
     Example:
@@ -109,6 +105,9 @@ class GradScale(Module):
             " that returns them as a tensor, or call grad_scale(embeddings) in the loss."
         )
 
+    def hook(self, _module: nn.Module, _inputs: object, output: Any) -> Any:
+        return self(output)
+
     def save(self, output_path: str, *args: object, **kwargs: object) -> None:
         self.save_config(output_path)
 
@@ -119,8 +118,7 @@ class GradScale(Module):
             if norms.numel() > 1 and (norms - 1).abs().max() < 1e-3:
                 raise InputError(
                     "All embeddings that reach GradScale have norm 1, so it comes after a "
-                    "normalisation and does nothing. Put it before that, or remove the "
-                    "normalisation from the model."
+                    "normalisation and does nothing. Put it before that."
                 )
         return grad_scale(x, self.power)
 
@@ -139,16 +137,11 @@ def without_grad_scale(model: nn.Sequential) -> Iterator[None]:
 
 
 def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
-    """Applies :class:`GradScale` to raw embeddings in training. In place; it is never saved.
+    """Hooks :class:`GradScale` in behind raw embeddings. In place; it is never saved.
 
     ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last
-    Normalize or ExponentNorm, in every route of a last Router. In any other module it scales the
-    output, a tensor or a dict with ``"sentence_embedding"``. A model with two encoders (CLIP) needs
-    ``grad_scale(features)`` in the loss instead.
-
-    Args:
-        model: The model to train, or the module in it whose output is scaled.
-        power: Exponent of the norm.
+    Normalize or ExponentNorm, in every route of a last Router. Of any other module it scales the
+    output. A model with two encoders (CLIP) needs ``GradScale()(features)`` in the loss instead.
 
     Raises:
         ValueError: If the model has GradScale already; at the first training batch, if all norms
@@ -162,26 +155,16 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
         >>> handle = attach_grad_scale(model, power=1.0)
         >>> handle.close()
     """
-    for module in unwrapped(model).modules():
-        if any(isinstance(x, (GradScale, _Hook)) for x in (module, *forward_hooks(module))):
-            raise InputError(
-                "This model has GradScale already: call close() on the handle of the first one, or"
-                " remove the module."
-            )
+    parts = list(unwrapped(model).modules())
+    hooks = [hook for part in parts for hook in forward_hooks(part)]
+    if any(isinstance(getattr(x, "__self__", x), GradScale) for x in parts + hooks):
+        raise InputError(
+            "This model has GradScale already: call close() on the handle of the first one."
+        )
     handle = ExitStack()
     for module in raw_producers(model):
-        handle.callback(module.register_forward_hook(_Hook(power)).remove)
+        handle.callback(module.register_forward_hook(GradScale(power).hook).remove)
     return handle
-
-
-class _Hook:
-    """The forward hook. It is no module, so that nothing takes it for a part of the model."""
-
-    def __init__(self, power: float) -> None:
-        self.scale = GradScale(power)
-
-    def __call__(self, _module: nn.Module, _inputs: object, output: object) -> object:
-        return self.scale(output)
 
 
 def cut_init(
