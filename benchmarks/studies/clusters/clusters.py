@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from benchmarks.data import banking77, clinc150
 from benchmarks.data.intents import Questions, find_questions, question_pairs
-from benchmarks.studies.estimates import Estimate, margin, markdown
+from benchmarks.studies.estimates import margin, markdown
 from benchmarks.studies.known.training import Cell, trained
-from benchmarks.studies.store import Figures, Store, seeds_of
+from benchmarks.studies.store import Figures, Store
 from sentence_transformers import SentenceTransformer
 from sklearn.cluster import KMeans
 from sklearn.metrics import v_measure_score
