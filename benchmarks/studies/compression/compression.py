@@ -69,12 +69,6 @@ def texts() -> dict[str, Cell]:
     return found
 
 
-def sigreg() -> dict[str, Cell]:
-    """The cells of the table of SIGReg by batch and weight."""
-    pairs = product(BATCHES, WEIGHTS)
-    return {f"batch {b}, weight {w:g}": replace(base(), batch=b, sigreg=w) for b, w in pairs}
-
-
 def measure_choice(cell: Cell) -> dict[str, float]:
     """nDCG@10 on dev by size, of the weights that are best on dev in full."""
     model, watch = train_cell(cell)
@@ -136,25 +130,7 @@ def texts_table() -> list[str]:
     return markdown(["texts, loss", "seeds", "dev", *SIZES.values()], rows)
 
 
-def sigreg_table() -> list[str]:
-    """IsoScore of the test corpus in domain, and gains over no SIGReg at the same batch."""
-    rows = []
-    for name, cell in sigreg().items():
-        found = POOL.of_seeds(cell).values()
-        scores = [x["scorings"]["matched"]["shape"]["wordnet"]["isoscore"] for x in found]
-        if cell.sigreg:
-            plain = replace(cell, sigreg=0.0)
-            shown = [show(gain(cell, plain, [x], "matched", size)) for x, size in MEASURES]
-        else:
-            there = stored_seeds(cell)
-            shown = [in_points(per_query(there, x, "matched", size)) for x, size in MEASURES]
-        rows.append([name, len(scores), f"{np.mean(scores):.3f}", *shown])
-    columns = [f"{PLACES[place]}, {SIZES[size]}" for place, size in MEASURES]
-    return markdown(["", "seeds", "IsoScore", *columns], rows)
-
-
-PARTS = {"texts": texts, "sigreg": sigreg}
-TABLES = {"texts": texts_table, "sigreg": sigreg_table}
+TABLES = {"texts": texts_table}
 
 if __name__ == "__main__":
     arguments = asked(__doc__, PARTS, choices="only the dev scores of texts at each size")
