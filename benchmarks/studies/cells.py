@@ -95,7 +95,6 @@ class Cell:
             without a division by norms; or "auto" or "batch", which divide by the mean norms of the
             batch. Stored cells with "auto" divided by those of their first batch, as the losses did
             then.
-        sigreg: Weight of SIGReg.
         bf16: Whether training and dev use bfloat16 by autocast; tests are encoded in float32.
     """
 
@@ -108,7 +107,6 @@ class Cell:
     rate: float
     temperature: float | str = 0.05
     scale: float | str = 20.0
-    sigreg: float = 0.0
     bf16: bool = False
 
 
@@ -166,8 +164,7 @@ def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
 
 
 def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
-    options: Figures = {"regularizers": [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []}
-    options["same_text"] = "exclude"  # in all stored cells
+    options: Figures = {"same_text": "exclude"}  # in all stored cells
     if cell.loss == "tempagg":
         return stm.TempAggLoss(model, **options)
     options["scale"] = 20.0 if cell.scale == 20 else "auto"

@@ -1,22 +1,18 @@
-"""One temperature chosen on dev, or the sum? What does SIGReg do to an index?
+"""One temperature chosen on dev, or the sum?
 
-    python benchmarks/studies/compression/compression.py [texts] [sigreg] [--seeds 3]
-    python benchmarks/studies/compression/compression.py --choices
+    python benchmarks/studies/compression/compression.py [--seeds 3] [--choices]
 
-On the static table, at the horizon and the rate of temperature.py, whose cells of Cosine it shares.
-Embeddings are scored by cosine in full, at a quarter of the dimensions, and as bits that the float
-query rescores. The verdict is on the page, docs/research/compression.md.
-
-- texts: Cosine at each of four temperatures against TempAggLoss, on WordNet and, with 300 steps, on
-  three other kinds of text. --choices has dev choose at each size.
-- sigreg: InfoNCE at .05 with SIGReg of weight .01, .05 and .2 against none, at batch 32 and 128.
+Cosine at each of four temperatures against TempAggLoss, on the static table, at the horizon and the
+rate of temperature.py, whose cells of Cosine it shares, on WordNet and, with 300 steps, on three
+other kinds of text. Embeddings are scored by cosine in full, at a quarter of the dimensions, and as
+bits that the float query rescores. --choices has dev choose at each size. The verdict is on the
+page, docs/research/compression.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +25,6 @@ from benchmarks.studies.cells import (
     data,
     dev_of,
     encode,
-    gain,
     per_query,
     run_missing,
     same_seeds,
@@ -39,16 +34,13 @@ from benchmarks.studies.cells import (
 )
 from benchmarks.studies.estimates import NOTHING, Estimate, in_points, markdown, paired, show
 from benchmarks.studies.store import Store, seeds_of, unpacked
-from benchmarks.studies.temperature.temperature import PLACES, STUDIES
+from benchmarks.studies.temperature.temperature import STUDIES
 
 import st_magnitude as stm
 
 SIZES = {"full": "full", "quarter": "quarter", "bits": "bits, rescored"}
 TAUS, STEPS = (0.02, 0.05, 0.1, 0.2), 300
-WEIGHTS = (0.0, 0.01, 0.05, 0.2)
-BATCHES = (32, 128)
 CHOICES = Store(Path(__file__).with_name("cells.jsonl"), Cell)
-MEASURES = [(place, size) for place in PLACES for size in ("full", "bits")]
 
 
 def base() -> Cell:
@@ -133,9 +125,9 @@ def texts_table() -> list[str]:
 TABLES = {"texts": texts_table}
 
 if __name__ == "__main__":
-    arguments = asked(__doc__, PARTS, choices="only the dev scores of texts at each size")
+    arguments = asked(__doc__, choices="only the dev scores of texts at each size")
     if arguments.choices:
         CHOICES.run(measure_choice, [cell for cell in texts().values() if cell.loss == "cosine"])
     else:
-        cells = [x for part in arguments.names for x in PARTS[part]().values()]
+        cells = texts().values()
         run_missing(x for cell in cells for x in seeds_of(cell, arguments.seeds))
