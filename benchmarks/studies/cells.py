@@ -339,9 +339,8 @@ def dev_of(cell: Cell, scoring: str) -> float:
 
 def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
     """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
-    found = {cell: x for cell in cells if (x := POOL.load(replace(cell, seed=0)))}
-    dev = {cell: x["scorings"][scoring]["dev"] for cell, x in found.items()}
-    return max(dev, key=lambda cell: dev[cell]) if dev else None
+    found: Cell | None = POOL.best((replace(x, seed=0) for x in cells), "scorings", scoring, "dev")
+    return found
 
 
 def per_query(

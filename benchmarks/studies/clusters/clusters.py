@@ -87,8 +87,8 @@ def cells_of(base: str, tau: float | None, loss: str) -> list[Cell]:
 
 
 def best(cells: list[Cell], by: str) -> Cell | None:
-    found = {cell: x["dev"][by] for cell in cells if (x := CELLS.load(cell))}
-    return max(found, key=lambda cell: found[cell], default=None)
+    found: Cell | None = CELLS.best(cells, "dev", by)
+    return found
 
 
 def tests(cells: list[Cell], column: str, seeds: int) -> dict[int, float]:

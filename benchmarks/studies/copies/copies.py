@@ -252,9 +252,8 @@ def measure(cell: Cell, folder: Path) -> Figures:
 
 def best_on_dev(data: str, batch: int, arm: str) -> Cell | None:
     """The stored rate that is best on dev with seed 0."""
-    cells = [Cell(data, batch, arm, rate) for rate in RATES]
-    found = [cell for cell in cells if CELLS.load(cell)]
-    return max(found, key=lambda cell: CELLS.found[cell]["dev"], default=None)
+    found: Cell | None = CELLS.best(Cell(data, batch, arm, rate) for rate in RATES)
+    return found
 
 
 def per_query(data: str, batch: int, arm: str, part: str, scoring: int) -> PerQuery:

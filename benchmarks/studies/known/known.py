@@ -126,8 +126,8 @@ def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
 
 def best_on_dev(cells: Iterable[Cell]) -> Cell | None:
     """The cell with the highest score on dev with seed 0."""
-    found = {cell: x["dev"]["full"] for cell in cells if (x := CELLS.load(cell))}
-    return max(found, key=lambda cell: found[cell]) if found else None
+    found: Cell | None = CELLS.best(cells, "dev", "full")
+    return found
 
 
 # --- tables -------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def grid(batch: int, steps: int, weight: float) -> list[Cell]:
 
 
 def best(batch: int, steps: int, weight: float) -> Cell | None:
-    found = {x: CELLS.found[x]["dev"] for x in grid(batch, steps, weight) if CELLS.load(x)}
-    return max(found, key=lambda cell: found[cell], default=None)
+    found: Cell | None = CELLS.best(grid(batch, steps, weight))
+    return found
 
 
 def per_query(cell: Cell) -> dict[int, NDArray[np.float64]]:
