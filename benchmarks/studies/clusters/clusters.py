@@ -13,8 +13,9 @@ by nDCG@10 for the search. docs/research/temperature_paper.md says what was expe
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.data import banking77, clinc150
 from benchmarks.data.intents import Questions, find_questions, question_pairs
 from benchmarks.studies.estimates import margin, markdown
 from benchmarks.studies.known.training import Cell, trained
-from benchmarks.studies.store import Figures, Store
+from benchmarks.studies.store import Figures, Store, seed_by_seed
 from sentence_transformers import SentenceTransformer
 from sklearn.cluster import KMeans
 from sklearn.metrics import v_measure_score
@@ -32,13 +33,39 @@ from sklearn.metrics import v_measure_score
 import st_magnitude as stm
 
 CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
+SEEDS = 3
 TAUS = (0.03, 0.06, 0.1, 0.3)
 MASKS = {"": "Cosine", ", classes": "Cosine, classes"}
-BASES: dict[str, tuple[dict[str, Any], tuple[float, ...], int]] = {  # settings, rates, seeds
-    "table": ({"steps": 300, "batch": 128}, (0.003, 0.01, 0.03), 5),
-    "MiniLM": ({"base": "MiniLM", "steps": 200, "batch": 64}, (5e-5, 2e-4), 3),
+COLUMNS = [  # figure, what chooses the rate, name
+    ("v unseen", "v", "v-measure, unseen"),
+    ("v banking", "v", "BANKING77"),
+    ("v unseen", "ndcg", "unseen, rate of nDCG"),
+    ("v banking", "ndcg", "BANKING77, rate of nDCG"),
+    ("dimension", "ndcg", "intrinsic dim."),
+    ("ndcg", "ndcg", "nDCG@10"),
+    ("kept", "ndcg", "quarter / full"),
+]
+
+
+@dataclass(frozen=True)
+class Base:
+    settings: dict[str, Any]
+    rates: tuple[float, ...]
+    rows: list[tuple[float | None, str]]  # temperature, None for the base as it is, and mask
+
+
+BASES = {
+    "table": Base(
+        {"steps": 300, "batch": 128},
+        (0.003, 0.01, 0.03),
+        [(None, ""), *product(TAUS, MASKS)],
+    ),
+    "MiniLM": Base(
+        {"base": "MiniLM", "steps": 200, "batch": 64},
+        (5e-5, 2e-4),
+        [(None, ""), (0.03, ""), (0.3, ""), (0.1, "")],
+    ),
 }
-COLUMNS = {"v unseen": "v", "v banking": "v", "dimension": "v", "ndcg": "ndcg", "kept": "ndcg"}
 
 
 @cache
@@ -78,47 +105,37 @@ def measure(cell: Cell, folder: Path) -> Figures:
     return {part: {k: round(x, 5) for k, x in of.items()} for part, of in found.items()}
 
 
-def cells_of(base: str, tau: float | None, loss: str) -> list[Cell]:
-    """The rates of a row; without a temperature, the base as it is."""
-    settings, rates, _ = BASES[base]
+def cells_of(base: str, tau: float | None, mask: str) -> list[Cell]:
+    """The rates of a row."""
+    one = Cell("clinc", MASKS[mask], (tau or 0.1,), **BASES[base].settings)
     if tau is None:
-        return [Cell("clinc", loss, (0.1,), **{**settings, "steps": 0})]
-    return [Cell("clinc", loss, (tau,), **settings, rate=rate) for rate in rates]
+        return [replace(one, steps=0)]
+    return [replace(one, rate=rate) for rate in BASES[base].rates]
 
 
-def best(cells: list[Cell], by: str) -> Cell | None:
-    found: Cell | None = CELLS.best(cells, "dev", by)
-    return found
-
-
-def tests(cells: list[Cell], column: str, seeds: int) -> dict[int, float]:
-    """The figure of a test by seed, in points, at the rate that dev chooses."""
-    chosen = best(cells, COLUMNS[column])
-    scale = 1 if column == "dimension" else 100
-    stored = CELLS.of_seeds(chosen, seeds) if chosen else {}
-    return {seed: scale * x["test"][column] for seed, x in stored.items()}
+def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
+    """A figure by seed, in points, at the rate that dev chooses by another."""
+    scale = 1 if figure == "dimension" else 100
+    found = CELLS.of_seeds(CELLS.best(cells, "dev", by), SEEDS)
+    return {seed: scale * x["test"][figure] for seed, x in found.items()}
 
 
 def table() -> list[str]:
     """Figures of τ = .03, and what others have more, paired by seed, ± half a 95 % interval."""
     rows = []
-    for base, (_, _, seeds) in BASES.items():
-        for mask, loss in MASKS.items():
-            low = cells_of(base, TAUS[0], loss)
-            for tau in TAUS if mask else (None, *TAUS):
-                cells, row = cells_of(base, tau, loss), []
-                for column in COLUMNS:
-                    after, before = tests(cells, column, seeds), tests(low, column, seeds)
-                    pairs = [after[seed] - before[seed] for seed in after.keys() & before.keys()]
-                    is_low = tau == TAUS[0]
-                    value = np.mean(list(after.values())) if is_low else np.mean(pairs or [np.nan])
-                    row.append(f"{value:.1f}" if is_low else f"{value:+.1f} ± {margin(pairs):.1f}")
-                if best(cells, "v"):
-                    name = "untrained" if tau is None else f"τ {tau:g}{mask}"
-                    rates = [f"{x.rate:g}" for by in ("v", "ndcg") if (x := best(cells, by))]
-                    rows.append([base, name, "" if tau is None else ", ".join(rates), *row])
-    head = ["v-measure, unseen", "BANKING77", "intrinsic dim.", "nDCG@10", "quarter / full"]
-    return markdown(["base", "", "rates", *head], rows, "lll")
+    for name, base in BASES.items():
+        for tau, mask in sorted(base.rows, key=lambda x: (x[1], x[0] or 0)):
+            cells, low = cells_of(name, tau, mask), cells_of(name, TAUS[0], mask)
+            row = []
+            for figure, by, _ in COLUMNS:
+                after, before = tests(cells, figure, by), tests(low, figure, by)
+                more = [after[seed] - before[seed] for seed in after.keys() & before.keys()]
+                shown = f"{np.mean(more):+.1f} ± {margin(more):.1f}" if len(more) > 1 else ""
+                row.append(f"{np.mean(list(after.values())):.1f}" if cells == low else shown)
+            rates = [f"{CELLS.best(cells, 'dev', by).rate:g}" for by in ("v", "ndcg")]
+            label = "untrained" if tau is None else f"τ {tau:g}{mask}"
+            rows.append([name, label, ", ".join(rates) if tau else "", *row])
+    return markdown(["base", "", "rates", *(name for *_, name in COLUMNS)], rows, "lll")
 
 
 TABLES = {"clusters": table}
@@ -130,17 +147,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(BASES))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for base in given.names:
-        rows = [cells_of(base, None, "Cosine")]
-        masks = list(MASKS.values())[: 2 if base == "table" else 1]
-        rows += [cells_of(base, tau, loss) for loss in masks for tau in TAUS]
-        for row in rows:
-            CELLS.run(lambda cell: measure(cell, given.folder), row)
-        chosen = [x for row in rows for by in ("v", "ndcg") if (x := best(row, by))]
-        for seed in range(1, BASES[base][2]):
-            CELLS.run(
-                lambda cell: measure(cell, given.folder), [replace(x, seed=seed) for x in chosen]
-            )
+    measured = partial(measure, folder=given.folder)
+    for name in given.names:
+        base = BASES[name]
+        rows = [cells_of(name, *row) for row in base.rows]
+        CELLS.run(measured, chain(*rows))
+        for by in ("v", "ndcg"):
+            CELLS.run(measured, seed_by_seed([CELLS.best(row, "dev", by) for row in rows], SEEDS))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ Learning*, for text: 100 intents, of which the i-th has 100 / 1.034^i questions 
 order), wordllama's table, frozen, and a random map over it, linear or of two layers with biases.
 InfoNCE on pairs of questions of an intent, 200 steps of 256, SGD with momentum .9 or AdamW, 2 % of
 warm-up, then a cosine. Ways: plain; all weights divided by 3 or 9; GradScale with 20 % of warm-up.
-Accuracy of the 10 nearest training questions, which vote by cosine, on balanced val and test. Dev chooses rate and decay
-with seed 0. "At plain's rate" is what one sees without a grid; for GradScale it is the paper's
-schedule, a sixth of that rate. docs/research/convergence.md says what was expected.
+Accuracy of the 10 nearest training questions, which vote by cosine, on balanced val and test. Dev
+(val) chooses rate and decay with seed 0. "At plain's rate" is what one sees without a grid; for
+GradScale it is the paper's schedule, a sixth of that rate. docs/research/convergence.md says what
+was expected.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from benchmarks.data import movielens
 from benchmarks.data.dependencies import dependencies
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from benchmarks.studies.known import training as known
-from benchmarks.studies.models import rows_alone, static_model
+from benchmarks.studies.models import static_model
 from benchmarks.studies.prior.prior import WEIGHTS, ranked
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import Dataset
@@ -209,14 +209,14 @@ def trained(cell: Cell, task: Task) -> stm.SentenceTransformer:
     order = known.batches(columns, cell.batch, cell.seed, no_duplicates=ARMS[cell.arm][2])
     texts = [task.queries, [torch.tensor([i]) for i in task.answers]]
     model.preprocess = joined  # type: ignore[method-assign]
-    with rows_alone(model, task.queries + task.documents):
+    with stm.trimmed_vocabulary(model, task.queries + task.documents):
         how = known.Cell("", "", (), steps=steps, rate=cell.rate)
         known.fit(how, Distinct(model, cell.arm, task), texts, order, None)
     del model.preprocess
     return model.eval()
 
 
-def joined(texts: list[Tensor]) -> dict[str, Tensor]:
+def joined(texts: list[Tensor], task: str | None = None) -> dict[str, Tensor]:
     starts = [0, *accumulate(map(len, texts[:-1]))]
     return {"input_ids": torch.cat(texts), "offsets": torch.tensor(starts)}
 

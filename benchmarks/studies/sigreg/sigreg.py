@@ -23,7 +23,7 @@ from benchmarks.studies.cells import prepare_process
 from benchmarks.studies.copies.copies import joined, tokens_of
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from benchmarks.studies.known import training as known
-from benchmarks.studies.models import rows_alone, static_model
+from benchmarks.studies.models import static_model
 from benchmarks.studies.store import Figures, Store, packed, unpacked
 from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ def measure(cell: Cell) -> Figures:
     regularizers = [(stm.SIGReg(256), cell.weight / cell.batch)] if cell.weight else []
     loss = stm.CosineRankingLoss(model, temperature=0.05, regularizers=regularizers)
     model.preprocess = joined  # type: ignore[method-assign]
-    with rows_alone(model, columns[0] + columns[1]):
+    with stm.trimmed_vocabulary(model, columns[0] + columns[1]):
         how = known.Cell("", "", (), steps=cell.steps, rate=cell.rate)
         known.fit(how, loss, columns, known.batches(rows, cell.batch, cell.seed, False), None)
     del model.preprocess
