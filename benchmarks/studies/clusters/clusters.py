@@ -13,7 +13,6 @@ by nDCG@10 for the search. docs/research/temperature_paper.md says what was expe
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, product
 from pathlib import Path
@@ -34,8 +33,21 @@ import st_magnitude as stm
 
 CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 SEEDS = 3
+LOSSES = {"Cosine": "", "Cosine, classes": ", classes"}
 TAUS = (0.03, 0.06, 0.1, 0.3)
-MASKS = {"": "Cosine", ", classes": "Cosine, classes"}
+BASES: dict[str, tuple[dict[str, Any], tuple[float, ...], list[tuple[str, float]]]] = {
+    # settings, rates, and rows; τ = 0 is the base as it is
+    "table": (
+        {"steps": 300, "batch": 128},
+        (0.003, 0.01, 0.03),
+        [("Cosine", 0.0), *product(LOSSES, TAUS)],
+    ),
+    "MiniLM": (
+        {"base": "MiniLM", "steps": 200, "batch": 64},
+        (5e-5, 2e-4),
+        [("Cosine", tau) for tau in (0.0, 0.03, 0.3, 0.1)],
+    ),
+}
 COLUMNS = [  # figure, what chooses the rate, name
     ("v unseen", "v", "v-measure, unseen"),
     ("v banking", "v", "BANKING77"),
@@ -45,27 +57,6 @@ COLUMNS = [  # figure, what chooses the rate, name
     ("ndcg", "ndcg", "nDCG@10"),
     ("kept", "ndcg", "quarter / full"),
 ]
-
-
-@dataclass(frozen=True)
-class Base:
-    settings: dict[str, Any]
-    rates: tuple[float, ...]
-    rows: list[tuple[float | None, str]]  # temperature, None for the base as it is, and mask
-
-
-BASES = {
-    "table": Base(
-        {"steps": 300, "batch": 128},
-        (0.003, 0.01, 0.03),
-        [(None, ""), *product(TAUS, MASKS)],
-    ),
-    "MiniLM": Base(
-        {"base": "MiniLM", "steps": 200, "batch": 64},
-        (5e-5, 2e-4),
-        [(None, ""), (0.03, ""), (0.3, ""), (0.1, "")],
-    ),
-}
 
 
 @cache
@@ -105,12 +96,12 @@ def measure(cell: Cell, folder: Path) -> Figures:
     return {part: {k: round(x, 5) for k, x in of.items()} for part, of in found.items()}
 
 
-def cells_of(base: str, tau: float | None, mask: str) -> list[Cell]:
-    """The rates of a row."""
-    one = Cell("clinc", MASKS[mask], (tau or 0.1,), **BASES[base].settings)
-    if tau is None:
-        return [replace(one, steps=0)]
-    return [replace(one, rate=rate) for rate in BASES[base].rates]
+def cells_of(base: str, loss: str, tau: float) -> list[Cell]:
+    """A row at each rate."""
+    settings, rates, _ = BASES[base]
+    if not tau:
+        return [Cell("clinc", loss, (0.1,), **{**settings, "steps": 0})]
+    return [Cell("clinc", loss, (tau,), **settings, rate=rate) for rate in rates]
 
 
 def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
@@ -123,9 +114,9 @@ def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
 def table() -> list[str]:
     """Figures of τ = .03, and what others have more, paired by seed, ± half a 95 % interval."""
     rows = []
-    for name, base in BASES.items():
-        for tau, mask in sorted(base.rows, key=lambda x: (x[1], x[0] or 0)):
-            cells, low = cells_of(name, tau, mask), cells_of(name, TAUS[0], mask)
+    for base, (_, _, settings) in BASES.items():
+        for loss, tau in sorted(settings):
+            cells, low = cells_of(base, loss, tau), cells_of(base, loss, TAUS[0])
             row = []
             for figure, by, _ in COLUMNS:
                 after, before = tests(cells, figure, by), tests(low, figure, by)
@@ -133,8 +124,8 @@ def table() -> list[str]:
                 shown = f"{np.mean(more):+.1f} ± {margin(more):.1f}" if len(more) > 1 else ""
                 row.append(f"{np.mean(list(after.values())):.1f}" if cells == low else shown)
             rates = [f"{CELLS.best(cells, 'dev', by).rate:g}" for by in ("v", "ndcg")]
-            label = "untrained" if tau is None else f"τ {tau:g}{mask}"
-            rows.append([name, label, ", ".join(rates) if tau else "", *row])
+            name = f"τ {tau:g}{LOSSES[loss]}" if tau else "untrained"
+            rows.append([base, name, ", ".join(rates) if tau else "", *row])
     return markdown(["base", "", "rates", *(name for *_, name in COLUMNS)], rows, "lll")
 
 
@@ -148,9 +139,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     measured = partial(measure, folder=given.folder)
-    for name in given.names:
-        base = BASES[name]
-        rows = [cells_of(name, *row) for row in base.rows]
+    for base in given.names:
+        rows = [cells_of(base, *row) for row in BASES[base][2]]
         CELLS.run(measured, chain(*rows))
         for by in ("v", "ndcg"):
             CELLS.run(measured, seed_by_seed([CELLS.best(row, "dev", by) for row in rows], SEEDS))

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from benchmarks.data import clinc150
 from benchmarks.data.intents import question_pairs
+from benchmarks.data.surface import auroc
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from benchmarks.studies.models import static_model
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -133,20 +133,16 @@ def measure(cell: Cell, folder: Path) -> Figures:
         found = (votes[nearest] * scores[:, :, None]).sum(dim=1).argmax(dim=1)
         right[split] = (found == own).double()
     other, norms = model(embedded(folder, "oos_test")[0]), z.norm(dim=1)
+    others = stm.COSINE.query(other) @ train.T
     means = [float(norms[own == c].mean()) for c in range(len(count))]
     return {
         "dev": round(float(right["val"].mean()), 5),
         "test": packed(right["test"].numpy()),
         "norm": round(float(norms.mean()), 3),
         "frequency": round(float(spearmanr(count, means)[0]), 4),
-        "out of scope, norm": auc(norms, other.norm(dim=1)),
-        "out of scope, cosine": auc(scores[:, 0], (stm.COSINE.query(other) @ train.T).amax(dim=1)),
+        "out of scope, norm": round(auroc(norms, other.norm(dim=1)), 4),
+        "out of scope, cosine": round(auroc(scores[:, 0], others.amax(dim=1)), 4),
     }
-
-
-def auc(inside: Tensor, outside: Tensor) -> float:
-    told = [1] * len(inside) + [0] * len(outside)
-    return round(float(roc_auc_score(told, torch.cat([inside, outside]))), 4)
 
 
 # --- runs and tables ------------------------------------------------------------------------------
