@@ -339,8 +339,7 @@ def dev_of(cell: Cell, scoring: str) -> float:
 
 def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
     """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
-    found: Cell | None = POOL.best((replace(x, seed=0) for x in cells), "scorings", scoring, "dev")
-    return found
+    return POOL.best((replace(x, seed=0) for x in cells), "scorings", scoring, "dev")
 
 
 def per_query(

@@ -252,8 +252,7 @@ def measure(cell: Cell, folder: Path) -> Figures:
 
 def best_on_dev(data: str, batch: int, arm: str) -> Cell | None:
     """The stored rate that is best on dev with seed 0."""
-    found: Cell | None = CELLS.best(Cell(data, batch, arm, rate) for rate in RATES)
-    return found
+    return CELLS.best(Cell(data, batch, arm, rate) for rate in RATES)
 
 
 def per_query(data: str, batch: int, arm: str, part: str, scoring: int) -> PerQuery:

@@ -210,8 +210,7 @@ def cell_of(name: str, loss: str, training: str, tau: float) -> Cell:
 def best_on_dev(name: str, loss: str, training: str, scoring: str) -> Cell | None:
     """The stored temperature that is best on dev over all documents with seed 0."""
     cells = [cell_of(name, loss, training, tau) for tau in TAUS]
-    found: Cell | None = CELLS.best(cells, "scorings", "all", scoring, "dev")
-    return found
+    return CELLS.best(cells, "scorings", "all", scoring, "dev")
 
 
 def run_task(name: str, seeds: int) -> None:

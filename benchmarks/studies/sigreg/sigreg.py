@@ -11,10 +11,11 @@ docs/research/isotropy.md says what was expected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +25,18 @@ from benchmarks.studies.copies.copies import joined, tokens_of
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from benchmarks.studies.known import training as known
 from benchmarks.studies.models import static_model
-from benchmarks.studies.store import Figures, Store, packed, unpacked
+from benchmarks.studies.store import Figures, Store, packed, seed_by_seed, unpacked
 from datasets import Dataset, concatenate_datasets
-from numpy.typing import NDArray
 
 import st_magnitude as stm
 
 PAIRS, RATES = 65_536, (0.01, 0.03, 0.1)
 WEIGHTS = (0.0, 1.0, 10.0, 30.0)
-EQUAL = {"pairs": [(64, 1024), (2048, 32)], "steps": [(64, 128), (2048, 128)]}  # batch, steps
+ROWS = [  # batch, steps, weight
+    *((64, 1024, weight) for weight in WEIGHTS),
+    *((2048, 32, weight) for weight in WEIGHTS),
+    *((batch, 128, weight) for batch in (64, 2048) for weight in (0.0, 10.0)),
+]
 
 
 @dataclass(frozen=True)
@@ -80,34 +84,27 @@ def grid(batch: int, steps: int, weight: float) -> list[Cell]:
     return [Cell(batch, steps, weight, rate) for rate in RATES]
 
 
-def best(batch: int, steps: int, weight: float) -> Cell | None:
-    found: Cell | None = CELLS.best(grid(batch, steps, weight))
-    return found
+def best(*row: Any) -> Any:
+    return CELLS.best(grid(*row))
 
 
-def per_query(cell: Cell) -> dict[int, NDArray[np.float64]]:
-    return {seed: unpacked(x["test"]) for seed, x in CELLS.of_seeds(cell).items()}
+def per_query(*row: Any) -> dict[int, Any]:
+    return {seed: unpacked(x["test"]) for seed, x in CELLS.of_seeds(best(*row)).items()}
 
 
 def table() -> list[str]:
-    """IsoScore, nDCG@10, and what a row has more than large batches without SIGReg."""
-    rows = []
-    for equal, sizes in EQUAL.items():
-        large = best(*sizes[1], 0.0)
-        for (batch, steps), weight in product(sizes, WEIGHTS):
-            cell = best(batch, steps, weight)
-            if cell is None or large is None:
-                continue
-            isoscores = [x["isoscore"] for x in CELLS.of_seeds(cell).values()]
-            values, plain = per_query(cell), best(batch, steps, 0.0)
-            gains = [show(gain_of(values, per_query(x))) for x in (plain, large) if x]
-            row = [f"{batch:,}", f"{steps:,}", f"{weight:g}", f"{cell.rate:g}", len(values)]
-            row += [f"{np.mean(isoscores):.3f}", in_points(list(values.values()))]
-            gains = [x if y != cell else "" for x, y in zip(gains, (plain, large), strict=True)]
-            rows.append([equal, *row, *gains])
-    head = ["batch", "steps", "weight", "rate", "seeds", "IsoScore", "nDCG@10"]
-    gains = ["over weight 0", "over 2,048, weight 0"]
-    return markdown(["equal", *head, *gains], rows)
+    """IsoScore, nDCG@10, and what a row has more than without SIGReg, and than large batches."""
+    shown = []
+    for row in ROWS:
+        batch, steps, weight = row
+        rivals = [(batch, steps, 0.0), (2048, 128 if steps == 128 else 32, 0.0)]
+        values, cell = per_query(*row), best(*row)
+        isoscore = np.mean([x["isoscore"] for x in CELLS.of_seeds(cell).values()])
+        line = [f"{batch:,}", f"{steps:,}", f"{weight:g}", f"{cell.rate:g}", f"{isoscore:.3f}"]
+        gains = ["" if x == row else show(gain_of(values, per_query(*x))) for x in rivals]
+        shown.append([*line, in_points(list(values.values())), *gains])
+    head = ["batch", "steps", "weight", "rate", "IsoScore", "nDCG@10"]
+    return markdown([*head, "over weight 0", "over 2,048, weight 0"], shown)
 
 
 TABLES = {"sigreg": table}
@@ -116,12 +113,9 @@ TABLES = {"sigreg": table}
 def main() -> None:
     torch.set_num_threads(1)
     prepare_process()
-    for equal, weights in (("pairs", WEIGHTS), ("steps", (0.0, 10.0))):
-        where = [(*size, weight) for size, weight in product(EQUAL[equal], weights)]
-        for row in where:
-            CELLS.run(measure, grid(*row))
-        chosen = [cell for row in where if (cell := best(*row))]
-        CELLS.run(measure, [replace(cell, seed=seed) for seed in (1, 2) for cell in chosen])
+    for rows in (ROWS[: 2 * len(WEIGHTS)], ROWS[2 * len(WEIGHTS) :]):
+        CELLS.run(measure, chain(*(grid(*row) for row in rows)))
+        CELLS.run(measure, seed_by_seed([best(*row) for row in rows]))
 
 
 if __name__ == "__main__":
