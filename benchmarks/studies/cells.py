@@ -281,9 +281,8 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
 
 
 def shape(encoded: EncodedTask) -> dict[str, float]:
-    """IsoScore of the directions of the documents, and the spread of norms, std / mean."""
-    isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
-    found = {"isoscore": round(isoscore, 5)}
+    """The spread of norms, std / mean."""
+    found = {}
     for name in ("queries", "documents"):
         lengths = stm.geometry.norms(getattr(encoded, name))
         found[f"CV of {name}"] = round(float(lengths.std() / lengths.mean()), 4)

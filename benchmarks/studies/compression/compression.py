@@ -15,10 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from benchmarks.data.texts import TEXTS
 from benchmarks.studies.cells import (
-    POOL,
     Cell,
     asked,
     best_of,
@@ -32,7 +30,7 @@ from benchmarks.studies.cells import (
     stored_seeds,
     train_cell,
 )
-from benchmarks.studies.estimates import NOTHING, Estimate, in_points, markdown, paired, show
+from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
 from benchmarks.studies.store import Store, seeds_of, unpacked
 from benchmarks.studies.temperature.temperature import STUDIES
 
@@ -43,19 +41,11 @@ TAUS, STEPS = (0.02, 0.05, 0.1, 0.2), 300
 CHOICES = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
-def base() -> Cell:
-    """Cosine at .05, whose rate temperature.py has chosen."""
-    cell = STUDIES["static"].chosen
-    if cell is None:
-        raise SystemExit("Run temperature.py static first: it chooses the rate.")
-    return cell
-
-
 def texts() -> dict[str, Cell]:
-    """The cells of the table of texts by kind and loss."""
-    found = {}
+    """The cells of the table of texts by kind and loss, at the rate that temperature.py chose."""
+    found, base = {}, STUDIES["static"].chosen
     for name in TEXTS:
-        plain = base() if name == base().data else replace(base(), data=name, steps=STEPS)
+        plain = base if name == base.data else replace(base, data=name, steps=STEPS)
         found |= {f"{name}, τ {tau:g}": replace(plain, temperature=tau) for tau in TAUS}
         found[f"{name}, TempAgg"] = replace(plain, loss="tempagg")
     return found
@@ -74,11 +64,10 @@ def chosen_on_dev(rows: Mapping[str, Cell], name: str, size: str = "full") -> Ce
     cells = [rows[f"{name}, τ {tau:g}"] for tau in TAUS]
     if size == "full":
         return best_of(cells, "matched")
-    found = [x[size] for cell in cells if (x := CHOICES.load(cell))]
-    return cells[int(np.argmax(found))] if len(found) == len(cells) else None
+    return CHOICES.best(cells, size)
 
 
-def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estimate | None:
+def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estimate:
     """TempAgg less one temperature, mean over the kinds of text.
 
     Args:
@@ -88,22 +77,15 @@ def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estim
     for name in TEXTS:
         is_size = isinstance(which, str)
         plain = chosen_on_dev(rows, name, which) if is_size else rows[f"{name}, τ {which:g}"]
-        both = same_seeds(rows[f"{name}, TempAgg"], plain) if plain else []
-        if not both:
-            return None
-        cells = zip(*both, strict=True)
+        cells = zip(*same_seeds(rows[f"{name}, TempAgg"], plain), strict=True)
         after, before = (per_query(x, name, "matched", size) for x in cells)
         differences.append(after - before)
-    # else seeds are missing
-    return paired(differences) if len({len(x) for x in differences}) == 1 else None
+    return paired(differences)
 
 
 def texts_table() -> list[str]:
     """nDCG@10 on each kind of text by size, and TempAgg less single temperatures, over all."""
-    cells = texts()
-    if not all(map(POOL.load, cells.values())):
-        return NOTHING
-    rows = []
+    cells, rows = texts(), []
     for label, cell in cells.items():
         there = stored_seeds(cell)
         kind, loss = label.split(", ")
