@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import st_magnitude as stm
+from st_magnitude.surgery.gradients import grad_scale
 
 STARTS = [("linear", "SGD"), ("two layers", "SGD"), ("two layers", "AdamW")]
 LOWEST = {"SGD": 0.003, "AdamW": 1e-4}  # rate for whole weights
@@ -88,9 +89,8 @@ def trained(cell: Cell, x: Tensor, pairs: Tensor) -> nn.Module:
     if cell.start == "two layers":
         model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     stm.cut_init(model, c=CUTS[cell.way])
-    kind, more = (torch.optim.AdamW, {})
-    if cell.optimizer == "SGD":
-        kind, more = torch.optim.SGD, {"momentum": 0.9}
+    more = {"momentum": 0.9} if cell.optimizer == "SGD" else {}
+    kind = getattr(torch.optim, cell.optimizer)
     optimizer = kind(model.parameters(), lr=cell.rate, weight_decay=cell.decay, **more)
     scales = cell.way == "GradScale"
     warmup = STEPS * (0.2 if scales else 0.02)
@@ -104,7 +104,7 @@ def trained(cell: Cell, x: Tensor, pairs: Tensor) -> nn.Module:
     for batch in order[: STEPS * BATCH].split(BATCH):
         q, d = model(x[pairs[batch].T])  # (2, B, D)
         if scales:
-            q, d = stm.grad_scale(q), stm.grad_scale(d)
+            q, d = grad_scale(q), grad_scale(d)
         optimizer.zero_grad()
         cross_entropy(stm.COSINE(q, d) / TAU, torch.arange(len(q))).backward()
         optimizer.step()
@@ -156,28 +156,24 @@ def grid(start: str, optimizer: str, way: str) -> list[Cell]:
     return [Cell(start, optimizer, way, *how) for how in product(DECAYS, rates)]
 
 
-def best(start: str, optimizer: str, way: str) -> Cell | None:
-    return CELLS.best(grid(start, optimizer, way))
+def best(*where: str) -> Cell:
+    return CELLS.best(grid(*where))
 
 
-def at_plain(start: str, optimizer: str, way: str) -> Cell | None:
+def at_plain(start: str, optimizer: str, way: str) -> Cell:
     """At rate and decay of the plain training; for GradScale the paper's sixth of that rate."""
     plain = best(start, optimizer, "plain")
-    share = 6 if way == "GradScale" else 1
-    return replace(plain, way=way, rate=plain.rate / share) if plain else None
+    return replace(plain, way=way, rate=plain.rate / (6 if way == "GradScale" else 1))
 
 
-def per_query(cell: Cell | None) -> dict[int, NDArray[np.float64]]:
-    found = CELLS.of_seeds(cell, SEEDS) if cell else {}
-    return {seed: unpacked(x["test"]) for seed, x in found.items()}
+def per_query(cell: Cell) -> dict[int, NDArray[np.float64]]:
+    return {seed: unpacked(x["test"]) for seed, x in CELLS.of_seeds(cell, SEEDS).items()}
 
 
 def table() -> list[str]:
     rows = []
     for (start, optimizer), way in product(STARTS, CUTS):
         cell = best(start, optimizer, way)
-        if cell is None:
-            continue
         plain = per_query(best(start, optimizer, "plain"))
         shown = [in_points(list(plain.values())), ""]
         if way != "plain":
@@ -199,12 +195,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     torch.set_num_threads(1)
-    for (start, optimizer), way in product(STARTS, CUTS):
-        where = (start, optimizer, way)
-        CELLS.run(lambda cell: measure(cell, folder), grid(*where))
-        chosen = [cell for cell in (best(*where), at_plain(*where)) if cell]
-        for cell in chosen:
-            CELLS.run(lambda cell: measure(cell, folder), seeds_of(cell, SEEDS))
+    measured = partial(measure, folder=folder)
+    for start, way in product(STARTS, CUTS):
+        CELLS.run(measured, grid(*start, way))
+        for cell in (best(*start, way), at_plain(*start, way)):
+            CELLS.run(measured, seeds_of(cell, SEEDS))
 
 
 if __name__ == "__main__":
