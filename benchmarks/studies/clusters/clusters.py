@@ -33,20 +33,16 @@ import st_magnitude as stm
 
 CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 SEEDS = 3
-LOSSES = {"Cosine": "", "Cosine, classes": ", classes"}
+LOSSES = ("Cosine", "Cosine, classes")
 TAUS = (0.03, 0.06, 0.1, 0.3)
-BASES: dict[str, tuple[dict[str, Any], tuple[float, ...], list[tuple[str, float]]]] = {
-    # settings, rates, and rows; τ = 0 is the base as it is
-    "table": (
-        {"steps": 300, "batch": 128},
-        (0.003, 0.01, 0.03),
-        [("Cosine", 0.0), *product(LOSSES, TAUS)],
-    ),
-    "MiniLM": (
-        {"base": "MiniLM", "steps": 200, "batch": 64},
-        (5e-5, 2e-4),
-        [("Cosine", tau) for tau in (0.0, 0.03, 0.3, 0.1)],
-    ),
+BASES: dict[str, dict[str, Any]] = {
+    "table": {"steps": 300, "batch": 128},
+    "MiniLM": {"base": "MiniLM", "steps": 200, "batch": 64},
+}
+RATES = {"table": (0.003, 0.01, 0.03), "MiniLM": (5e-5, 2e-4)}
+ROWS = {  # loss and temperature, 0 for the base as it is
+    "table": [("Cosine", 0.0), *product(LOSSES, TAUS)],
+    "MiniLM": [("Cosine", tau) for tau in (0.0, 0.03, 0.3, 0.1)],
 }
 COLUMNS = [  # figure, what chooses the rate, name
     ("v unseen", "v", "v-measure, unseen"),
@@ -98,10 +94,9 @@ def measure(cell: Cell, folder: Path) -> Figures:
 
 def cells_of(base: str, loss: str, tau: float) -> list[Cell]:
     """A row at each rate."""
-    settings, rates, _ = BASES[base]
     if not tau:
-        return [Cell("clinc", loss, (0.1,), **{**settings, "steps": 0})]
-    return [Cell("clinc", loss, (tau,), **settings, rate=rate) for rate in rates]
+        return [Cell("clinc", loss, (0.1,), **BASES[base] | {"steps": 0})]
+    return [Cell("clinc", loss, (tau,), **BASES[base], rate=rate) for rate in RATES[base]]
 
 
 def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
@@ -114,18 +109,17 @@ def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
 def table() -> list[str]:
     """Figures of τ = .03, and what others have more, paired by seed, ± half a 95 % interval."""
     rows = []
-    for base, (_, _, settings) in BASES.items():
-        for loss, tau in sorted(settings):
-            cells, low = cells_of(base, loss, tau), cells_of(base, loss, TAUS[0])
-            row = []
-            for figure, by, _ in COLUMNS:
-                after, before = tests(cells, figure, by), tests(low, figure, by)
-                more = [after[seed] - before[seed] for seed in after.keys() & before.keys()]
-                shown = f"{np.mean(more):+.1f} ± {margin(more):.1f}" if len(more) > 1 else ""
-                row.append(f"{np.mean(list(after.values())):.1f}" if cells == low else shown)
-            rates = [f"{CELLS.best(cells, 'dev', by).rate:g}" for by in ("v", "ndcg")]
-            name = f"τ {tau:g}{LOSSES[loss]}" if tau else "untrained"
-            rows.append([base, name, ", ".join(rates) if tau else "", *row])
+    for base, loss, tau in ((name, *row) for name in BASES for row in sorted(ROWS[name])):
+        cells, low = cells_of(base, loss, tau), cells_of(base, loss, TAUS[0])
+        name = f"τ {tau:g}{loss.removeprefix('Cosine')}" if tau else "untrained"
+        rates = [f"{CELLS.best(cells, 'dev', by).rate:g}" for by in ("v", "ndcg")]
+        row = [base, name, ", ".join(rates) if tau else ""]
+        for figure, by, _ in COLUMNS:
+            after, before = tests(cells, figure, by), tests(low, figure, by)
+            more = [after[seed] - before[seed] for seed in after.keys() & before.keys()]
+            shown = f"{np.mean(more):+.1f} ± {margin(more):.1f}" if len(more) > 1 else ""
+            row.append(f"{np.mean(list(after.values())):.1f}" if cells == low else shown)
+        rows.append(row)
     return markdown(["base", "", "rates", *(name for *_, name in COLUMNS)], rows, "lll")
 
 
@@ -140,7 +134,7 @@ def main() -> None:
     torch.set_num_threads(1)
     measured = partial(measure, folder=given.folder)
     for base in given.names:
-        rows = [cells_of(base, *row) for row in BASES[base][2]]
+        rows = [cells_of(base, *row) for row in ROWS[base]]
         CELLS.run(measured, chain(*rows))
         for by in ("v", "ndcg"):
             CELLS.run(measured, seed_by_seed([CELLS.best(row, "dev", by) for row in rows], SEEDS))

@@ -170,9 +170,7 @@ def measure(cell: Cell, folder: Path) -> Figures:
 
 
 def chosen(data: str, loss: str) -> Cell:
-    known = CELLS.found
-    cells = [x for x in known if (x.data, x.loss, x.seed) == (data, loss, 0)]
-    return max(cells, key=lambda cell: known[cell]["dev"])
+    return CELLS.best(x for x in CELLS.found if (x.data, x.loss, x.seed) == (data, loss, 0))
 
 
 def table() -> list[str]:

@@ -90,10 +90,6 @@ def literal(loss: str) -> Cell:
     return STUDIES["static"].of_loss(loss, 20.0)[0]
 
 
-def run_literal(seeds: int) -> None:
-    run_missing(seed_by_seed([literal(loss) for loss in KEPT], seeds))
-
-
 def run_study(study: Study, seeds: int) -> None:
     """All settings with seed 0, then the other seeds of what the tables show."""
     run_missing(study.cosine(rate) for rate in study.rates)
@@ -143,8 +139,6 @@ def gain_of_scale(loss: str, scale: float | str) -> str:
     study = STUDIES["static"]
     cell = literal(loss) if scale == 20 else best_of(study.kept(loss), "matched")
     plain = best_of(study.cosines, "matched")
-    assert cell is not None
-    assert plain is not None
     found = gain(cell, plain, ["wordnet"], "matched")
     return found[0].show(digits=2) if found else ""
 
@@ -167,6 +161,6 @@ if __name__ == "__main__":
     arguments = asked(__doc__, [*STUDIES, "literal"])
     for name in arguments.names:
         if name == "literal":
-            run_literal(arguments.seeds)
+            run_missing(seed_by_seed([literal(loss) for loss in KEPT], arguments.seeds))
         else:
             run_study(STUDIES[name], arguments.seeds)
