@@ -34,6 +34,7 @@ from benchmarks.data.docstrings import docstring_task
 from benchmarks.data.lexicons import build
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
+from benchmarks.studies.known.training import spread
 from benchmarks.studies.models import minilm, static_model, train
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import concatenate_datasets
@@ -282,11 +283,7 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
 
 def shape(encoded: EncodedTask) -> dict[str, float]:
     """The spread of norms, std / mean."""
-    found = {}
-    for name in ("queries", "documents"):
-        lengths = stm.geometry.norms(getattr(encoded, name))
-        found[f"CV of {name}"] = round(float(lengths.std() / lengths.mean()), 4)
-    return found
+    return {f"CV of {x}": spread(getattr(encoded, x)) for x in ("queries", "documents")}
 
 
 # --- many trainings -------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.data.lexicons import Lexicons, build
+from benchmarks.data.lexicons import build
 from benchmarks.studies.cells import prepare_process
 from benchmarks.studies.copies.copies import joined, tokens_of
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from benchmarks.studies.known import training as known
 from benchmarks.studies.models import static_model
 from benchmarks.studies.store import Figures, Store, packed, seed_by_seed, unpacked
-from datasets import Dataset, concatenate_datasets
+from datasets import concatenate_datasets
 
 import st_magnitude as stm
 
@@ -53,7 +53,7 @@ CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 
 
 @cache
-def data() -> tuple[Lexicons, Dataset, list[list[torch.Tensor]]]:
+def data() -> tuple[Any, Any, list[list[torch.Tensor]]]:
     """The tasks, the pairs, and the token ids of both columns."""
     words = build(seed=0, num_test_queries=700, corpus_size=2000, num_foldoc_queries=1)
     rows = concatenate_datasets(list(words.train.values())).shuffle(seed=0).select(range(PAIRS))
