@@ -1,13 +1,13 @@
 """Does a higher temperature cluster better?
 
-    python benchmarks/studies/clusters/clusters.py FOLDER [table] [MiniLM]
+    python benchmarks/studies/clusters/clusters.py FOLDER
 
-FOLDER has the files of BANKING77 and CLINC150. A model learns pairs of questions of one intent, 100
-intents of CLINC150, which a seed draws, in batches without labels. It is measured by the v-measure
-of k-means (five starts) on the other 50 intents and on BANKING77's test, and by nDCG@10 of question
--> questions of its intent. "classes" makes questions of an intent positives of each other. The rate
- of each temperature is the one that is best on dev with seed 0: by the v-measure for clusters,
-by nDCG@10 for the search. docs/research/temperature_paper.md says what was expected.
+FOLDER has the files of BANKING77 and CLINC150. wordllama's table learns pairs of questions of one
+intent, 100 intents of CLINC150, which a seed draws, in batches without labels. It is measured by
+the v-measure of k-means (five starts) on the other 50 intents and on BANKING77's test, and by
+nDCG@10 of question -> questions of its intent. "classes" makes questions of an intent positives of
+each other. The rate of each temperature is the one that is best on dev with seed 0, by v-measure
+and by nDCG@10. docs/research/temperature_paper.md says what was expected.
 """
 
 from __future__ import annotations
@@ -35,15 +35,9 @@ CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 SEEDS = 3
 LOSSES = ("Cosine", "Cosine, classes")
 TAUS = (0.03, 0.06, 0.1, 0.3)
-BASES: dict[str, dict[str, Any]] = {
-    "table": {"steps": 300, "batch": 128},
-    "MiniLM": {"base": "MiniLM", "steps": 200, "batch": 64},
-}
-RATES = {"table": (0.003, 0.01, 0.03), "MiniLM": (5e-5, 2e-4)}
-ROWS = {  # loss and temperature, 0 for the base as it is
-    "table": [("Cosine", 0.0), *product(LOSSES, TAUS)],
-    "MiniLM": [("Cosine", tau) for tau in (0.0, 0.03, 0.3, 0.1)],
-}
+ROWS = [("Cosine", 0.0), *product(LOSSES, TAUS)]  # τ = 0 is the table as it is
+SETTINGS: dict[str, Any] = {"steps": 300, "batch": 128}
+RATES = (0.003, 0.01, 0.03)
 COLUMNS = [  # figure, what chooses the rate, name
     ("v unseen", "v", "v-measure, unseen"),
     ("v banking", "v", "BANKING77"),
@@ -92,11 +86,11 @@ def measure(cell: Cell, folder: Path) -> Figures:
     return {part: {k: round(x, 5) for k, x in of.items()} for part, of in found.items()}
 
 
-def cells_of(base: str, loss: str, tau: float) -> list[Cell]:
+def cells_of(loss: str, tau: float) -> list[Cell]:
     """A row at each rate."""
     if not tau:
-        return [Cell("clinc", loss, (0.1,), **BASES[base] | {"steps": 0})]
-    return [Cell("clinc", loss, (tau,), **BASES[base], rate=rate) for rate in RATES[base]]
+        return [Cell("clinc", loss, (0.1,), **SETTINGS | {"steps": 0})]
+    return [Cell("clinc", loss, (tau,), **SETTINGS, rate=rate) for rate in RATES]
 
 
 def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
@@ -109,18 +103,18 @@ def tests(cells: list[Cell], figure: str, by: str) -> dict[int, float]:
 def table() -> list[str]:
     """Figures of τ = .03, and what others have more, paired by seed, ± half a 95 % interval."""
     rows = []
-    for base, loss, tau in ((name, *row) for name in BASES for row in sorted(ROWS[name])):
-        cells, low = cells_of(base, loss, tau), cells_of(base, loss, TAUS[0])
+    for loss, tau in ROWS:
+        cells, low = cells_of(loss, tau), cells_of(loss, TAUS[0])
         name = f"τ {tau:g}{loss.removeprefix('Cosine')}" if tau else "untrained"
         rates = [f"{CELLS.best(cells, 'dev', by).rate:g}" for by in ("v", "ndcg")]
-        row = [base, name, ", ".join(rates) if tau else ""]
+        row = [name, ", ".join(rates) if tau else ""]
         for figure, by, _ in COLUMNS:
             after, before = tests(cells, figure, by), tests(low, figure, by)
             more = [after[seed] - before[seed] for seed in after.keys() & before.keys()]
             shown = f"{np.mean(more):+.1f} ± {margin(more):.1f}" if len(more) > 1 else ""
             row.append(f"{np.mean(list(after.values())):.1f}" if cells == low else shown)
         rows.append(row)
-    return markdown(["base", "", "rates", *(name for *_, name in COLUMNS)], rows, "lll")
+    return markdown(["", "rates", *(name for *_, name in COLUMNS)], rows, "ll")
 
 
 TABLES = {"clusters": table}
@@ -129,15 +123,12 @@ TABLES = {"clusters": table}
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", default=list(BASES))
-    given = parser.parse_args()
+    measured = partial(measure, folder=parser.parse_args().folder)
     torch.set_num_threads(1)
-    measured = partial(measure, folder=given.folder)
-    for base in given.names:
-        rows = [cells_of(base, *row) for row in ROWS[base]]
-        CELLS.run(measured, chain(*rows))
-        for by in ("v", "ndcg"):
-            CELLS.run(measured, seed_by_seed([CELLS.best(row, "dev", by) for row in rows], SEEDS))
+    rows = [cells_of(*row) for row in ROWS]
+    CELLS.run(measured, chain(*rows))
+    for by in ("v", "ndcg"):
+        CELLS.run(measured, seed_by_seed([CELLS.best(row, "dev", by) for row in rows], SEEDS))
 
 
 if __name__ == "__main__":
