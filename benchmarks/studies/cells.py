@@ -34,6 +34,7 @@ from benchmarks.data.docstrings import docstring_task
 from benchmarks.data.lexicons import build
 from benchmarks.data.paraphrase import paraphrase
 from benchmarks.studies.estimates import Gain, paired
+from benchmarks.studies.known.training import spread
 from benchmarks.studies.models import minilm, static_model, train
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import concatenate_datasets
@@ -95,7 +96,6 @@ class Cell:
             without a division by norms; or "auto" or "batch", which divide by the mean norms of the
             batch. Stored cells with "auto" divided by those of their first batch, as the losses did
             then.
-        sigreg: Weight of SIGReg.
         bf16: Whether training and dev use bfloat16 by autocast; tests are encoded in float32.
     """
 
@@ -108,7 +108,6 @@ class Cell:
     rate: float
     temperature: float | str = 0.05
     scale: float | str = 20.0
-    sigreg: float = 0.0
     bf16: bool = False
 
 
@@ -166,8 +165,7 @@ def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
 
 
 def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
-    options: Figures = {"regularizers": [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []}
-    options["same_text"] = "exclude"  # in all stored cells
+    options: Figures = {"same_text": "exclude"}  # in all stored cells
     if cell.loss == "tempagg":
         return stm.TempAggLoss(model, **options)
     options["scale"] = 20.0 if cell.scale == 20 else "auto"
@@ -285,13 +283,8 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]
 
 
 def shape(encoded: EncodedTask) -> dict[str, float]:
-    """IsoScore of the directions of the documents, and the spread of norms, std / mean."""
-    isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
-    found = {"isoscore": round(isoscore, 5)}
-    for name in ("queries", "documents"):
-        lengths = stm.geometry.norms(getattr(encoded, name))
-        found[f"CV of {name}"] = round(float(lengths.std() / lengths.mean()), 4)
-    return found
+    """The spread of norms, std / mean."""
+    return {f"CV of {x}": spread(getattr(encoded, x)) for x in ("queries", "documents")}
 
 
 # --- many trainings -------------------------------------------------------------------------------
@@ -343,9 +336,7 @@ def dev_of(cell: Cell, scoring: str) -> float:
 
 def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
     """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
-    found = {cell: x for cell in cells if (x := POOL.load(replace(cell, seed=0)))}
-    dev = {cell: x["scorings"][scoring]["dev"] for cell, x in found.items()}
-    return max(dev, key=lambda cell: dev[cell]) if dev else None
+    return POOL.best((replace(x, seed=0) for x in cells), "scorings", scoring, "dev")
 
 
 def per_query(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,34 +49,6 @@ def table_of(tokenizer: Tokenizer, weights: Tensor) -> SentenceTransformer:
 def static_model() -> SentenceTransformer:
     """wordllama's table of 32,000 x 256 token vectors, from PyPI."""
     return stm.load("wordllama", device="cpu")
-
-
-class Rows(nn.Module):
-    """Some rows of a token table, in its place."""
-
-    def __init__(self, table: nn.EmbeddingBag, numbers: Tensor) -> None:
-        super().__init__()
-        self.places = torch.full((table.num_embeddings,), -1)
-        self.places[numbers] = torch.arange(len(numbers))
-        self.rows = nn.EmbeddingBag.from_pretrained(table.weight[numbers].detach(), freeze=False)
-
-    def forward(self, input_ids: Tensor, offsets: Tensor) -> Tensor:
-        return self.rows(self.places[input_ids], offsets)
-
-
-@contextmanager
-def rows_alone(model: SentenceTransformer, texts: Iterable[str]) -> Iterator[None]:
-    """Trains the rows of a static table that the texts use: the same result in less time.
-
-    AdamW without decay leaves a row without gradient as it is.
-    """
-    table = model[0].embedding
-    numbers = torch.unique(model.preprocess(list(texts))["input_ids"])
-    model[0].embedding = some = Rows(table, numbers)
-    yield
-    with torch.no_grad():
-        table.weight[numbers] = some.rows.weight
-    model[0].embedding = table
 
 
 def minilm() -> SentenceTransformer:

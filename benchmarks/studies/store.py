@@ -5,7 +5,8 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ class Store:
         """The stored figures of the same settings by seed."""
         found = {seed: self.load(replace(cell, seed=seed)) for seed in range(number)}
         return {seed: x for seed, x in found.items() if x}
+
+    def best(self, cells: Iterable[Any], *where: str) -> Any:
+        """The stored cell whose figure on dev, which stands ``where``, is the highest, or None."""
+        stored = [cell for cell in cells if cell in self.found]
+        figures = [reduce(getitem, where or ("dev",), self.found[cell]) for cell in stored]
+        return stored[figures.index(max(figures))] if stored else None
 
     def add(self, cell: Any, figures: Figures) -> None:
         self.found[cell] = {"settings": asdict(cell), **figures}

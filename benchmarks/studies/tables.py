@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.studies.boilerplate import pages
 from benchmarks.studies.cells import ROOT
+from benchmarks.studies.clusters import clusters
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.copies import copies
@@ -27,6 +28,7 @@ from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.recommendation import recommendation
 from benchmarks.studies.revela import revela_text
+from benchmarks.studies.sigreg import sigreg
 from benchmarks.studies.temperature import temperature
 
 Table = Callable[[], list[str]]
@@ -44,6 +46,7 @@ QUOTING = [
 
 TABLES: dict[str, Table] = {
     **temperature.TABLES,
+    **clusters.TABLES,
     **compression.TABLES,
     **convergence.TABLES,
     **copies.TABLES,
@@ -56,6 +59,7 @@ TABLES: dict[str, Table] = {
     "revela": revela_text.table,
     "decoder": magnitude.decoder_table,
     **recommendation.TABLES,
+    **sigreg.TABLES,
     **{f"prior, {name}": partial(prior.table, name) for name in prior.SETTINGS},
 }
 

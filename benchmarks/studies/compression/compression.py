@@ -1,35 +1,28 @@
-"""One temperature chosen on dev, or the sum? What does SIGReg do to an index?
+"""One temperature chosen on dev, or the sum?
 
-    python benchmarks/studies/compression/compression.py [texts] [sigreg] [--seeds 3]
-    python benchmarks/studies/compression/compression.py --choices
+    python benchmarks/studies/compression/compression.py [--seeds 3] [--choices]
 
-On the static table, at the horizon and the rate of temperature.py, whose cells of Cosine it shares.
-Embeddings are scored by cosine in full, at a quarter of the dimensions, and as bits that the float
-query rescores. The verdict is on the page, docs/research/compression.md.
-
-- texts: Cosine at each of four temperatures against TempAggLoss, on WordNet and, with 300 steps, on
-  three other kinds of text. --choices has dev choose at each size.
-- sigreg: InfoNCE at .05 with SIGReg of weight .01, .05 and .2 against none, at batch 32 and 128.
+Cosine at each of four temperatures against TempAggLoss, on the static table, at the horizon and the
+rate of temperature.py, whose cells of Cosine it shares, on WordNet and, with 300 steps, on three
+other kinds of text. Embeddings are scored by cosine in full, at a quarter of the dimensions, and as
+bits that the float query rescores. --choices has dev choose at each size. The verdict is on the
+page, docs/research/compression.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 from benchmarks.data.texts import TEXTS
 from benchmarks.studies.cells import (
-    POOL,
     Cell,
     asked,
     best_of,
     data,
     dev_of,
     encode,
-    gain,
     per_query,
     run_missing,
     same_seeds,
@@ -37,42 +30,25 @@ from benchmarks.studies.cells import (
     stored_seeds,
     train_cell,
 )
-from benchmarks.studies.estimates import NOTHING, Estimate, in_points, markdown, paired, show
+from benchmarks.studies.estimates import Estimate, in_points, markdown, paired, show
 from benchmarks.studies.store import Store, seeds_of, unpacked
-from benchmarks.studies.temperature.temperature import PLACES, STUDIES
+from benchmarks.studies.temperature.temperature import STUDIES
 
 import st_magnitude as stm
 
 SIZES = {"full": "full", "quarter": "quarter", "bits": "bits, rescored"}
 TAUS, STEPS = (0.02, 0.05, 0.1, 0.2), 300
-WEIGHTS = (0.0, 0.01, 0.05, 0.2)
-BATCHES = (32, 128)
 CHOICES = Store(Path(__file__).with_name("cells.jsonl"), Cell)
-MEASURES = [(place, size) for place in PLACES for size in ("full", "bits")]
-
-
-def base() -> Cell:
-    """Cosine at .05, whose rate temperature.py has chosen."""
-    cell = STUDIES["static"].chosen
-    if cell is None:
-        raise SystemExit("Run temperature.py static first: it chooses the rate.")
-    return cell
 
 
 def texts() -> dict[str, Cell]:
-    """The cells of the table of texts by kind and loss."""
-    found = {}
+    """The cells of the table of texts by kind and loss, at the rate that temperature.py chose."""
+    found, base = {}, STUDIES["static"].chosen
     for name in TEXTS:
-        plain = base() if name == base().data else replace(base(), data=name, steps=STEPS)
+        plain = base if name == base.data else replace(base, data=name, steps=STEPS)
         found |= {f"{name}, τ {tau:g}": replace(plain, temperature=tau) for tau in TAUS}
         found[f"{name}, TempAgg"] = replace(plain, loss="tempagg")
     return found
-
-
-def sigreg() -> dict[str, Cell]:
-    """The cells of the table of SIGReg by batch and weight."""
-    pairs = product(BATCHES, WEIGHTS)
-    return {f"batch {b}, weight {w:g}": replace(base(), batch=b, sigreg=w) for b, w in pairs}
 
 
 def measure_choice(cell: Cell) -> dict[str, float]:
@@ -88,11 +64,10 @@ def chosen_on_dev(rows: Mapping[str, Cell], name: str, size: str = "full") -> Ce
     cells = [rows[f"{name}, τ {tau:g}"] for tau in TAUS]
     if size == "full":
         return best_of(cells, "matched")
-    found = [x[size] for cell in cells if (x := CHOICES.load(cell))]
-    return cells[int(np.argmax(found))] if len(found) == len(cells) else None
+    return CHOICES.best(cells, size)
 
 
-def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estimate | None:
+def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estimate:
     """TempAgg less one temperature, mean over the kinds of text.
 
     Args:
@@ -102,22 +77,15 @@ def over_texts(rows: Mapping[str, Cell], which: float | str, size: str) -> Estim
     for name in TEXTS:
         is_size = isinstance(which, str)
         plain = chosen_on_dev(rows, name, which) if is_size else rows[f"{name}, τ {which:g}"]
-        both = same_seeds(rows[f"{name}, TempAgg"], plain) if plain else []
-        if not both:
-            return None
-        cells = zip(*both, strict=True)
+        cells = zip(*same_seeds(rows[f"{name}, TempAgg"], plain), strict=True)
         after, before = (per_query(x, name, "matched", size) for x in cells)
         differences.append(after - before)
-    # else seeds are missing
-    return paired(differences) if len({len(x) for x in differences}) == 1 else None
+    return paired(differences)
 
 
 def texts_table() -> list[str]:
     """nDCG@10 on each kind of text by size, and TempAgg less single temperatures, over all."""
-    cells = texts()
-    if not all(map(POOL.load, cells.values())):
-        return NOTHING
-    rows = []
+    cells, rows = texts(), []
     for label, cell in cells.items():
         there = stored_seeds(cell)
         kind, loss = label.split(", ")
@@ -136,30 +104,12 @@ def texts_table() -> list[str]:
     return markdown(["texts, loss", "seeds", "dev", *SIZES.values()], rows)
 
 
-def sigreg_table() -> list[str]:
-    """IsoScore of the test corpus in domain, and gains over no SIGReg at the same batch."""
-    rows = []
-    for name, cell in sigreg().items():
-        found = POOL.of_seeds(cell).values()
-        scores = [x["scorings"]["matched"]["shape"]["wordnet"]["isoscore"] for x in found]
-        if cell.sigreg:
-            plain = replace(cell, sigreg=0.0)
-            shown = [show(gain(cell, plain, [x], "matched", size)) for x, size in MEASURES]
-        else:
-            there = stored_seeds(cell)
-            shown = [in_points(per_query(there, x, "matched", size)) for x, size in MEASURES]
-        rows.append([name, len(scores), f"{np.mean(scores):.3f}", *shown])
-    columns = [f"{PLACES[place]}, {SIZES[size]}" for place, size in MEASURES]
-    return markdown(["", "seeds", "IsoScore", *columns], rows)
-
-
-PARTS = {"texts": texts, "sigreg": sigreg}
-TABLES = {"texts": texts_table, "sigreg": sigreg_table}
+TABLES = {"texts": texts_table}
 
 if __name__ == "__main__":
-    arguments = asked(__doc__, PARTS, choices="only the dev scores of texts at each size")
+    arguments = asked(__doc__, choices="only the dev scores of texts at each size")
     if arguments.choices:
         CHOICES.run(measure_choice, [cell for cell in texts().values() if cell.loss == "cosine"])
     else:
-        cells = [x for part in arguments.names for x in PARTS[part]().values()]
+        cells = texts().values()
         run_missing(x for cell in cells for x in seeds_of(cell, arguments.seeds))

@@ -32,7 +32,7 @@ from benchmarks.data import movielens
 from benchmarks.data.dependencies import dependencies
 from benchmarks.studies.estimates import gain_of, in_points, markdown, show
 from benchmarks.studies.known import training as known
-from benchmarks.studies.models import rows_alone, static_model
+from benchmarks.studies.models import static_model
 from benchmarks.studies.prior.prior import WEIGHTS, ranked
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import Dataset
@@ -209,14 +209,14 @@ def trained(cell: Cell, task: Task) -> stm.SentenceTransformer:
     order = known.batches(columns, cell.batch, cell.seed, no_duplicates=ARMS[cell.arm][2])
     texts = [task.queries, [torch.tensor([i]) for i in task.answers]]
     model.preprocess = joined  # type: ignore[method-assign]
-    with rows_alone(model, task.queries + task.documents):
+    with stm.trimmed_vocabulary(model, task.queries + task.documents):
         how = known.Cell("", "", (), steps=steps, rate=cell.rate)
         known.fit(how, Distinct(model, cell.arm, task), texts, order, None)
     del model.preprocess
     return model.eval()
 
 
-def joined(texts: list[Tensor]) -> dict[str, Tensor]:
+def joined(texts: list[Tensor], task: str | None = None) -> dict[str, Tensor]:
     starts = [0, *accumulate(map(len, texts[:-1]))]
     return {"input_ids": torch.cat(texts), "offsets": torch.tensor(starts)}
 
@@ -252,9 +252,7 @@ def measure(cell: Cell, folder: Path) -> Figures:
 
 def best_on_dev(data: str, batch: int, arm: str) -> Cell | None:
     """The stored rate that is best on dev with seed 0."""
-    cells = [Cell(data, batch, arm, rate) for rate in RATES]
-    found = [cell for cell in cells if CELLS.load(cell)]
-    return max(found, key=lambda cell: CELLS.found[cell]["dev"], default=None)
+    return CELLS.best(Cell(data, batch, arm, rate) for rate in RATES)
 
 
 def per_query(data: str, batch: int, arm: str, part: str, scoring: int) -> PerQuery:

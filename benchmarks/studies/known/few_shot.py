@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from benchmarks.data import banking77, clinc150
 from benchmarks.studies.estimates import in_points, markdown, paired, show
-from benchmarks.studies.models import rows_alone, static_model
+from benchmarks.studies.models import static_model
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -112,7 +112,7 @@ def trained(cell: Cell, train: Split, texts: list[str]) -> SentenceTransformer:
     model = static_model()
     if cell.loss == "untrained":
         return model
-    with rows_alone(model, texts):
+    with stm.trimmed_vocabulary(model, texts):
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 - i / STEPS)
         for _ in range(STEPS):
@@ -170,9 +170,7 @@ def measure(cell: Cell, folder: Path) -> Figures:
 
 
 def chosen(data: str, loss: str) -> Cell:
-    known = CELLS.found
-    cells = [x for x in known if (x.data, x.loss, x.seed) == (data, loss, 0)]
-    return max(cells, key=lambda cell: known[cell]["dev"])
+    return CELLS.best(x for x in CELLS.found if (x.data, x.loss, x.seed) == (data, loss, 0))
 
 
 def table() -> list[str]:

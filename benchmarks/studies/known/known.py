@@ -11,17 +11,8 @@ docs/research/known.md has the tables, the expectations, which were written befo
 what came of them.
 
 "scale" trains Dot, QNorm and DNorm at the paper's literal scale, logits of 20 · s, and at the
-automatic one (docs/research/magnitude.md). Expected: the norms of documents and queries (7 and 3
-of the table, 7 and 5 of MiniLM) make literal logits 3 to 40 times as steep. So as trained Dot loses
-1 to 3 points to itself at "auto", QNorm and DNorm .5 to 1.5. The CV of query norms under DNorm is
-.8 to 1.5 times that under Dot, where Figure 5 of the paper has QNorm ahead, and DNorm is ahead by
-.5 to 2.
-
-"hardness" weights negatives by exp(strength · cosine), as the temperature paper did with all its
-models (docs/research/temperature_paper.md). The gradient of a negative then grows as exp((1 / τ +
-strength) · s): among negatives a strength of 9 makes .0715 of a temperature of .2, and .017 of .02.
-Expected: level at .02 and .05, within .2 at .1, .3 to .8 ahead at .2, which without weights is a
-point behind .1; level where dev chooses the temperature of each.
+automatic one (docs/research/magnitude.md). "hardness" weights negatives by exp(strength · cosine),
+as the temperature paper did with all its models (docs/research/temperature_paper.md).
 """
 
 from __future__ import annotations
@@ -126,8 +117,7 @@ def run_rows(rows: Mapping[str, Sequence[Cell]], folder: Path | None) -> None:
 
 def best_on_dev(cells: Iterable[Cell]) -> Cell | None:
     """The cell with the highest score on dev with seed 0."""
-    found = {cell: x["dev"]["full"] for cell in cells if (x := CELLS.load(cell))}
-    return max(found, key=lambda cell: found[cell]) if found else None
+    return CELLS.best(cells, "dev", "full")
 
 
 # --- tables -------------------------------------------------------------------------------------

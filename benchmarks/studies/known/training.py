@@ -6,7 +6,6 @@ import base64
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +23,7 @@ from benchmarks.data.intents import (
     question_pairs,
     split_off,
 )
-from benchmarks.studies.models import minilm, rows_alone, static_model
+from benchmarks.studies.models import minilm, static_model
 from benchmarks.studies.store import Figures
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -169,7 +168,7 @@ def trained(cell: Cell, rows: Dataset) -> tuple[SentenceTransformer, float]:
     columns = [rows[name][:] for name in texts]
     loss = objective(model, cell)
     labels = torch.tensor(rows["label"][:]) if cell.loss == "Cosine, classes" else None
-    with rows_alone(model, chain(*columns)) if cell.base == "table" else nullcontext():
+    with stm.trimmed_vocabulary(model, chain(*columns)):
         named = rows if cell.loss == "MNRL, other classes" else rows.select_columns(texts)
         no_duplicates = cell.loss in ("MNRL, NO_DUPLICATES", "MNRL, other classes")
         order = batches(named, cell.batch, cell.seed, no_duplicates)

@@ -210,8 +210,7 @@ def cell_of(name: str, loss: str, training: str, tau: float) -> Cell:
 def best_on_dev(name: str, loss: str, training: str, scoring: str) -> Cell | None:
     """The stored temperature that is best on dev over all documents with seed 0."""
     cells = [cell_of(name, loss, training, tau) for tau in TAUS]
-    found = {cell: x["scorings"]["all"][scoring] for cell in cells if (x := CELLS.load(cell))}
-    return max(found, key=lambda cell: found[cell]["dev"]) if found else None
+    return CELLS.best(cells, "scorings", "all", scoring, "dev")
 
 
 def run_task(name: str, seeds: int) -> None:

@@ -204,11 +204,11 @@ def best_on_dev(softmax: str, kind: str) -> Cell:
     """The setting that is best on dev with seed 0, after runs of what is missing."""
     cells = [Cell(kind, tau, softmax) for tau in GRID[softmax][kind]]
     run_missing(cells)
-    chosen = max(cells, key=lambda cell: CELLS.found[cell]["dev"])
+    chosen = CELLS.best(cells)
     if (softmax, kind) == ("all films", "cosine"):
         cells += [replace(chosen, rate=rate, decay=decay) for rate, decay in RATES]
         run_missing(cells)
-    return max(cells, key=lambda cell: CELLS.found[cell]["dev"])
+    return CELLS.best(cells)
 
 
 def seeds(cell: Cell) -> list[Cell]:

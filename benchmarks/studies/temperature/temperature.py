@@ -7,13 +7,8 @@ learning rate is chosen on dev under Cosine at .05 and is the same for all losse
 "static" and "L3, bf16" dev chooses the temperature of each loss, too; the others ask for more steps
 and train at .05. The verdict is on the page, docs/research/temperature.md.
 
-"literal" is the paper's scale, logits of 20 · s without a division by norms, on the static table.
-Expected, before the runs: a table has norms of 8 (queries) and 3 (documents), which make raw logits
-steeper, a temperature of .002 for Dot, .016 for QNorm and .006 for DNorm. So Dot is 3 to 5 points
-of nDCG@10 behind itself at the automatic scale, in domain and as trained, QNorm 1 to 2 and DNorm 4
-to 5. Figure 5 of the paper: where the CV of query norms under DNorm is less than twice that under
-Dot, QNorm is ahead of DNorm. Here norms follow the number of tokens, so the ratio is near 1, and
-DNorm is ahead all the same.
+"literal" is the paper's scale, logits of 20 · s without a division by norms, on the static table
+(docs/research/magnitude.md).
 """
 
 from __future__ import annotations
@@ -95,10 +90,6 @@ def literal(loss: str) -> Cell:
     return STUDIES["static"].of_loss(loss, 20.0)[0]
 
 
-def run_literal(seeds: int) -> None:
-    run_missing(seed_by_seed([literal(loss) for loss in KEPT], seeds))
-
-
 def run_study(study: Study, seeds: int) -> None:
     """All settings with seed 0, then the other seeds of what the tables show."""
     run_missing(study.cosine(rate) for rate in study.rates)
@@ -148,8 +139,6 @@ def gain_of_scale(loss: str, scale: float | str) -> str:
     study = STUDIES["static"]
     cell = literal(loss) if scale == 20 else best_of(study.kept(loss), "matched")
     plain = best_of(study.cosines, "matched")
-    assert cell is not None
-    assert plain is not None
     found = gain(cell, plain, ["wordnet"], "matched")
     return found[0].show(digits=2) if found else ""
 
@@ -172,6 +161,6 @@ if __name__ == "__main__":
     arguments = asked(__doc__, [*STUDIES, "literal"])
     for name in arguments.names:
         if name == "literal":
-            run_literal(arguments.seeds)
+            run_missing(seed_by_seed([literal(loss) for loss in KEPT], arguments.seeds))
         else:
             run_study(STUDIES[name], arguments.seeds)

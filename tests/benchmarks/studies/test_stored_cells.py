@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.studies import cells, tables
-from benchmarks.studies.convergence import convergence
 from benchmarks.studies.estimates import NOTHING
 from benchmarks.studies.known import training
 from benchmarks.studies.store import Store, packed
@@ -81,7 +80,6 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cells are stored."""
     pool = Store(tmp_path / "cells.jsonl", cells.Cell)
     monkeypatch.setattr(cells, "POOL", pool)
-    monkeypatch.setattr(convergence, "POOL", pool)
 
 
 @pytest.mark.usefixtures("empty")
@@ -106,16 +104,6 @@ def test_best_of_reads_dev_with_seed_0() -> None:
     stored(replace(CELL, rate=0.2, seed=1), [9])
     assert cells.best_of([CELL, replace(CELL, rate=0.2, seed=1)], "matched").rate == 0.2
     assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
-
-
-@pytest.mark.usefixtures("empty")
-def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
-    for seed, curve in ((0, (0.1, 0.3, 0.2, 0.5)), (1, (0.1, 0.4, 0.4, 0.4))):
-        cell = replace(CELL, seed=seed)
-        points = [{"step": 10 * i, "matched": value} for i, value in enumerate(curve)]
-        cells.POOL.add(cell, {"curve": points})
-    assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
-    assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
 
 
 def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
