@@ -38,7 +38,8 @@ class TrainConfig:
     loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSSES)}.")] = "cosine"
     dims: Annotated[Ints, whole_numbers("Dimensions to train, as 96,192,384; default: all.")] = None
     temperatures: Annotated[
-        Floats, numbers("Temperatures whose losses are summed; default: 0.05, or those of tempagg.")
+        Floats,
+        numbers("Temperatures whose losses are summed; default: 0.05, or those of the loss."),
     ] = None
     temperature: Annotated[
         float | None, Option(help="Temperature; default: 0.05; of cosine on a static table 0.1.")
@@ -94,7 +95,6 @@ class TrainConfig:
         has_temperatures = self.temperatures is not None or LOSSES[self.loss].has_temperatures
         if self.temperature is not None and (has_temperatures or self.dims is not None):
             raise InputError(
-                f"temperature={self.temperature} is for a loss of one term. With dims, or with"
-                f" several temperatures as tempagg has them, pass temperatures={self.temperature}"
-                " instead."
+                f"temperature={self.temperature} is for a loss of one term. With dims, or with a loss"
+                f" of several temperatures, pass temperatures={self.temperature} instead."
             )

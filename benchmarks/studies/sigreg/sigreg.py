@@ -71,10 +71,12 @@ def measure(cell: Cell) -> Figures:
         how = known.Cell("", "", (), steps=cell.steps, rate=cell.rate)
         known.fit(how, loss, columns, known.batches(rows, cell.batch, cell.seed, False), None)
     del model.preprocess
-    dev, test = (task.encode(model.eval(), batch_size=256) for task in (words.dev, words.test))
+    dev, test = (
+        task.encode(model.eval(), "cosine", batch_size=256) for task in (words.dev, words.test)
+    )
     return {
-        "dev": round(float(dev.ndcg(dev.top(stm.COSINE)).mean()), 5),
-        "test": packed(test.ndcg(test.top(stm.COSINE))),
+        "dev": round(dev.search(10).mean, 5),
+        "test": packed(test.search(10).ndcg),
         "isoscore": round(stm.geometry.isoscore(stm.COSINE.document(test.documents)), 5),
     }
 
