@@ -296,17 +296,13 @@ class _Run:
             raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
         self.say("Measuring the best candidates.")
         seed = self.trials.config.seed
-        pair = dict.fromkeys((finished[0].name, cosine.name))
-        entries = {entry.name: entry for entry in (finished[0], cosine)}
-        found = {
-            of: self.trials.judge(entry, self.folder(entry.candidate))
-            for of, entry in entries.items()
-        }
+        winner = cosine
+        found = {cosine.name: self.trials.judge(cosine, self.folder(cosine.candidate))}
         over_cosine = None
-        if len(pair) > 1:
-            over_cosine = found[finished[0].name].minus(found[cosine.name], seed=seed)
-        is_clear = over_cosine is not None and over_cosine.is_better
-        winner = finished[0] if is_clear else cosine
+        if (first := finished[0]) is not cosine:
+            found[first.name] = self.trials.judge(first, self.folder(first.candidate))
+            over_cosine = found[first.name].minus(found[cosine.name], seed=seed)
+            winner = first if over_cosine.is_better else cosine
         controls = self.controls
         after = System(winner.name, found.pop(winner.name), winner.exponent == 1.0)
         others = (controls.also, controls.lexical, controls.no_control, seed)
