@@ -188,7 +188,7 @@ def loss_cell(size: int, dim: int) -> dict[str, float]:
     steps: dict[str, Callable[[], object]] = {"mnrl": partial(step, mnrl, None)}
     for name, texts in keys.items():
         steps[name] = partial(step, ours, Texts([queries, texts], [queries, texts]))
-    found = seconds(steps, max(6, min(2000, 2**28 // size**2)))
+    found = seconds(steps, max(8, min(2000, 2**27 // size**2)))
     ratios = {name: found[name] / found["mnrl"] for name in keys}
     return {"batch": size, "dim": dim, "mnrl ms": 1e3 * found["mnrl"], **ratios}
 
