@@ -104,7 +104,7 @@ class CompareResult(Result):
         if test.is_worse:
             found = [f"Keep the pretrained model. The best candidate, {name}, is clearly worse."]
         if self.over_cosine is None:
-            found.append("No other candidate has a higher nDCG@10 on dev.")
+            found.append("It is the first on dev.")
         else:
             found.append(
                 f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
