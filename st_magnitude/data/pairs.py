@@ -196,6 +196,7 @@ def load_splits(
         if "score" not in chosen:
             raise DataError(f"threshold is {threshold}, but no column has scores.")
     pairs = read_pairs(rows, chosen, threshold, notes)
+    rows = []  # which take as much room as the pairs
     pairs = spell_names(pairs, notes)
     splits = _build(pairs, _assign(pairs, seed, notes), name, notes)
     splits.keep_apart()
