@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pandas
 import pytest
-from _tiny import language_model
+from _tiny import save_decoder
 from conftest import save_splits
 from typer.main import get_command
 
@@ -47,9 +47,7 @@ EXAMPLES = [
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda p: p.name)
 def test_examples_run(page, minilm_path, request, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for part in language_model():
-        part.save_pretrained(tmp_path / "lm")
-    known = {HUB_ID: minilm_path, LM_ID: tmp_path / "lm"}
+    known = {HUB_ID: minilm_path, LM_ID: save_decoder(tmp_path / "lm")}
     if page.name in (*READING, "how_to.md"):
         known |= {'"pairs.csv"': '"my-data"', "30m": "1s"}
         save_splits(tmp_path / "my-data", "train", "dev", "test")
