@@ -9,7 +9,7 @@ InfoNCE on pairs of questions of an intent, 200 steps of 256, SGD with momentum 
 warm-up, then a cosine. Ways: plain; all weights divided by 3 or 9; GradScale with 20 % of warm-up.
 Accuracy of the 10 nearest training questions, which vote by cosine, on balanced val and test. Dev
 (val) chooses rate and decay with seed 0. "At plain's rate" is what one sees without a grid; for
-GradScale it is the paper's schedule, a sixth of that rate. docs/research/convergence.md says what
+GradScale it is the paper's schedule, a sixth of that rate. docs/research/norms.md says what
 was expected.
 """
 

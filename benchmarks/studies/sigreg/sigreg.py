@@ -6,7 +6,7 @@ WordNet, lemma -> definition, by wordllama's table and cosine InfoNCE at .05: ba
 2,048, for equal pairs (32,768) and for equal steps (16). SIGReg has 256 directions; its weight is
 divided by the batch, by which the statistic is multiplied, so that weights compare. Dev chooses the
 rate of each row with seed 0. IsoScore is that of 2,000 documents of the test.
-docs/research/isotropy.md says what was expected.
+docs/research/compression.md says what was expected.
 """
 
 from __future__ import annotations
