@@ -54,6 +54,8 @@ class Fusion:
     tokens: str
 
     def __str__(self) -> str:
+        if self.weight in (0.0, 1.0):
+            return "the model alone" if self.weight else f"BM25 of {self.tokens} alone"
         return f"{self.weight:g} model + {1 - self.weight:g} BM25 of {self.tokens}"
 
     def __call__(self, dense: Ranking, lexical: Ranking) -> Ranking:
