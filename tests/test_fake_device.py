@@ -235,7 +235,9 @@ def test_grad_scale() -> None:
     handle = stm.attach_grad_scale(model)
     hooks = [hook for module in model for hook in module._forward_hooks.values()]
     assert len(hooks) == 1
-    hooks[0].checked = True  # the look at the norms of the first batch waits for the device, once
+    hooks[
+        0
+    ].__self__.checked = True  # the look at the norms of the first batch waits for the device, once
     assert model(features())["sentence_embedding"].device.type == "cuda"
     handle.close()
 

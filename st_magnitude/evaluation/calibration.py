@@ -335,9 +335,8 @@ def calibrate_prior(
         >>> words = BoW(["bees", "honey"])
         >>> model = SentenceTransformer(modules=[words], similarity_fn_name="cosine", device="cpu")
         >>> corpus = {"rare": "bees", "popular": "bees honey honey"}
-        >>> ids = [f"q{i}" for i in range(50)]
-        >>> judged = dict.fromkeys(ids, {"popular"})
-        >>> data = RetrievalData(dict.fromkeys(ids, "bees"), corpus, judged)
+        >>> queries = {f"q{i}": f"bees {i}" for i in range(50)}
+        >>> data = RetrievalData(queries, corpus, {query: {"popular"} for query in queries})
         >>> curve = calibrate_prior(model, data, {"rare": -5.0, "popular": -0.1})
         >>> curve.weight > 0, round(curve.gain.mean, 3), curve.gain.is_better
         (True, 0.369, True)

@@ -23,6 +23,7 @@ from st_magnitude.geometry import Array
 from st_magnitude.judge import nothing_found, warn_if_few
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT
+from st_magnitude.surgery.raw import refuse_other_models
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "summary"]
 
@@ -143,7 +144,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and fills the grid."""
-        known = model.get_embedding_dimension()
+        known = refuse_other_models(model, "A measurement").get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
             raise InputError(
                 f"A prefix in dims has {self.dims[0]} dimensions, and the embeddings have {known}."
