@@ -117,3 +117,11 @@ def test_stop_words_are_those_of_any_tokenizer_in_any_case_and_form():
         assert [list(found[query]) for query in queries] == [["d2"], of_cafe]
     with pytest.raises(ValueError, match="latin not recognized"):
         search(queries, corpus, stopwords="latin")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_sees_the_progress_of_large_corpora(monkeypatch, capsys, is_terminal):
+    monkeypatch.setattr("st_magnitude.evaluation.lexical.LARGE", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    bm25_run(RetrievalData({"q": "tea"}, {"d": "tea", "e": "rain"}, {}))
+    assert ("BM25S Compute Scores" in capsys.readouterr().err) == is_terminal
