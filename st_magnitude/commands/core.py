@@ -84,7 +84,6 @@ Also = Annotated[
     list[str] | None,
     Option(help="Folder or hub id of another model to weigh; may be given several times."),
 ]
-Report = Annotated[Path | None, Option(help="HTML file for a report to share, which is replaced.")]
 BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 
@@ -288,12 +287,24 @@ _UNSET = ", as an unset variable of the shell is; give a value."
 def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
 
-    def parse(given: str) -> Path:  # typer takes nothing for the current folder
-        if not given or Path(given).is_file():
-            raise typer.BadParameter(f"{given!r} is a file." if given else f"it is empty{_UNSET}")
-        return Path(given)
+    def parse(given: str) -> Path:
+        if given and Path(given).is_file():
+            raise typer.BadParameter(f"{given!r} is a file.")
+        return _path(given)
 
     return Option(parser=parse, metavar="DIRECTORY", help=help)
+
+
+def _path(given: str) -> Path:
+    if not given:  # typer takes nothing for the current folder
+        raise typer.BadParameter(f"it is empty{_UNSET}")
+    return Path(given)
+
+
+Report = Annotated[
+    Path | None,
+    Option(parser=_path, metavar="FILE", help="HTML file for a report to share, replaced."),
+]
 
 
 def save_report(
