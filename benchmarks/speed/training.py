@@ -4,12 +4,12 @@ loss of sentence-transformers' parts and by hand.
     OMP_NUM_THREADS=1 python benchmarks/speed/training.py DATA
 
 DATA has the files of BANKING77 (see benchmarks/data). A row is a question and another one of its
-intent, 10,003 in all: three epochs of wordllama's table, three steps of an encoder. A training is a
-process on one thread; the losses take turns, and the best of three runs counts. ``seconds`` are
-processor seconds of the training, with tokenization and the reading of a trimmed vocabulary;
-``peak`` is what the process holds beyond its memory before; nDCG@10 is that of test questions among
-training questions; ``apart`` is |w - w'| / |w' - w0| with the weights w' of the first loss. Draws
-docs/training.png; benchmarks/studies/tables.py writes the table.
+intent: three epochs of all 10,003 for wordllama's table, three steps for an encoder, on the rows of
+these steps. A training is a process on one thread; the losses take turns, and the best of three
+runs counts. ``seconds`` are processor seconds of the training, with tokenization and the reading of
+a trimmed vocabulary; ``peak`` is what the process holds beyond its memory before; nDCG@10 is that
+of test questions among training questions; ``apart`` is |w - w'| / |w' - w0| with the weights w' of
+the first loss. Draws docs/training.png; benchmarks/studies/tables.py writes the table.
 
 Expected before measuring:
 
@@ -47,6 +47,7 @@ from benchmarks.studies.store import Store
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 import st_magnitude as stm
 
@@ -102,13 +103,6 @@ class ByHand(nn.Module):
         return sum(losses)
 
 
-def make_model(name: str) -> st.SentenceTransformer:
-    if name == TABLE:
-        return static_model()
-    model = minilm()
-    return model if name == MINILM else model_of(*SHAPES[name], tokenizer=model.tokenizer)
-
-
 def make_loss(model: st.SentenceTransformer, cell: Cell) -> nn.Module:
     width = model.get_embedding_dimension()
     dims, taus = ([width // 4, width // 2, width], TAUS) if cell.terms == 9 else ([width], (0.05,))
@@ -120,20 +114,19 @@ def make_loss(model: st.SentenceTransformer, cell: Cell) -> nn.Module:
     return stm.CosineRankingLoss(model, terms=terms, same_text="keep")
 
 
-def weights_of(model: st.SentenceTransformer) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
-
-
 def measure(folder: str, cell: Cell, work: str) -> dict[str, object]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     train, test = (banking77.read(folder, split) for split in ("train", "test"))
-    rows = question_pairs(train).remove_columns("label")
-    model = make_model(cell.model)
-    start = weights_of(model)
-    loss = make_loss(model, cell)
     is_table = cell.model == TABLE
-    how = QUIET | {"num_train_epochs": 3, "max_steps": -1 if is_table else 3, "use_cpu": True}
+    rows = question_pairs(train).remove_columns("label")
+    rows = rows if is_table else rows.shuffle(seed=0).select(range(3 * cell.batch))
+    model = static_model() if is_table else minilm()
+    if cell.model == MULTILINGUAL:
+        model = model_of(*SHAPES[MULTILINGUAL], tokenizer=model.tokenizer)
+    start = parameters_to_vector(model.parameters()).detach()
+    loss = make_loss(model, cell)
+    how = QUIET | {"num_train_epochs": 3 if is_table else 1, "use_cpu": True}
     how |= {"per_device_train_batch_size": cell.batch, "learning_rate": 0.03 if is_table else 2e-5}
     args = st.SentenceTransformerTrainingArguments(f"{work}/runs", **how)
     trainer = st.SentenceTransformerTrainer(model, args, rows, loss=loss)
@@ -147,7 +140,8 @@ def measure(folder: str, cell: Cell, work: str) -> dict[str, object]:
         train, test = split_off(train, 1_000)[1], split_off(test, 300)[1]
     task = find_questions(test, train).encode(model)
     figures["ndcg"] = float(task.ndcg(task.top(stm.COSINE)).mean())
-    weights, first = weights_of(model), Path(work) / "weights.pt"
+    weights = parameters_to_vector(model.parameters()).detach()
+    first = Path(work) / "weights.pt"
     figures["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]
     if not first.exists():
         torch.save(weights, first)
