@@ -1,190 +1,205 @@
-"""Time and memory of whole trainings: a loss of this package over sentence-transformers'
-equivalent.
+"""Time and memory of whole trainings: our loss with and without `trimmed_vocabulary`, and the same
+loss of sentence-transformers' parts and by hand.
 
-    python benchmarks/speed/training.py DATA [--batches 2048 8192] [--epochs 2] [--plot
-    docs/training.png]
+    OMP_NUM_THREADS=1 python benchmarks/speed/training.py DATA
 
-DATA is a folder with the files of BANKING77 and CLINC150 (see benchmarks/data). A row is a question
-and another one of its intent, of both data sets, 25,000 in all. The model is wordllama's static
-table of 256 dimensions, whose training on a CPU is mostly loss. Every training runs in a process of
-its own: ``seconds`` are processor seconds from the first step to the last, with tokenization, so
-other programs hardly change them, and ``peak`` is the memory of the process beyond what it had
-before the training. nDCG@10 is that of 2,000 test questions of both sets among 3,000 training
-questions.
+DATA has the files of BANKING77 (see benchmarks/data). A row is a question and another one of its
+intent: three epochs of all 10,003 for wordllama's table, three steps for an encoder, on the rows of
+these steps. A training is a process on one thread; the losses take turns, and the best of three
+runs counts. ``seconds`` are processor seconds of the training, with tokenization and the reading of
+a trimmed vocabulary; ``peak`` is what the process holds beyond its memory before; nDCG@10 is that
+of test questions among training questions; ``apart`` is |w - w'| / |w' - w0| with the weights w' of
+the first loss. Draws docs/training.png; benchmarks/studies/tables.py writes the table.
 
-``--encoder`` measures all-MiniLM-L6-v2 instead, 20 steps of 64, expected to be level. Expected
-before measuring, at batches of 2,048 to 8,192: one term takes the time of
-MultipleNegativesRankingLoss in a tenth of the memory; three prefixes at three temperatures a third
-to a fifth of the time of the composition.
+Expected before measuring:
+
+- At 32 a table's steps are passes over V x D numbers (32,000 x 256): two dense gradients, clipping
+  and AdamW, some 20 passes of 33 MB, 30 to 60 ms. So losses of one term are level, and with the
+  tenth of the rows that the texts use 3 to 5 times as fast; at 256 twice; at 2,048, with 12 steps,
+  level. There scores are the time, 6 B^2 D operations a product and passes over B^2 numbers.
+- At 8,192 one term takes .6 of MNRL's time and a fifth of its memory; nine take an eighth of the
+  composition's, which encodes three times, a twelfth of its memory, a third of the time by hand.
+- Encoders are level but for the composition of nine terms. Trimming saves 12 bytes a weight, 120
+  MiB and 1.1 GiB, and 5 and 10 % of the time at 32, half of that at 64.
+- Trimmed weights are equal to the last bit. Others differ by rounding, which AdamW's first steps
+  magnify where a gradient is about 0: .001 to .01 apart, nDCG@10 equal to three digits.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
+import hashlib
+import sys
 import tempfile
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
+import sentence_transformers as st
 import torch
-from benchmarks.data import banking77, clinc150
-from benchmarks.data.intents import find_questions, question_pairs
-from benchmarks.speed.memory import MIB, in_a_process, process_peak
-from benchmarks.studies.models import minilm, static_model
-from datasets import concatenate_datasets
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
-from sentence_transformers.sentence_transformer.losses import (
-    MatryoshkaLoss,
-    MultipleNegativesRankingLoss,
-)
+import torch.nn.functional as F
+from benchmarks.data import banking77
+from benchmarks.data.intents import find_questions, question_pairs, split_off
+from benchmarks.speed.memory import MIB, forget_peak, in_a_process, process_peak
+from benchmarks.speed.trimming import SHAPES, model_of
+from benchmarks.studies.estimates import markdown
+from benchmarks.studies.models import QUIET, minilm, static_model
+from benchmarks.studies.store import Store
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer import losses as theirs
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 import st_magnitude as stm
 
-DIMS = (64, 128, 256)
-TEMPERATURES = (0.03, 0.06, 0.1)
-ENCODER = "MiniLM, one term"
+TABLE, MINILM, MULTILINGUAL = "static table", "all-MiniLM-L6", "12 layers, as multilingual-e5-small"
+BATCHES = {TABLE: (32, 256, 2048, 8192), MINILM: (32, 64), MULTILINGUAL: (32, 64)}
+SETTINGS = [(model, batch, n) for model in BATCHES for batch in BATCHES[model] for n in (1, 9)]
+PARTS, BY_HAND, OURS, TRIMMED = "sentence-transformers", "by hand", "st_magnitude", "trimmed"
+COLORS = {PARTS: "#9aa0a6", BY_HAND: "#f29900", OURS: "#8ab4f8", TRIMMED: "#1a73e8"}
+SHOWN = {"steps": ",", "runs": "", "seconds": ".1f", "wall": ".0f", "peak": ",.0f", "ndcg": ".4f"}
+TAUS = (0.03, 0.06, 0.1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    model: str
+    batch: int
+    terms: int  # 1, or 9: three prefixes at three temperatures
+    loss: str
+    run: int = 0
+    data: str = "BANKING77"
+
+
+STORE = Store(Path(__file__).with_name("training.jsonl"), Cell)
 
 
 class Sum(nn.Module):
-    """The composition of several temperatures from sentence-transformers' parts."""
+    """Nine terms of sentence-transformers' parts."""
 
-    def __init__(self, model: SentenceTransformer) -> None:
+    def __init__(self, model: st.SentenceTransformer, dims: list[int]) -> None:
         super().__init__()
         self.model = model
-        self.parts = nn.ModuleList(
-            MatryoshkaLoss(model, MultipleNegativesRankingLoss(model, scale=1 / tau), list(DIMS))
-            for tau in TEMPERATURES
-        )
+        parts = [theirs.MultipleNegativesRankingLoss(model, scale=1 / tau) for tau in TAUS]
+        self.parts = nn.ModuleList(theirs.MatryoshkaLoss(model, part, dims) for part in parts)
 
     def forward(self, features: list, labels: torch.Tensor | None = None) -> torch.Tensor:
         return sum(part([dict(column) for column in features], labels) for part in self.parts)
 
 
-# name -> (sentence-transformers' loss, ours)
-PAIRS = {
-    "one term": (MultipleNegativesRankingLoss, stm.CosineRankingLoss),
-    "three prefixes": (
-        lambda model: MatryoshkaLoss(model, MultipleNegativesRankingLoss(model), list(DIMS)),
-        lambda model: stm.CosineRankingLoss(model, terms=[stm.Term(dim) for dim in DIMS]),
-    ),
-    "three prefixes at three temperatures": (
-        Sum,
-        lambda model: stm.CosineRankingLoss(
-            model, terms=[stm.Term(dim, tau) for dim in DIMS for tau in TEMPERATURES]
-        ),
-    ),
-}
+class ByHand(nn.Module):
+    """One encoding, a product for each prefix, a softmax for each temperature."""
+
+    def __init__(self, model: st.SentenceTransformer, dims: list[int], taus: tuple) -> None:
+        super().__init__()
+        self.model, self.dims, self.taus = model, dims, taus
+
+    def forward(self, features: list, labels: torch.Tensor | None = None) -> torch.Tensor:
+        queries, documents = embed_columns(self.model, features)
+        own = torch.arange(len(queries))
+        losses = []
+        for dim in self.dims:
+            scores = F.normalize(queries[:, :dim]) @ F.normalize(documents[:, :dim]).T
+            losses += [F.cross_entropy(scores / tau, own) for tau in self.taus]
+        return sum(losses)
 
 
-def read(folder: Path) -> tuple:
-    banking = [banking77.read(folder, split) for split in ("train", "test")]
-    clinc = [clinc150.read(folder / "clinc150_full.json", split) for split in ("train", "test")]
-    rows = concatenate_datasets([question_pairs(part[0]) for part in (banking, clinc)])
-    return rows.remove_columns("label").shuffle(seed=0), (banking, clinc)
+def make_loss(model: st.SentenceTransformer, cell: Cell) -> nn.Module:
+    width = model.get_embedding_dimension()
+    dims, taus = ([width // 4, width // 2, width], TAUS) if cell.terms == 9 else ([width], (0.05,))
+    if cell.loss == BY_HAND:
+        return ByHand(model, dims, taus)
+    if cell.loss == PARTS:
+        return Sum(model, dims) if cell.terms == 9 else theirs.MultipleNegativesRankingLoss(model)
+    terms = [stm.Term(*term) for term in product(dims, taus)]
+    return stm.CosineRankingLoss(model, terms=terms, same_text="keep")
 
 
-def measure(folder: Path, name: str, ours: bool, batch: int, epochs: int) -> dict[str, float]:
+def measure(folder: str, cell: Cell, work: str) -> dict[str, object]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows, sets = read(folder)
-    is_encoder = name == ENCODER
-    model = minilm() if is_encoder else static_model()
-    loss = PAIRS["one term" if is_encoder else name][ours](model)
-    with tempfile.TemporaryDirectory() as output:
-        args = SentenceTransformerTrainingArguments(
-            output,
-            num_train_epochs=epochs,
-            max_steps=20 if is_encoder else -1,
-            per_device_train_batch_size=batch,
-            learning_rate=2e-5 if is_encoder else 0.03,
-            dataloader_drop_last=True,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
-        memory = process_peak()
-        began = time.process_time()
+    train, test = (banking77.read(folder, split) for split in ("train", "test"))
+    is_table = cell.model == TABLE
+    rows = question_pairs(train).remove_columns("label")
+    rows = rows if is_table else rows.shuffle(seed=0).select(range(3 * cell.batch))
+    model = static_model() if is_table else minilm()
+    if cell.model == MULTILINGUAL:
+        model = model_of(*SHAPES[MULTILINGUAL], tokenizer=model.tokenizer)
+    start = parameters_to_vector(model.parameters()).detach()
+    loss = make_loss(model, cell)
+    how = QUIET | {"num_train_epochs": 3 if is_table else 1, "use_cpu": True}
+    how |= {"per_device_train_batch_size": cell.batch, "learning_rate": 0.03 if is_table else 2e-5}
+    args = st.SentenceTransformerTrainingArguments(f"{work}/runs", **how)
+    trainer = st.SentenceTransformerTrainer(model, args, rows, loss=loss)
+    held = forget_peak()
+    began, wall = time.process_time(), time.perf_counter()
+    with stm.trimmed_vocabulary(trainer) if cell.loss == TRIMMED else nullcontext():
         trainer.train()
-        seconds = time.process_time() - began
-        peak = (process_peak() - memory) / MIB
-    scores = []
-    for train, test in sets:
-        few = 5 if is_encoder else 1
-        task = find_questions(test[: 1000 // few], train[: 1500 // few])
-        scores += list(task.encode(model, "cosine").search(10).ndcg)
-    return {"seconds": seconds, "peak": peak, "ndcg": sum(scores) / len(scores)}
+    figures = {"steps": trainer.state.global_step, "seconds": time.process_time() - began}
+    figures |= {"wall": time.perf_counter() - wall, "peak": (process_peak() - held) / MIB}
+    if not is_table:
+        train, test = split_off(train, 1_000)[1], split_off(test, 300)[1]
+    figures["ndcg"] = find_questions(test, train).encode(model, "cosine").search(10).mean
+    weights = parameters_to_vector(model.parameters()).detach()
+    first = Path(work) / "weights.pt"
+    figures["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]
+    if not first.exists():
+        torch.save(weights, first)
+    other = torch.load(first)
+    figures["apart"] = float((weights - other).norm() / (other - start).norm())
+    return figures
 
 
-def draw(cells: list[dict], file: Path) -> None:
-    """Time and memory at the largest batch, sentence-transformers' losses and ours."""
+def best(setting: tuple[str, int, int]) -> list[dict]:
+    """The best run of each loss, by processor seconds, with the number of its runs."""
+    runs = [[STORE.load(Cell(*setting, loss, run)) for run in range(3)] for loss in COLORS]
+    found = [[run for run in of_loss if run] for of_loss in runs]
+    return [min(x, key=lambda run: run["seconds"]) | {"runs": len(x)} for x in found if x]
+
+
+def table() -> list[str]:
+    head = ["", "batch", "terms", "steps", "runs", "processor s", "wall s", "MiB", "nDCG@10"]
+    rows = []
+    for setting in SETTINGS:
+        if len(runs := best(setting)) < len(COLORS):
+            continue
+        shown = [[f"{run[name]:{form}}" for run in runs] for name, form in SHOWN.items()]
+        figures = [" / ".join(x if len(set(x)) > 1 else x[:1]) for x in shown]
+        apart = f"{max(run['apart'] for run in runs):.0e}"
+        is_same = runs[-1]["digest"] == runs[-2]["digest"]
+        rows.append([*setting, *figures, apart, "equal" if is_same else "not equal"])
+    return markdown([*head, "apart", "trimmed"], rows)
+
+
+def draw(file: Path) -> None:
+    """Time and memory of the trainings of the static table."""
     import matplotlib.pyplot as plt
 
-    cells = [cell for cell in cells if cell["loss"] in PAIRS]
-    batch = max(cell["batch"] for cell in cells)
-    names = list(PAIRS)
-    figure, axes = plt.subplots(2, 1, figsize=(5.6, 4.2), layout="constrained")
-    for axis, key, title in zip(
-        axes,
-        ("seconds", "peak"),
-        ("processor seconds of the training", "peak memory, MiB"),
-        strict=True,
-    ):
-        for shift, whose, color in ((-0.2, "theirs", "#9aa0a6"), (0.2, "ours", "#1a73e8")):
-            of = {c["loss"]: c[key] for c in cells if c["batch"] == batch and c["whose"] == whose}
-            places = [i + shift for i in range(len(names))]
-            label = "sentence-transformers" if whose == "theirs" else "st_magnitude"
-            bars = axis.barh(places, [of[name] for name in names], 0.38, color=color, label=label)
-            axis.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
-        axis.set_title(title, fontsize=10, loc="left")
-        axis.set_yticks(range(len(names)), [n.replace(" at three", "\nat three") for n in names])
-        axis.invert_yaxis()
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(x=0.12)
-    axes[0].legend(fontsize=9, frameon=False, loc="upper right")
+    figure, axes = plt.subplots(4, 1, figsize=(5.6, 7), layout="constrained")
+    keys = ("processor seconds", "seconds"), ("peak memory, MiB", "peak")
+    for axis, (terms, (title, key)) in zip(axes, product((1, 9), keys), strict=True):
+        for i, (loss, color) in enumerate(COLORS.items()):
+            heights = [best((TABLE, batch, terms))[i][key] for batch in BATCHES[TABLE]]
+            places = [place + 0.22 * (i - 1.5) for place in range(len(heights))]
+            bars = axis.bar(places, heights, 0.22, color=color, label=loss)
+            axis.bar_label(bars, fmt="{:,.0f}", padding=1, fontsize=7.5)
+        axis.set_title(f"{'One term' if terms == 1 else 'Nine terms'}: {title}", fontsize=10)
+        axis.set_xticks(range(len(heights)), [f"batch {batch:,}" for batch in BATCHES[TABLE]])
+        axis.set_yticks([])
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.margins(y=0.12)
+    axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=160, facecolor="white")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--batches", type=int, nargs="+", default=[2048, 8192])
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--encoder", action="store_true", help="Measure all-MiniLM-L6-v2 alone.")
-    parser.add_argument("--plot", type=Path, help="Draw the stored figures into this file.")
-    options = parser.parse_args()
-    place = Path(__file__).with_name("training.json")
-    if options.plot:
-        draw(json.loads(place.read_text(encoding="utf-8"))["cells"], options.plot)
-        return
-    runs = [(name, batch) for batch in options.batches for name in PAIRS]
-    if options.encoder:
-        runs = [(ENCODER, 64)]
-    cells = [] if not options.encoder else json.loads(place.read_text(encoding="utf-8"))["cells"]
-    cells = [cell for cell in cells if cell["loss"] != ENCODER]
-    for name, batch in runs:
-        found = {}
-        for whose in ("theirs", "ours"):
-            how = (options.data, name, whose == "ours", batch, options.epochs)
-            found[whose] = in_a_process(measure, *how)
-            cells.append({"loss": name, "whose": whose, "batch": batch, **found[whose]})
-        theirs, ours = found["theirs"], found["ours"]
-        print(
-            f"{name:38} batch {batch:6,}  time {theirs['seconds']:6.1f} s over"
-            f" {ours['seconds']:6.1f} s ({theirs['seconds'] / ours['seconds']:.2f}), memory"
-            f" {theirs['peak']:6.0f} over {ours['peak']:5.0f} MiB, nDCG@10 {theirs['ndcg']:.4f}"
-            f" and {ours['ndcg']:.4f}",
-            flush=True,
-        )
-    record = {"epochs": options.epochs, "torch": torch.__version__, "cells": cells}
-    place.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+def main(folder: str) -> None:
+    for run, setting in product(range(3), SETTINGS):
+        cells = [Cell(*setting, loss, run) for loss in COLORS]
+        with tempfile.TemporaryDirectory() as work:
+            for cell in cells if not all(map(STORE.load, cells)) else ():
+                STORE.add(cell, in_a_process(measure, folder, cell, work))
+                print(STORE.load(cell), flush=True)
+    draw(Path("docs/training.png"))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

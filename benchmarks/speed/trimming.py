@@ -39,19 +39,21 @@ SHAPES = {
 STEPS = 6
 
 
-def model_of(rows: int, width: int, layers: int) -> SentenceTransformer:
+def model_of(
+    rows: int, width: int, layers: int, tokenizer: PreTrainedTokenizerFast | None = None
+) -> SentenceTransformer:
+    """A model with random weights; one with layers may have a tokenizer of fewer tokens."""
     words = {"[PAD]": 0, "[UNK]": 1} | {f"w{i}": i for i in range(2, rows)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    by_word = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    by_word.pre_tokenizer = pre_tokenizers.Whitespace()
     if not layers:
-        table = StaticEmbedding(tokenizer, embedding_dim=width)
+        table = StaticEmbedding(by_word, embedding_dim=width)
         return SentenceTransformer(modules=[table], device="cpu")
     heads = {"num_hidden_layers": layers, "num_attention_heads": 12, "intermediate_size": 4 * width}
     with tempfile.TemporaryDirectory() as folder:
         BertModel(BertConfig(vocab_size=rows, hidden_size=width, **heads)).save_pretrained(folder)
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-        )
+        named = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+        fast = tokenizer or PreTrainedTokenizerFast(tokenizer_object=by_word, **named)
         fast.save_pretrained(folder)
         return SentenceTransformer(modules=[Transformer(folder), Pooling(width)], device="cpu")
 
