@@ -220,7 +220,6 @@ def _may_repeat(ids: Ids, within: bool = False) -> bool:
     return not different.isdisjoint(queries)
 
 
-@torch.no_grad()
 def left_out(
     batch: Batch, copies: Copies | None, similarity: Similarity, longest: int | None = None
 ) -> Tensor:
@@ -233,7 +232,8 @@ def left_out(
         return copies.numbers[batch.offset : batch.offset + len(queries)] - 1
     rules = [*batch.excluded] if copies is None else [*batch.excluded, copies.keys]
     batch = replace(batch, queries=queries, exclude=rules)
-    mask = Comparison(batch, similarity, longest=longest).left_out
+    with torch.no_grad():
+        mask = Comparison(batch, similarity, longest=longest).left_out
     assert mask is not None
     return mask.sum(dim=1)
 
