@@ -325,6 +325,6 @@ def save_report(
 
     of = {system.name: system.ranking for system in verdict.systems}
     said = "\n".join(filter(None, (verdict.deploy, verdict.headline("held-out"))))
-    sides = of[BEFORE], of[verdict.name]
-    write_report(path, title, said, verdict.systems, *sides, settings, seed)
+    before = of[BEFORE]
+    write_report(path, title, said, verdict.systems, before, of[verdict.name], settings, seed)
     say(f"The report is in {path}.")

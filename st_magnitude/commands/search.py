@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.data.task import EncodedTask
     from st_magnitude.evaluation.abstention import Abstention
-    from st_magnitude.evaluation.choice import Decision, Fusion
+    from st_magnitude.evaluation.choice import Fusion
 
 
 class Only(str, Enum):
-    """What `search` searches with."""
+    """A part of what was recommended, to search with alone."""
 
     MODEL = "model"
     BM25 = "bm25"
@@ -60,9 +60,9 @@ def search(
     """Show what a retriever finds for a question.
 
     All documents of the data are searched, by what `train` recommended: the model, BM25, or both
-    with a weight. A search always finds something, so the last line
-    compares the best score with those of questions that have an answer. With --risk, such as 0.1,
-    the dev split gives a rule that says when nothing answers.
+    with a weight. A search always finds something, so the last line compares the best score with
+    those of questions that have an answer. With --risk, such as 0.1, the dev split gives a rule
+    that says when nothing answers.
     """
     from st_magnitude.data.beir import canonical
     from st_magnitude.data.memory import AllReadError
@@ -87,12 +87,15 @@ def search(
         if risk is not None:
             raise
         says_share = False
-    searchers = [_Searcher(name, known, only, top_k) for name in (model, against) if name]
-    if risk is not None and searchers[0].fusion is not None:
+    names = [name for name in (model, against) if name]
+    fusions = [_fusion(name, only) for name in names]
+    if risk is not None and fusions[0] is not None:
         raise InputError(
-            "--risk is a guarantee on scores of the model, and BM25 was recommended with it: add"
-            " --only model."
+            "--risk is a guarantee on scores of a model without BM25: add --only model."
         )
+    searchers = [
+        _Searcher(name, known, fusion, top_k) for name, fusion in zip(names, fusions, strict=True)
+    ]
     rule = None if risk is None else searchers[0].rule_for(risk)
     searches = []
     for text in [question] if question else _questions():
@@ -141,19 +144,18 @@ class _Searcher:
     """A model with the embeddings of the corpus and of known questions, and with BM25 if that was
     recommended."""
 
-    def __init__(self, name: str, known: RetrievalData, only: Only | None, top_k: int) -> None:
-        from st_magnitude.evaluation.choice import Decision
+    def __init__(self, name: str, known: RetrievalData, fusion: Fusion | None, top_k: int) -> None:
         from st_magnitude.saving.export import load
 
         self.model = load(name)
         self.depth = max(DEPTH, top_k)
-        self.fusion = _fusion(Decision.load(name), only)
+        self.fusion = fusion
         self.task = known.encode(self.model, only=known.queries, show_progress_bar=show_progress())
-        if self.fusion is not None:
+        if fusion is not None:
             from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
             from st_magnitude.similarity import Similarity
 
-            self.index = LexicalIndex(known, TOKENS[self.fusion.tokens])
+            self.index = LexicalIndex(known, TOKENS[fusion.tokens])
             unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
             self.task = replace(self.task, similarity=unit_queries)
         ranking = self.search(self.task)
@@ -199,21 +201,25 @@ class _Searcher:
         return f"{said} Perhaps nothing here answers this one." if share <= FAR else said
 
 
-def _fusion(decision: Decision | None, only: Only | None) -> Fusion | None:
-    """How a model is searched with BM25, as it is recommended; None for the model alone."""
-    from st_magnitude.evaluation.choice import Fusion
+def _fusion(model: str, only: Only | None) -> Fusion | None:
+    """The recommended fusion of a model with BM25; None for the model alone."""
+    from st_magnitude.evaluation.choice import Decision, Fusion
 
-    how = "words" if decision is None else decision.how
+    decision = Decision.load(model)
+    how = "" if decision is None else decision.how
+    tokens = how.tokens if isinstance(how, Fusion) else how
+    bm25 = Fusion(weight=0.0, unit=1.0, scale=1.0, tokens=tokens or "words")
     if only == Only.BM25:
-        return Fusion(0.0, 1.0, 1.0, how.tokens if isinstance(how, Fusion) else how or "words")
+        return bm25
     if only == Only.MODEL or decision is None:
         return None
     if not (decision.is_trained or decision.name == "BM25"):
         say(f"Searching with the trained model, although {decision.name} is recommended.")
         return None
-    if how:
-        say(f"Searching with {decision.name} ({how}), as recommended: --only model leaves it out.")
-    return how if isinstance(how, Fusion) else Fusion(0.0, 1.0, 1.0, how) if how else None
+    if not how:
+        return None
+    say(f"Searching with {decision.name} ({how}), as recommended: --only model leaves it out.")
+    return how if isinstance(how, Fusion) else bm25
 
 
 def _show(found: Sequence[Sequence[Hit]], corpus: Mapping[str, str], answers: set[str]) -> None:

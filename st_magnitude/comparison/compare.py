@@ -137,7 +137,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
 
 @dataclass(frozen=True)
 class _Controls:
-    """What the best candidate is compared with on test."""
+    """The systems with which the best candidate is compared on test."""
 
     pretrained: System
     also: list[System]
@@ -152,7 +152,8 @@ def _measured(base: SentenceTransformer, also: Collection[str], test: RetrievalD
     pretrained = served(BEFORE, encode(base, test))
     seconds = time.perf_counter() - began
     others = [served(of, encode(load(of), test)) for of in also]
-    return _Controls(pretrained, others, *bm25_control(test), seconds)
+    lexical, no_control = bm25_control(test)
+    return _Controls(pretrained, others, lexical, no_control, seconds)
 
 
 @dataclass(frozen=True)
@@ -305,8 +306,15 @@ class _Run:
             winner = first if over_cosine.is_better else cosine
         controls = self.controls
         after = System(winner.name, found.pop(winner.name), winner.exponent == 1.0)
-        others = (controls.also, controls.lexical, controls.no_control, seed)
-        verdict = verdict_of(controls.pretrained, after, winner.exponent, *others)
+        verdict = verdict_of(
+            controls.pretrained,
+            after,
+            winner.exponent,
+            also=controls.also,
+            lexical=controls.lexical,
+            no_control=controls.no_control,
+            seed=seed,
+        )
         rows = (
             Control(of, ranking.mean, after.ranking.minus(ranking, seed=seed))
             for of, ranking in found.items()

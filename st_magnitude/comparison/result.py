@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from st_magnitude.comparison.config import Candidate
 from st_magnitude.evaluation.verdict import Verdict
-from st_magnitude.judge import Difference, nothing_found
+from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table, to_plain
 
 __all__ = ["CompareResult", "Entry"]
@@ -96,9 +96,8 @@ class CompareResult(Result):
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
         test = self.test
-        others = [control.ndcg for control in test.controls]
-        if nothing := nothing_found(test.pretrained, test.saved.ndcg, *others):
-            return nothing
+        if test.nothing:
+            return test.nothing
         name = self.winner.name
         found = [f"Train with {name}."]
         if test.is_worse:

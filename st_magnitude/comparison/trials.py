@@ -57,9 +57,10 @@ def make_splits(
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
 ) -> tuple[Splits, int]:
-    """Reads the splits, holds out those that are missing, refuses shared queries, and samples. The
-    number is that of the folds in which the queries of test, which are those of train, are judged;
-    0 where test is a split.
+    """Reads the splits, holds out those that are missing, refuses shared queries, and samples.
+
+    The number is 0 where test is a split of its own. Otherwise test has the queries of train, and
+    they are judged in so many folds.
 
     Args:
         models: The model to train, and others. Test has no query that one of them has read.
@@ -77,9 +78,8 @@ def make_splits(
             test = data.get(config.test_split)
     rng = np.random.default_rng(config.seed)
     found = Splits(train.name, [])
-    given = {"dev": dev, "test": test}
     folds = 0
-    for name, part in given.items():
+    for name, part in (("dev", dev), ("test", test)):
         if name == "test" and (part is None or drawn):
             joined = train if part is None else train.joined(part)
             judged = joined.unread_by(*models)
@@ -99,7 +99,7 @@ def make_splits(
             )
         found[name] = part.unread_by(*models)
     found["train"] = train
-    found.check_held_out("dev", *(["test"] if not folds else []))
+    found.check_held_out("dev", None if folds else "test")
     found["train"] = train.apart_from(found["dev"], None if folds else found["test"])
     found["dev"] = _sample(found["dev"], config.dev_queries, config.documents, rng)
     found["test"] = _sample(found["test"], None, config.documents, rng)
@@ -175,8 +175,9 @@ class Trials:
         if self.folds:
             settings = entry.candidate.settings(self.config, self.rungs[-1])
             data = self.splits["train"]
-            given = (settings, self.folds, folder.parent, entry.exponent)
-            return cross_validate(self.base, data, test, *given)
+            return cross_validate(
+                self.base, data, test, settings, self.folds, folder.parent, entry.exponent
+            )
         return encode(load(str(folder)), test).search(DEPTH)
 
     def train(

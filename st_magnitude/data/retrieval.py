@@ -9,7 +9,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,9 +249,11 @@ class RetrievalData:
         relevant: dict[str, dict[str, int]],
         negatives: dict[str, set[str]],
     ) -> RetrievalData:
-        other = copy.copy(self)  # with the same corpus and its order
-        for known in ("own", "query_ids", "is_relevant"):
-            vars(other).pop(known, None)
+        other = copy.copy(self)
+        # the same corpus in its order; all else that was computed depends on the queries
+        kept = {*(x.name for x in fields(self)), "document_ids", "position"}
+        for name in vars(self).keys() - kept:
+            delattr(other, name)
         other.queries = queries
         other.relevant = relevant
         other.negatives = negatives
@@ -352,7 +354,7 @@ class RetrievalData:
             similarity: A Similarity or its name; by default the model's.
             before_normalize: Takes the embeddings before a closing Normalize, too. The similarity
                 of such a model is then cosine, which ranks alike.
-            only: Ids of the queries to encode; by default those with a relevant document.
+            only: Ids of the n queries to encode; by default those with a relevant document.
             **encode: ``query_prompt``, ``query_prompt_name``, ``corpus_prompt``,
                 ``corpus_prompt_name``, and options of ``encode`` such as ``batch_size`` and
                 ``show_progress_bar``.
@@ -360,6 +362,14 @@ class RetrievalData:
         Raises:
             ValueError: If the model scores by a distance, an embedding is not finite, or the texts
                 of one side all have the same.
+
+        Example:
+            >>> from sentence_transformers import SentenceTransformer
+            >>> from sentence_transformers.sentence_transformer.modules import BoW
+            >>> model = SentenceTransformer(modules=[BoW(["bees", "wax"])], device="cpu")
+            >>> data = RetrievalData({"q": "bees"}, {"d1": "wax", "d2": "bees"}, {"q": {"d2"}})
+            >>> data.encode(model, "dot").search().mean
+            1.0
         """
         from st_magnitude.data.task import encoded
 

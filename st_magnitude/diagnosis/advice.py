@@ -99,8 +99,8 @@ def _recommend(
     reasons: Mapping[str, str],
     nothing: str,
 ) -> Recommendation:
-    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not. ``nothing`` is
-    the reason of none, if nothing was found."""
+    """A recommendation; ``uses`` are the settings if the verdict is "do" and if not, and
+    ``nothing`` is the sentence of `nothing_found` or empty."""
     verdict = VERDICTS[judged.verdict] if judged and not nothing else NOT_ENOUGH
     return Recommendation(
         name=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class _Curve(Result):
         """The values of the sweep in rising order, (S,)."""
         return np.array(list(self.rankings))
 
-    @property
+    @cached_property
     def per_query(self) -> Array:
         """nDCG@10 of every query at every value of the sweep, (S, n)."""
         return np.stack([ranking.ndcg for ranking in self.rankings.values()])
@@ -66,7 +67,7 @@ class _Curve(Result):
         """Mean nDCG@10 at every value of the sweep, (S,)."""
         return self.per_query.mean(axis=1)
 
-    @property
+    @cached_property
     def held_out(self) -> Ranking:
         """The ranking of each fifth of the queries at the value that the others choose."""
         return self.choice.of(self.rankings)
@@ -113,12 +114,12 @@ class ExponentCurve(_Curve):
         not find clearly worse than `highest`. Models with 1 and 0 load without this package."""
         return self.choice.value
 
-    @property
+    @cached_property
     def versus_cosine(self) -> Difference:
         """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 at exponent 1."""
         return self._over(self.values[-1])
 
-    @property
+    @cached_property
     def versus_dot(self) -> Difference:
         """The same against exponent 0."""
         return self._over(self.values[0])
@@ -237,7 +238,8 @@ def preferring(exponents: Array, present: float, seed: int) -> Rule:
     def rule(values: Array) -> int:
         highest = int(highest_rows(values)[-1])
         for row in preferred:
-            if not judge(values[highest] - values[row], 0.0, FEW_DRAWS, seed).is_better:
+            gain = judge(values[highest] - values[row], num_samples=FEW_DRAWS, seed=seed)
+            if not gain.is_better:
                 return row
         return highest
 
@@ -270,7 +272,7 @@ class PriorCurve(_Curve):
         """The weight with the highest mean nDCG@10; of several, the smallest."""
         return self.choice.value
 
-    @property
+    @cached_property
     def gain(self) -> Difference:
         """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 without a prior."""
         return self._over(0.0)

@@ -133,7 +133,7 @@ def bm25_run(
 
 
 class LexicalIndex:
-    """BM25 over the corpus of data, for the searches of `bm25_run`."""
+    """BM25 over the corpus of data; `bm25_run` documents arguments, formula and errors."""
 
     def __init__(
         self,

@@ -103,10 +103,15 @@ class Verdict(Result):
         return self.saved.gain.is_worse and (self.best or self.saved).gain.is_worse
 
     @property
-    def deploy(self) -> str:
-        """What to deploy, and what the training adds inside it; empty where nothing was found."""
+    def nothing(self) -> str:
+        """The sentence of `nothing_found`, if no search found anything; else empty."""
         others = [control.ndcg for control in self.controls]
-        if self.decision is None or nothing_found(self.pretrained, self.saved.ndcg, *others):
+        return nothing_found(self.pretrained, self.saved.ndcg, *others)
+
+    @property
+    def deploy(self) -> str:
+        """The decision, and the gain of training inside it; empty where nothing was found."""
+        if self.decision is None or self.nothing:
             return ""
         said = str(self.decision)
         if self.training not in (None, self.decision.lead):
@@ -143,9 +148,8 @@ class Verdict(Result):
 
     def advice(self) -> str:
         """Recommended next steps."""
-        others = [control.ndcg for control in self.controls]
-        if nothing := nothing_found(self.pretrained, self.saved.ndcg, *others):
-            return nothing
+        if self.nothing:
+            return self.nothing
         found: list[str] = []
         if self.saved.gain.is_worse and not self.is_worse:
             found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")

@@ -241,5 +241,12 @@ class Baseline:
     def _verdict(self, found: Ranking, exponent: float) -> Verdict:
         """The verdict on a ranking of the trained model by a document exponent."""
         after = System(AFTER, found, exponent == 1.0)
-        others = (self.also, self.lexical, self.no_control, self.config.seed)
-        return verdict_of(self.before, after, exponent, *others)
+        return verdict_of(
+            self.before,
+            after,
+            exponent,
+            also=self.also,
+            lexical=self.lexical,
+            no_control=self.no_control,
+            seed=self.config.seed,
+        )

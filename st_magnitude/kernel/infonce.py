@@ -164,8 +164,8 @@ def infonce_of(
     num_rows = len(batch.queries)
     if backend in ("auto", "ring"):
         # several directions are slower than their scores, as each divides by the norms anew
-        directions = sum(map(len, softmaxes)) ** 3
-        num_scores = num_rows * len(batch.documents) * len(terms) * directions
+        num_directions = sum(map(len, softmaxes))
+        num_scores = num_rows * len(batch.documents) * len(terms) * num_directions**3
         is_small = num_scores <= PLAIN_SCORES and tile_rows is None
         device = batch.queries.device.type
         is_exact = not (is_autocast_available(device) and torch.is_autocast_enabled(device))

@@ -143,7 +143,7 @@ def targets_of(
     documents: Sequence[Tensor],
     ranks: Gathered,
 ) -> dict[str, Any]:
-    """What a Batch gets from labels, for documents (B, D) of each column."""
+    """The fields that labels give a Batch, for documents (B, D) of each column."""
     if labels is None or kind == "weights":
         return {"weights": labels}
     if teacher is not None:

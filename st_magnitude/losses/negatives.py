@@ -226,11 +226,14 @@ def left_out(
     """How many documents queries leave out of their negatives, copies of the positive too, (n,):
     for all queries of a small batch, and the first ones of a large batch."""
     queries = batch.queries[: max(1, PLAIN_SCORES // len(batch.documents))]
-    if not batch.excluded and copies is None:
+    has_one_positive = batch.positives is None and batch.targets is None
+    rules = list(batch.excluded)
+    if copies is None and not rules:
         return queries.new_zeros(len(queries))
-    if not batch.excluded and copies is not None and batch.positives is batch.targets is None:
-        return copies.numbers[batch.offset : batch.offset + len(queries)] - 1
-    rules = [*batch.excluded] if copies is None else [*batch.excluded, copies.keys]
+    if copies is not None:
+        if not rules and has_one_positive:
+            return copies.numbers[batch.offset : batch.offset + len(queries)] - 1
+        rules.append(copies.keys)
     batch = replace(batch, queries=queries, exclude=rules)
     with torch.no_grad():
         mask = Comparison(batch, similarity, longest=longest).left_out

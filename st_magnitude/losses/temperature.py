@@ -159,17 +159,18 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
         dims: Iterable[int] | None = None,
         **options: Unpack[RankingOptions],
     ) -> None:
-        if not isinstance(temperatures, Mapping):
-            chosen = prefix_dims(quarters(model) if dims is None else dims)
-            given, dims = tuple(temperatures), None
-            if len(given) != len(chosen):
+        if isinstance(temperatures, Mapping):
+            if dims is not None:
+                raise InputError("temperatures names the prefixes already; leave out dims.")
+        else:
+            prefixes = prefix_dims(quarters(model) if dims is None else dims)
+            given = tuple(temperatures)
+            if len(given) != len(prefixes):
                 raise InputError(
                     "TempSpecMRLLoss takes one temperature for each prefix; got the prefixes"
-                    f" {list(chosen)} and the temperatures {list(given)}."
+                    f" {list(prefixes)} and the temperatures {list(given)}."
                 )
-            temperatures = dict(zip(chosen, given, strict=True))
-        if dims is not None:
-            raise InputError("temperatures names the prefixes already; leave out dims.")
+            temperatures = dict(zip(prefixes, given, strict=True))
         terms = tuple(Term(dim, temperatures[dim]) for dim in sorted(prefix_dims(temperatures)))
         super().__init__(model, similarity, terms, **options)
 

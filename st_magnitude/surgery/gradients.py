@@ -77,6 +77,9 @@ class GradScale(Module):
     :func:`~st_magnitude.export` leaves it out of what it saves; ``save_pretrained`` keeps it, and
     then only :func:`~st_magnitude.load` loads the model.
 
+    Args:
+        power: Exponent of the norm, as in :func:`grad_scale`.
+
     Raises:
         ValueError: At the first training batch, if all norms that reach it are 1.
 
@@ -142,6 +145,10 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
     ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last
     Normalize or ExponentNorm, in every route of a last Router. Of any other module it scales the
     output. A model with two encoders (CLIP) needs ``GradScale()(features)`` in the loss instead.
+
+    Args:
+        model: The model to train, or the module in it whose output is scaled.
+        power: Exponent of the norm, as in :func:`grad_scale`.
 
     Raises:
         ValueError: If the model has GradScale already; at the first training batch, if all norms

@@ -3,9 +3,11 @@
 import gzip
 import json
 import math
+from functools import cached_property
 from itertools import permutations, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from st_magnitude.data.beir import HEADER, DataError, canonical, refuse_shared, splits_of
@@ -51,6 +53,30 @@ def test_round_trip(tmp_path):
     write(tmp_path, qrels='"query-id"\t"corpus-id"\t"relevance"\n"q1"\t"d0"\t2.0\n"q2"\t\t0\n')
     read = load_splits(tmp_path)["test"]
     assert (read.relevant, read.negatives) == ({"q1": {"d0": 2}}, {"q2": set()})
+
+
+def test_part_of_the_data_remembers_nothing_of_the_whole():
+    """Of everything that is computed once; the corpus and its order are shared."""
+    names = [name for name, x in vars(RetrievalData).items() if isinstance(x, cached_property)]
+    queries = DATA.queries | {"d2": "text 2"}  # the last one is a document
+    data = RetrievalData(queries, CORPUS, DATA.relevant | {"d2": {"d5"}}, DATA.negatives)
+    whole = {name: getattr(data, name) for name in names}
+    part = data.only({"q2"})
+    fresh = RetrievalData({"q2": "sécond?"}, CORPUS, {"q2": {"d2"}})
+    for name in names:
+        assert np.array_equal(getattr(part, name), getattr(fresh, name)), name
+    assert {name for name in names if getattr(part, name) is whole[name]} == {
+        "document_ids",
+        "position",
+    }
+    asking = data.asking(["new?"])
+    assert (asking.queries, asking.own, asking.is_relevant.any()) == (
+        {"new?": "new?"},
+        set(),
+        False,
+    )
+    with pytest.raises(DataError, match="None of the 1 queries"):
+        asking.query_ids  # noqa: B018
 
 
 @pytest.mark.parametrize(
