@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from st_magnitude.data.pairs import load_splits
-from st_magnitude.data.rows import read_rows
+from st_magnitude.data.rows import read_columns
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
         path = Path(folder, "pairs.csv")
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["query", "document"], *rows])
-        phases = {"reading": lambda: [*read_rows(path, [])], "both": lambda: load_splits(path)}
+        phases = {"reading": lambda: read_columns([path], []), "both": lambda: load_splits(path)}
         for name, phase in phases.items():
             start = time.process_time()
             phase()

@@ -1,17 +1,18 @@
-"""The columns of pairs by their role, and the pairs in the rows."""
+"""The role of each column, and the pairs of all rows."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from st_magnitude._checks import shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import remarks
-from st_magnitude.data.rows import PARTS, Row
+from st_magnitude.data.rows import PARTS, Columns
 
 HIGHEST_GRADE = 3  # whole scores up to it are grades
 RELEVANT = 0.8  # of the highest score, where scores are no grades
@@ -31,9 +32,11 @@ NEGATIVE = r"(hard)?neg(ative)?s?\d*"
 _HALF = re.compile("[\ud800-\udfff]")  # of a character in UTF-16
 
 
-def choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> dict[str, list[str]]:
+def choose_columns(
+    tables: list[Columns], given: str | Mapping[str, str] | None
+) -> dict[str, list[str]]:
     """The columns of each role."""
-    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
+    columns = list(dict.fromkeys(chain.from_iterable(table.cells for table in tables)))
     if isinstance(given, str):
         parts = (part.partition("=") for part in given.split(","))
         given = {role.strip(): column.strip() for role, _, column in parts}
@@ -64,7 +67,7 @@ def choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> di
             for role in ("query", "document")
         )
         listed = ", ".join(columns)[:300]
-        text = f"{rows[0].where}: the columns are {listed}."
+        text = f"{tables[0].place(0)}: the columns are {listed}."
         if re.search(r"[.?!](, |$)|(\w+ ){3}", listed):
             raise DataError(f"{text} These seem to be texts: write a header, query,document.")
         choice = f"--columns query={query[:99]},document={document[:99]}"
@@ -72,51 +75,36 @@ def choose_columns(rows: list[Row], given: str | Mapping[str, str] | None) -> di
     return chosen
 
 
-class Pair(NamedTuple):
-    part: str | None
-    key: str  # the canonical query
-    query: str
-    document: str
-    grade: int | None  # None: not judged
+class Pairs(NamedTuple):
+    """A query, a document and what is said of them, column by column, each (n,)."""
+
+    parts: list[str | None]
+    keys: list[str]  # the canonical queries
+    queries: list[str]
+    documents: list[str]
+    grades: list[int | None]  # None: not judged
 
 
 def read_pairs(
-    rows: list[Row], columns: Mapping[str, list[str]], threshold: float | None, notes: list[str]
-) -> list[Pair]:
+    tables: list[Columns],
+    columns: Mapping[str, list[str]],
+    threshold: float | None,
+    notes: list[str],
+) -> Pairs:
+    pairs = Pairs([], [], [], [], [])
+    given: list[float] = []  # the scores
     empty: list[str] = []
-    without = 0
-    scored: list[tuple[str | None, str, str, float]] = []
-    for row in rows:
-        queries = _texts(row, columns["query"])
-        documents = _texts(row, columns["document"])
-        if not (queries and documents):
-            empty.append(row.where)
-            continue
-        part = row.part
-        score = 1.0
-        for column in columns.get("split", ()):
-            if column not in row.cells:  # of several files, some may have none
-                without += 1
-                continue
-            part = PARTS.get(str(row.cells[column]).lower())
-            if part is None:
-                raise DataError(f"{row.where}: the {column} is not train, dev or test.")
-        for column in columns.get("score", ()):
-            score = beir.number(row.cells.get(column))
-            if not math.isfinite(score):
-                given = row.cells.get(column)
-                raise DataError(f"{row.where}: the {column} is {shown(given)}; write a number.")
-        negatives = _texts(row, columns["negative"])
-        for query in queries:
-            for text in documents:
-                scored.append((part, query, text, score))
-            for text in negatives:
-                scored.append((part, query, text, 0.0))
+    for table in tables:
+        _add_pairs(table, columns, pairs, given, empty)
     if empty:
         notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
-    if without:
-        notes.append(f"{without:,} rows name no split: it is drawn, if the other rows have no dev.")
-    scores = {score for _, _, _, score in scored}
+    for column in columns.get("split", ()):
+        missing = [table.column(column).count(None) for table in tables]
+        if number := sum(missing):
+            notes.append(
+                f"{number:,} rows name no split: it is drawn, if the other rows have no dev."
+            )
+    scores = set(given)
     highest = max(scores, default=0.0)
     are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
     are_grades &= threshold is None or threshold > 0
@@ -124,43 +112,92 @@ def read_pairs(
         threshold = 1.0 if are_grades else RELEVANT * highest
     if not scores or highest < threshold:
         raise DataError(
-            f"{rows[0].where} and below: no document is relevant. {len(empty):,} rows have no text,"
-            f" and the highest score is {highest:g}, below the threshold {threshold:g}."
+            f"{tables[0].place(0)} and below: no document is relevant. {len(empty):,} rows have no"
+            f" text, and the highest score is {highest:g}, below the threshold {threshold:g}."
         )
     if not scores <= {-1.0, 0.0, 1.0}:
         notes.append(
             f"The highest score is {highest:g}: a document is relevant from {threshold:g} on, and a"
             " negative at 0 and below. Choose another threshold if that is wrong."
         )
-
-    notes += remarks({text for _, _, text, _ in scored})
-    keys = {query: canonical(query) for query in {query for _, query, _, _ in scored}}
+    notes += remarks({*pairs.documents})
+    keys = {query: canonical(query) for query in {*pairs.queries}}
+    pairs.keys.extend(map(keys.__getitem__, pairs.queries))
     grades: dict[float, int | None] = {score: None if score > 0 else 0 for score in scores}
     grades |= {x: int(x) if are_grades else 1 for x in scores if x >= threshold}
-    return [Pair(part, keys[query], query, text, grades[x]) for part, query, text, x in scored]
+    pairs.grades.extend(map(grades.__getitem__, given))
+    return pairs
 
 
-def spell_names(pairs: list[Pair], notes: list[str]) -> list[Pair]:
+def _add_pairs(
+    table: Columns,
+    columns: Mapping[str, list[str]],
+    pairs: Pairs,
+    scores: list[float],
+    empty: list[str],
+) -> None:
+    """Adds the pairs of a table, their scores, and the places of rows without text."""
+    roles = [_texts(table, columns[role]) for role in ("query", "document", "negative")]
+    named = [(name, table.column(name)) for name in columns.get("split", ())]
+    scored = [(name, table.column(name)) for name in columns.get("score", ())]
+    for row, (queries, documents, negatives) in enumerate(zip(*roles, strict=True)):
+        if not (queries and documents):
+            empty.append(table.place(row))
+            continue
+        part = table.part
+        for name, cells in named:
+            part = part if cells[row] is None else PARTS.get(str(cells[row]).lower(), "")
+            if part == "":
+                raise DataError(f"{table.place(row)}: the {name} is not train, dev or test.")
+        score = 1.0
+        for name, cells in scored:
+            score = beir.number(cells[row])
+            if not math.isfinite(score):
+                given = shown(cells[row])
+                raise DataError(f"{table.place(row)}: the {name} is {given}; write a number.")
+        for query in queries:
+            number = len(documents) + len(negatives)
+            pairs.parts.extend([part] * number)
+            pairs.queries.extend([query] * number)
+            pairs.documents.extend((*documents, *negatives))
+            scores.extend([score] * len(documents) + [0.0] * len(negatives))
+
+
+def spell_names(pairs: Pairs, notes: list[str]) -> Pairs:
     """The pairs with spaces for underscores, if all documents are names as lost_or_stolen_card."""
-    names = {pair.document for pair in pairs}
+    names = {*pairs.documents}
     joined = sorted(name for name in names if "_" in name.strip("_"))
     if not joined or any(len(name.split()) > 1 for name in names):
         return pairs
     notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return [Pair(*pair[:3], pair.document.replace("_", " "), pair.grade) for pair in pairs]
+    return pairs._replace(documents=[name.replace("_", " ") for name in pairs.documents])
 
 
-def _texts(row: Row, columns: Iterable[str]) -> list[str]:
-    """The texts in some cells, each a string or a list of strings."""
-    found: list[str] = []
-    for column in columns:
-        value = row.cells.get(column)
-        for text in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(text, str):
-                if not text.isascii() and _HALF.search(text):
-                    raise DataError(f"{row.where}: the {column} is not Unicode: {shown(text)}.")
-                if text.strip():
-                    found.append(text)
-            elif text is not None and text == text:  # nan, as pandas has it, is nothing
-                raise DataError(f"{row.where}: the {column} is {shown(text)}; write a text.")
+def _texts(table: Columns, columns: Iterable[str]) -> list[tuple[str, ...]]:
+    """The texts of each row in some columns."""
+    found: list[tuple[str, ...]] = [()] * table.num_rows
+    for name in columns:
+        cells = table.column(name)
+        texts = [
+            # the first takes less time
+            (cell,)
+            if type(cell) is str and cell.isascii() and not cell.isspace() and cell
+            else _texts_of(cell, table, row, name)
+            for row, cell in enumerate(cells)
+        ]
+        found = [a + b for a, b in zip(found, texts, strict=True)] if any(found) else texts
     return found
+
+
+def _texts_of(cell: object, table: Columns, row: int, column: str) -> tuple[str, ...]:
+    """The texts of a cell, which is a string or a list of strings."""
+    found: list[str] = []
+    for text in cell if isinstance(cell, (list, tuple)) else (cell,):
+        if isinstance(text, str):
+            if not text.isascii() and _HALF.search(text):
+                raise DataError(f"{table.place(row)}: the {column} is not Unicode: {shown(text)}.")
+            if text.strip():
+                found.append(text)
+        elif text is not None and text == text:  # nan, as pandas has it, is nothing
+            raise DataError(f"{table.place(row)}: the {column} is {shown(text)}; write a text.")
+    return tuple(found)

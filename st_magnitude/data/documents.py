@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.rows import OTHER_SUFFIXES, SUFFIXES, Row, files_of, num_held_out
+from st_magnitude.data.rows import OTHER_SUFFIXES, SUFFIXES, Columns, files_of, num_held_out
 
 logger = logging.getLogger(__name__)
 
@@ -246,8 +246,8 @@ def holds_texts(path: Path) -> bool:
     return bool(texts) and not any(file.name.lower().endswith(kinds) for file in others)
 
 
-def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:
-    """Rows of each chunk and each of its neighbours. All chunks of a document are in one split.
+def neighbours(documents: Iterable[Document], seed: int) -> list[Columns]:
+    """Pairs of each chunk and each of its neighbours. All chunks of a document are in one split.
 
     Fewer than three documents are not split.
     """
@@ -262,14 +262,15 @@ def neighbours(documents: Iterable[Document], seed: int) -> list[Row]:
         )
     chunked.sort(key=lambda pieces: hashlib.sha256(f"{seed} {pieces}".encode()).digest())
     number = num_held_out(len(chunked))
-    rows: list[Row] = []
+    tables = []
     for part in ("test", "dev", "train"):
         left = number if part != "train" else len(chunked)
-        first = len(rows)
-        while left and (part == "train" or len(rows) - first < MOST_PAIRS):
+        pairs: list[tuple[str, str]] = []
+        while left and (part == "train" or len(pairs) < MOST_PAIRS):
             left -= 1
             for before, after in pairwise(chunked.pop()):
-                for query, answer in ((before, after), (after, before)):
-                    cells = {"query": query, "document": answer}
-                    rows.append(Row(f"neighbours {len(rows)}", part, cells))
-    return rows
+                pairs += [(before, after), (after, before)]
+        queries, answers = zip(*pairs, strict=True) if pairs else ((), ())
+        cells = {"query": queries, "document": answers}
+        tables.append(Columns(cells, partial("{} {}".format, f"pair of {part}"), part))
+    return tables

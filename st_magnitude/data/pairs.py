@@ -17,7 +17,7 @@ from st_magnitude._checks import in_range
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.data.columns import Pair, choose_columns, read_pairs, spell_names
+from st_magnitude.data.columns import Pairs, choose_columns, read_pairs, spell_names
 from st_magnitude.data.documents import (
     as_document,
     holds_texts,
@@ -27,7 +27,7 @@ from st_magnitude.data.documents import (
 )
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.rows import Source, num_held_out, read_rows
+from st_magnitude.data.rows import Source, num_held_out, read_columns
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -181,22 +181,26 @@ def load_splits(
     if isinstance(source, str | Path) and holds_texts(Path(source)):
         documents = read_documents(source)
     else:
-        rows = list(read_rows(sources, notes))
-        if rows and all(row.cells.keys() == {"text"} for row in rows):
-            documents = (as_document(row.cells, row.where) for row in rows)
+        tables = read_columns(sources, notes)
+        if all(table.cells.keys() == {"text"} for table in tables):
+            documents = (
+                as_document({"text": text}, table.place(row))
+                for table in tables
+                for row, text in enumerate(table.cells["text"])
+            )
     name = Path(source).stem if isinstance(source, str | Path) else "pairs"
     if documents is not None:
-        rows = neighbours(documents, seed)
+        tables = neighbours(documents, seed)
         name = f"neighbouring chunks of {name}"
-    if not rows:
+    tables = [table for table in tables if table.num_rows]
+    if not tables:
         raise DataError(f"{name} has no rows.")
-    chosen = choose_columns(rows, columns)
+    chosen = choose_columns(tables, columns)
     if threshold is not None:
         in_range("threshold", threshold)
         if "score" not in chosen:
             raise DataError(f"threshold is {threshold}, but no column has scores.")
-    pairs = read_pairs(rows, chosen, threshold, notes)
-    rows = []  # which take as much room as the pairs
+    pairs = read_pairs(tables, chosen, threshold, notes)
     pairs = spell_names(pairs, notes)
     splits = _build(pairs, _assign(pairs, seed, notes), name, notes)
     splits.keep_apart()
@@ -259,27 +263,29 @@ def _read_folder(folder: Path, skip_empty: bool) -> Splits:
     return found
 
 
-def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
+def _assign(pairs: Pairs, seed: int, notes: list[str]) -> dict[str, str]:
     """The split of each canonical query: the given one, or drawn by a hash of it."""
     order = {None: 0, "train": 0, "dev": 1, "test": 2}
-    part_of = {pair.key: "train" for pair in pairs}
-    placed = [pair for pair in pairs if pair.part is not None]
-    for pair in placed:
-        if order[pair.part] > order[part_of[pair.key]]:
-            part_of[pair.key] = str(pair.part)
-    if placed and (moved := sum(order[part_of[pair.key]] > order[pair.part] for pair in pairs)):
+    part_of = dict.fromkeys(pairs.keys, "train")
+    placed = [*zip(pairs.parts, pairs.keys, strict=True)]
+    for part, key in placed:
+        if order[part] > order[part_of[key]]:
+            part_of[key] = str(part)
+    trained = {key for part, key in placed if part == "train"}
+    moved = sum(order[part_of[key]] > order[part] for part, key in placed)
+    if moved and any(pairs.parts):
         notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
     longest = 2 * max(map(len, part_of))  # of a document that may be a query
-    texts = {x.document for x in pairs if x.grade is not None and len(x.document) <= longest}
+    judged = [*zip(pairs.keys, pairs.documents, pairs.grades, strict=True)]
+    texts = {text for _, text, grade in judged if grade is not None and len(text) <= longest}
     documents = set(map(canonical, texts))
 
     def by_hash(key: str) -> tuple[bool, bytes]:
         return key in documents, hashlib.sha256(f"{seed} {key}".encode()).digest()
 
-    asked = {pair.key for pair in pairs if pair.grade and part_of[pair.key] == "train"}
+    asked = {key for key, _, grade in judged if grade and part_of[key] == "train"}
     number = num_held_out(len(asked))
     # of several files, some may name the split of their rows
-    trained = {pair.key for pair in placed if pair.part == "train"}
     free = nsmallest(2 * number, asked - trained or asked, key=by_hash)
     given = {*part_of.values()}
     for part in ("test", "dev"):
@@ -289,42 +295,44 @@ def _assign(pairs: list[Pair], seed: int, notes: list[str]) -> dict[str, str]:
     return part_of
 
 
-def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list[str]) -> Splits:
+def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]) -> Splits:
     """The splits of the pairs, over the documents of all."""
-    texts = dict.fromkeys(pair.query for pair in pairs)
+    texts = dict.fromkeys(pairs.queries)
     queries = {text: f"q{i}" for i, text in enumerate(texts)}  # text -> id
-    texts = dict.fromkeys(pair.document for pair in pairs)
+    texts = dict.fromkeys(pairs.documents)
     # a query and a document of one text have one id
     documents = {text: queries.get(text, f"d{i}") for i, text in enumerate(texts)}
     if len(documents) == 1 or all(not math.isnan(beir.number(text)) for text in documents):
         raise DataError(
             f"All documents are {'one' if len(documents) == 1 else 'numbers'}, such as"
-            f" {pairs[0].document[:99]!r}, so there is nothing to search: choose another column,"
+            f" {pairs.documents[0][:99]!r}, so there is nothing to search: choose another column,"
             " with --columns document=NAME."
         )
-    judged: dict[str, dict[str, dict[str, int]]] = {"train": {}, "dev": {}, "test": {}}
-    keys: dict[str, set[str]] = {part: set() for part in judged}
+    judged: dict[str, dict[str, int]] = {}
+    asked: dict[str, dict[str, str]] = {"train": {}, "dev": {}, "test": {}}  # id -> text
+    keys: dict[str, set[str]] = {part: set() for part in asked}
     contradictions = 0
-    for _, key, query, text, grade in pairs:
+    for _, key, query, text, grade in zip(*pairs, strict=True):
         if grade is not None:
-            keys[part_of[key]].add(key)
+            part = part_of[key]
+            keys[part].add(key)
+            asked[part][queries[query]] = query
             document = documents[text]
-            grades = judged[part_of[key]].setdefault(queries[query], {})
+            grades = judged.setdefault(queries[query], {})
             before = grades.get(document, grade)
             contradictions += (before > 0) != (grade > 0)
             grades[document] = max(before, grade)
     if contradictions:
         notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
-    asked = {key: text for text, key in queries.items()}
     corpus = {key: text for text, key in documents.items()}
+    data = RetrievalData(asked["train"] | asked["dev"] | asked["test"], corpus, judged)
     splits = Splits(name, notes)
-    splits.drawn = {"dev", "test"} - {pair.part for pair in pairs}
-    for part, of_part in judged.items():
+    splits.drawn = {"dev", "test"} - {*pairs.parts}
+    for part, of_part in asked.items():
         if of_part:
-            of_split = {key: asked[key] for key in of_part}
-            splits[part] = RetrievalData(of_split, corpus, of_part, name=f"{name}, {part} split")
-            splits[part].corpus = corpus  # one for all splits
-    counts = ", ".join(f"{len(data.queries):,} in {part}" for part, data in splits.items())
+            splits[part] = data.only(of_part)
+            splits[part].name = f"{name}, {part} split"
+    counts = ", ".join(f"{len(of_part):,} in {part}" for part, of_part in asked.items() if of_part)
     notes.append(f"{len(corpus):,} documents; queries: {counts}.")
     if near := _near_copies(keys["train"], keys["dev"]):
         notes.append(
@@ -337,15 +345,15 @@ def _build(pairs: list[Pair], part_of: Mapping[str, str], name: str, notes: list
 def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
     """The number of others that equal a text up to a word or a letter."""
 
-    def keys(text: str) -> set[int]:
+    def keys(text: str) -> list[int]:
         """Hashes of the words of a text, and of all its words but one."""
         words: Sequence[str] = text.split()
         words = words if len(words) > 2 else text  # without spaces
         if len(words) > NEAR_WORDS:
-            return set()
+            return []
         hashes = [*map(hash, words)]
         total = sum(hashes)
-        return {total, *map(total.__sub__, hashes)}
+        return [total, *map(total.__sub__, hashes)]
 
     index: dict[int, list[str]] = {}
     for other in others:
@@ -354,7 +362,7 @@ def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
     known = set(index)
     found: set[str] = set()
     for text in texts:
-        for key in keys(text) & known:
+        for key in known.intersection(keys(text)):
             for other in index[key]:
                 if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR_RATIO:
                     found.add(other)

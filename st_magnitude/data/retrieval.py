@@ -108,14 +108,15 @@ class RetrievalData:
         self.negatives = {query: set(grades) for query, grades in judged.items()}
         self.relevant = self._graded("relevant", relevant)
         for query, grades in self.relevant.items():
-            above = {document: grade for document, grade in grades.items() if grade > 0}
-            negative = self.negatives.setdefault(query, set())
-            negative |= grades.keys() - above.keys()
-            if both := sorted(above.keys() & negative):
+            refused = {document for document, grade in grades.items() if grade <= 0}
+            if refused or not grades:
+                self.negatives.setdefault(query, set()).update(refused)
+            for document in refused:
+                del grades[document]
+            if both := sorted(grades.keys() & self.negatives.get(query, ())):
                 raise DataError(
                     f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one."
                 )
-            self.relevant[query] = above
         self.relevant = {query: grades for query, grades in self.relevant.items() if grades}
         self.negatives = {
             q: ids for q, ids in self.negatives.items() if ids or q not in self.relevant

@@ -1,4 +1,4 @@
-"""Rows of files of tables, of data sets, data frames and mappings, with their places.
+"""The columns of files, data sets, data frames and mappings, and the places of their rows.
 
 CSV is read here because other readers guess: ``datasets`` and pandas take "NA" and "null" for
 nothing and split wrongly at other separators than commas, ``csv.Sniffer`` where a cell has quotes.
@@ -15,8 +15,9 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
@@ -35,10 +36,10 @@ MOST_HELD_OUT = 2000  # of a split that is drawn
 PARTS = dict.fromkeys(("train", "training"), "train")
 PARTS |= dict.fromkeys(("dev", "validation", "valid", "val"), "dev")
 PARTS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
-Cells = Mapping[str, object]
+Rows = Iterable[Mapping[str, object]]
 Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
 # pandas, polars and pyarrow have tables with ``__arrow_c_stream__``
-Source = str | Path | Dataset | DatasetDict | Iterable[Cells] | Mapping[str, Iterable[object]]
+Source = str | Path | Dataset | DatasetDict | Rows | Mapping[str, Iterable[object]]
 
 _ROWS = "pass rows, such as [{'query': q, 'document': d} for q, d in pairs]"
 _QUERY = 'sqlite3 -header -csv DATABASE "select query, document from pairs" > pairs.csv'
@@ -49,10 +50,18 @@ _CELL = rf"{_TEXT}|(large_)?list<\w+: {_TEXT}.*|dictionary<values={_TEXT},.*|nul
 _CELL += r"|float|double|halffloat|decimal.*"
 
 
-class Row(NamedTuple):
-    where: str
-    part: str | None  # the split that the source gives it
-    cells: Cells
+class Columns(NamedTuple):
+    cells: Mapping[str, Sequence[object]]  # of every row, None where it has none
+    place: Callable[[int], str]  # of a row by its number, for messages
+    part: str | None = None  # the split that the source gives the rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self.cells.values()), ()))
+
+    def column(self, name: str) -> Sequence[object]:
+        """The cells of a column; of several tables, some may not have it."""
+        return self.cells.get(name) or [None] * self.num_rows
 
 
 def num_held_out(number: int) -> int:
@@ -60,26 +69,28 @@ def num_held_out(number: int) -> int:
     return min(max(number // 10, int(number > 2)), MOST_HELD_OUT)
 
 
-def read_rows(sources: Sequence[Source], notes: list[str]) -> Iterator[Row]:
-    """The rows of paths, or of a name on the hub, a data set, a data frame or mappings.
+def read_columns(sources: Sequence[Source], notes: list[str]) -> list[Columns]:
+    """The columns of paths, or of a name on the hub, a data set, a data frame or mappings.
 
     Adds to the notes what the user should know.
     """
+    found = []
     tables = [table for source in sources for table in _tables(source, notes).items()]
     parts = {name: _part_of(name) for name, _ in tables}
     named = {*parts.values()} - {None}
     has_splits = len(named) > 1
     if not has_splits and (alone := named - {"train"}):
         notes.append(f"Only the {alone.pop()} split is named, so splits are drawn from all rows.")
-    for name, rows in tables:
-        part = parts[name]
-        if has_splits and part is None:
+    for name, table in tables:
+        if has_splits and parts[name] is None:
             notes.append(f"Left out {name}, which by its name is no split.")
             continue
-        for where, cells in rows:
-            if not isinstance(cells, (dict, Mapping)):  # the first takes less time
-                raise DataError(f"{where}: is not a mapping of texts, but {shown(cells)}; {_ROWS}.")
-            yield Row(where, part if has_splits else None, cells)
+        if isinstance(table, Path):
+            columns = _read_file(table, notes)
+        else:
+            columns = _columns_of(table, f"{name} split, row" if name else "row")
+        found.append(columns._replace(part=parts[name] if has_splits else None))
+    return found
 
 
 def _part_of(name: str) -> str | None:
@@ -90,26 +101,20 @@ def _part_of(name: str) -> str | None:
     return None
 
 
-def _tables(source: Source, notes: list[str]) -> dict[str, Iterator[tuple[str, object]]]:
-    """The rows of every table, by its name."""
+def _tables(source: Source, notes: list[str]) -> Mapping[str, object]:
+    """The files or objects that have rows, by their names."""
     if isinstance(source, str | Path) and Path(source).exists():
         path = Path(source)
-        files = _files_of_tables(path, notes)
         root = path if path.is_dir() else path.parent
-        return {x.relative_to(root).as_posix(): _read_file(x, notes) for x in files}
+        return {x.relative_to(root).as_posix(): x for x in _files_of_tables(path, notes)}
     if isinstance(source, str | Path):
         source = _from_hub(source.as_posix() if isinstance(source, Path) else source)
     if isinstance(source, Mapping):
         columns = [x for x in source.values() if isinstance(x, list | tuple)]
         has_rows = any(isinstance(x, Mapping) for cells in columns for x in cells[:1])
         if has_rows or len(columns) < len(source):
-            return {str(name): _rows_of(x, f"{name} split, row") for name, x in source.items()}
-        if len({*map(len, columns)}) > 1:
-            raise DataError("The columns of the mapping differ in length; fill them up.")
-        source = [
-            dict(zip(map(str, source), cells, strict=True)) for cells in zip(*columns, strict=True)
-        ]
-    return {"": _rows_of(source, "row")}
+            return {str(name): data for name, data in source.items()}
+    return {"": source}
 
 
 def _from_hub(name: str) -> Source:
@@ -154,22 +159,42 @@ def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
     return found
 
 
-def _rows_of(data: object, of: str) -> Iterator[tuple[str, object]]:
-    """The rows of a data set, a data frame or mappings, with the names of classes."""
+def _columns_of(data: object, of: str) -> Columns:
+    """The columns of a data set, a data frame, a mapping or mappings, with the names of classes."""
+    place = partial("{} {}".format, of)
+    if isinstance(data, Mapping) and all(isinstance(x, list | tuple) for x in data.values()):
+        if len({*map(len, data.values())}) > 1:
+            raise DataError("The columns of the mapping differ in length; fill them up.")
+        return Columns({str(name): column for name, column in data.items()}, place)
     features = getattr(data, "features", None) or {}
     classes = {name: x.names for name, x in features.items() if isinstance(x, ClassLabel)}
+    cells: dict[str, Sequence[object]]
     try:
         if isinstance(data, Dataset):
-            data = data.to_list()
+            cells = data.to_dict()  # type: ignore[assignment]
         elif hasattr(data, "__arrow_c_stream__"):
-            data = pyarrow.table(data).to_pylist()
+            cells = pyarrow.table(data).to_pydict()
+        else:
+            cells = _by_column(list(data) if isinstance(data, Iterable) else [data], place)
     except (ArrowException, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"The table is not read ({said_by(error)}); {_ROWS}.") from None
-    for i, cells in enumerate(data if isinstance(data, Iterable) else [data]):
-        for name, names in classes.items():
-            number = cells[name]
-            cells = {**cells, name: names[number] if number in range(len(names)) else None}
-        yield f"{of} {i}", cells
+    for name, names in classes.items():
+        name_of: dict[object, str] = dict(enumerate(names))
+        cells[name] = [name_of.get(number) for number in cells[name]]
+    return Columns(cells, place)
+
+
+def _by_column(rows: Sequence[object], place: Callable[[int], str]) -> dict[str, Sequence[object]]:
+    """The cells of mappings."""
+    known: list[Mapping[str, object]] = []
+    for i, row in enumerate(rows):
+        if not isinstance(row, (dict, Mapping)):  # the first takes less time
+            raise DataError(f"{place(i)}: is not a mapping of texts, but {shown(row)}; {_ROWS}.")
+        known.append(row)
+    names = dict.fromkeys(chain.from_iterable(known))
+    return {name: [row.get(name) for row in known] for name in names}
 
 
 def said_by(error: Exception) -> str:
@@ -177,19 +202,17 @@ def said_by(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _read_file(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
+def _read_file(path: Path, notes: list[str]) -> Columns:
     if path.name.lower().endswith(".parquet"):
-        yield from _read_parquet(path, notes)
-        return
+        return _read_parquet(path, notes)
     name, raw = _content(path)
     if name.endswith((".jsonl", ".ndjson")):
-        yield from json_lines(path, raw)
-    elif name.endswith(".json"):
-        yield from _read_json(path, raw, notes)
-    elif name.endswith(".xlsx"):
-        yield from _read_sheet(path, raw, notes)
-    else:
-        yield from _read_csv(path, _decode(path, raw, notes), notes)
+        return _read_json_lines(path, raw)
+    if name.endswith(".json"):
+        return _read_json(path, raw, notes)
+    if name.endswith(".xlsx"):
+        return _read_sheet(path, raw, notes)
+    return _read_csv(path, _decode(path, raw, notes), notes)
 
 
 def _content(path: Path) -> tuple[str, bytes]:
@@ -209,22 +232,27 @@ def _content(path: Path) -> tuple[str, bytes]:
         raise DataError(f"{path} cannot be unpacked ({error}); fetch it again.") from None
 
 
-def _read_json(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, object]]:
+def _read_json_lines(path: Path, raw: bytes) -> Columns:
+    lines = dict(json_lines(path, raw))
+    place = list(lines).__getitem__
+    return Columns(_by_column(list(lines.values()), place), place)
+
+
+def _read_json(path: Path, raw: bytes, notes: list[str]) -> Columns:
     """An array of rows, or lines."""
     try:
         rows = json.loads(_decode(path, raw, notes))
     except (ValueError, RecursionError):
-        yield from json_lines(path, raw)
-        return
+        return _read_json_lines(path, raw)
     if not isinstance(rows, list):
         fields = rows if isinstance(rows, dict) else {}
         key = next((key for key in fields if isinstance(fields[key], list)), "KEY")
         how = f"jq -c '.{key}[]' {path} > pairs.jsonl"
         raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it by {how}.")
-    yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
+    return _columns_of(rows, f"{path}, row")
 
 
-def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
+def _read_parquet(path: Path, notes: list[str]) -> Columns:
     try:  # not by the cache of `datasets`, which may have the rows of an older file
         schema = parquet.read_schema(path)
         names = [field.name for field in schema if re.fullmatch(_CELL, str(field.type))]
@@ -233,10 +261,10 @@ def _read_parquet(path: Path, notes: list[str]) -> Iterator[tuple[str, object]]:
         raise DataError(f"{path} is not read as Parquet ({said_by(error)}).") from None
     if others := sorted({*schema.names} - {*names}):
         notes.append(f"Columns of {path} without texts or numbers are left out: {shown(others)}.")
-    yield from _rows_of(table, f"{path}, row")
+    return _columns_of(table, f"{path}, row")
 
 
-def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str, object]]:
+def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Columns:
     """The first sheet of a spreadsheet, as texts."""
     with needs("Reading a spreadsheet", "excel"):
         import openpyxl  # noqa: F401
@@ -250,41 +278,41 @@ def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Iterator[tuple[str,
         raise DataError(f"{path} is not read as xlsx ({error}); save it as CSV UTF-8.") from None
     if len(sheets) > 1:
         notes.append(f"Read the first of {len(sheets)} sheets of {path}.")
-    yield from _rows_of(next(iter(sheets.values())), f"{path}, row")
+    return _columns_of(next(iter(sheets.values())), f"{path}, row")
 
 
-def _read_csv(path: Path, text: str, notes: list[str]) -> Iterator[tuple[str, object]]:
+def _read_csv(path: Path, text: str, notes: list[str]) -> Columns:
     named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
     text = text[named.end() :] if named else text
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
     try:
         mark = _separator(path, text)
         if mark == "\t":
-            rows = _parse_tabs(path, text, 1 + bool(named), notes)
+            lines = _parse_tabs(path, text, 1 + bool(named), notes)
         else:
-            rows = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
+            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
     finally:
         csv.field_size_limit(limit)
-    spans = [end - begin for begin, end, _ in rows]
+    spans = [end - begin for begin, end, _ in lines]
     if (most := max(spans)) > 1:
-        number = len(rows) - spans.count(1)
-        where = f"the longest of {most:,} at line {rows[spans.index(most)][0]:,}"
+        number = len(lines) - spans.count(1)
+        where = f"the longest of {most:,} at line {lines[spans.index(most)][0]:,}"
         notes.append(f"{path}: {number:,} rows span several lines, {where}.")
-    header = rows.pop(0)[2]
+    header = lines[0][2]
     names = [name for name in header if name.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: the header has the name {shown(twice[0])} twice; rename one.")
-    if repeats := sum(cells == header for *_, cells in rows):
+    begins = [begin for begin, _, cells in lines if cells != header]
+    rows = [cells for *_, cells in lines if cells != header]
+    if repeats := len(lines) - 1 - len(rows):
         notes.append(f"{path}: left out {repeats:,} rows that repeat the header.")
-    place = f"{path}, line"
-    blank = [i for i, name in enumerate(header) if not name.strip()]
-    unnamed = sum(cells[i] != "" for *_, cells in rows for i in blank)
-    for line, _, cells in rows:
-        if cells != header:
-            row = dict(zip(header, cells, strict=True))
-            yield f"{place} {line}", {name: row[name] for name in names} if blank else row
-    if unnamed:
+    columns = list(zip(header, zip(*rows, strict=True), strict=bool(rows)))
+    if unnamed := sum(
+        cell != "" for name, column in columns if not name.strip() for cell in column
+    ):
         notes.append(f"{path}: left out {unnamed:,} cells in columns without a name.")
+    cells = {name: column for name, column in columns if name.strip()}
+    return Columns(cells, lambda row: f"{path}, line {begins[row]}")
 
 
 def _decode(path: Path, raw: bytes, notes: list[str]) -> str:
