@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow
 import torch
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import (
     CachedLossMixin,
@@ -22,6 +25,7 @@ from sentence_transformers.base.losses.gradcache import (
 )
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Router
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
@@ -87,6 +91,16 @@ def load_with_classes(
     """Loads a model whose modules.json names classes of ours, without trust_remote_code for all
     other classes."""
     return SentenceTransformer._load_with_module_classes(path, dict(classes), **options)
+
+
+def tell_texts_by_numbers(sampler: NoDuplicatesBatchSampler, rows: Dataset) -> None:
+    """Gives a sampler a number for each different text, so that it makes the same batches without
+    reading the rows one by one in every epoch. Its own way to that hashes them in new processes."""
+    table = rows.with_format("arrow")[:]
+    texts = pyarrow.chunked_array([part for column in table.columns for part in column.chunks])
+    numbers = [np.asarray(part.indices) for part in texts.dictionary_encode().chunks]
+    sampler.precompute_hashes = True
+    sampler._row_hashes = np.concatenate(numbers).reshape(table.num_columns, -1).T
 
 
 # --- transformers ---------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from _tiny import decoder, tokenizer
+from datasets import Dataset, concatenate_datasets
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import nn
 from transformers import Trainer
@@ -71,6 +73,23 @@ def test_tokenizer_of_a_route(task, route):
     assert (
         _upstream.tokenizer_of(SentenceTransformer(modules=routes[:1]), task) is routes[0].tokenizer
     )
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_batches_without_duplicates(batch_size):
+    """The same batches, of rows in several chunks with texts that repeat in other columns."""
+    texts = [f"text {i % 7}" for i in range(60)]
+    columns = {"anchor": texts[:20], "positive": texts[20:40], "negative": [*texts[41:], "other"]}
+    parts = [Dataset.from_dict(columns).select(range(i, i + 10)) for i in (0, 10)]
+    rows = concatenate_datasets(parts)
+    batches = []
+    for is_told in (False, True):
+        options = {"drop_last": True, "generator": torch.Generator(), "seed": 3}
+        sampler = NoDuplicatesBatchSampler(rows, batch_size, **options)
+        if is_told:
+            _upstream.tell_texts_by_numbers(sampler, rows)
+        batches.append(list(sampler))
+    assert batches[0] == batches[1] != []
 
 
 def test_load_with_classes(model, tmp_path):

@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from st_magnitude._checks import InputError, shown
+from st_magnitude._files import written
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
@@ -207,6 +208,26 @@ def read_qrels(
     if missing:
         logger.warning(f"{missing:,} judgments of texts that are empty or absent were left out.")
     return judged
+
+
+def write_texts(path: Path, texts: Mapping[str, str]) -> None:
+    """Writes a .jsonl file of id -> text."""
+    with written(path) as file:
+        for key, text in texts.items():
+            file.write(json.dumps({"_id": key, "text": text}, ensure_ascii=False) + "\n")
+
+
+def write_qrels(
+    path: Path, relevant: Mapping[str, Mapping[str, int]], negatives: Mapping[str, Iterable[str]]
+) -> None:
+    """Writes judgments; a line without a document says that none answers the query."""
+    rows: list[tuple[str, str, int | str]] = [HEADER]
+    for query, grades in relevant.items():
+        rows += [(query, document, grade) for document, grade in sorted(grades.items())]
+    for query, documents in negatives.items():
+        rows += [(query, document, 0) for document in sorted(documents) or [""]]
+    with written(path) as file:
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:

@@ -170,7 +170,8 @@ def spell_names(pairs: Pairs, notes: list[str]) -> Pairs:
     if not joined or any(len(name.split()) > 1 for name in names):
         return pairs
     notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    return pairs._replace(documents=[name.replace("_", " ") for name in pairs.documents])
+    spelled = [name.replace("_", " ") for name in pairs.documents]
+    return Pairs(pairs.parts, pairs.keys, pairs.queries, spelled, pairs.grades)
 
 
 def _texts(table: Columns, columns: Iterable[str]) -> list[tuple[str, ...]]:

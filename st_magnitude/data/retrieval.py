@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import json
 import logging
 import math
 from collections import Counter
@@ -18,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from st_magnitude._checks import shown
-from st_magnitude._files import written
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.memory import AllReadError, Keys, digest, keys_of, read_by
@@ -156,21 +153,13 @@ class RetrievalData:
             if set("\r\n") & set(key):
                 raise DataError(f"The id {key!r} has a line break, as no qrels can; rename it.")
         folder = Path(folder)
-        for name, texts in (("corpus.jsonl", self.corpus), ("queries.jsonl", self.queries)):
-            with written(folder / name) as file:
-                for key, text in texts.items():
-                    file.write(json.dumps({"_id": key, "text": text}, ensure_ascii=False) + "\n")
+        beir.write_texts(folder / "corpus.jsonl", self.corpus)
+        beir.write_texts(folder / "queries.jsonl", self.queries)
         self.save_qrels(folder / "qrels" / f"{split}.tsv")
 
     def save_qrels(self, path: str | Path) -> None:
         """Writes the judgments alone, as one more split of a folder."""
-        rows: list[tuple[str, str, int | str]] = [beir.HEADER]
-        for query, grades in self.relevant.items():
-            rows += [(query, document, grade) for document, grade in sorted(grades.items())]
-        for query, documents in self.negatives.items():
-            rows += [(query, document, 0) for document in sorted(documents) or [""]]
-        with written(path) as file:
-            csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+        beir.write_qrels(Path(path), self.relevant, self.negatives)
 
     @cached_property
     def own(self) -> frozenset[str]:

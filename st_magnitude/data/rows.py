@@ -16,10 +16,11 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
@@ -50,7 +51,8 @@ _CELL = rf"{_TEXT}|(large_)?list<\w+: {_TEXT}.*|dictionary<values={_TEXT},.*|nul
 _CELL += r"|float|double|halffloat|decimal.*"
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     cells: Mapping[str, Sequence[object]]  # of every row, None where it has none
     place: Callable[[int], str]  # of a row by its number, for messages
     part: str | None = None  # the split that the source gives the rows
@@ -89,7 +91,7 @@ def read_columns(sources: Sequence[Source], notes: list[str]) -> list[Columns]:
             columns = _read_file(table, notes)
         else:
             columns = _columns_of(table, f"{name} split, row" if name else "row")
-        found.append(columns._replace(part=parts[name] if has_splits else None))
+        found.append(replace(columns, part=parts[name] if has_splits else None))
     return found
 
 

@@ -24,7 +24,7 @@ from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchS
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from st_magnitude._checks import InputError, foreign
-from st_magnitude._upstream import has_fast_bf16
+from st_magnitude._upstream import has_fast_bf16, tell_texts_by_numbers
 from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.settings import TrainConfig
@@ -138,7 +138,7 @@ def make_trainer(
     loss = loss_class(model, **options, **_terms(config))
     if not saves:  # otherwise every Trainer computes examples
         card.widget = [{"text": rows[0]["anchor"]}]
-    trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+    trainer = _Trainer(model=model, args=args, train_dataset=rows, loss=loss)
     if not saves:
         trainer.remove_callback(PrinterCallback)
     return trainer
@@ -200,6 +200,14 @@ def _prior(model: SentenceTransformer, rows: Dataset, config: TrainConfig) -> Do
         return DocumentPrior.from_texts(
             model, rows["positive"], negatives or None, prompt=prompt, task="document"
         )
+
+
+class _Trainer(SentenceTransformerTrainer):
+    def get_batch_sampler(self, dataset: Any, *args: Any, **options: Any) -> Any:
+        sampler = super().get_batch_sampler(dataset, *args, **options)
+        if isinstance(sampler, NoDuplicatesBatchSampler):
+            tell_texts_by_numbers(sampler, dataset)
+        return sampler
 
 
 class _Arguments(SentenceTransformerTrainingArguments):
@@ -270,6 +278,7 @@ def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
     size = min(cast(int, config.batch_size), len(rows))
     wanted = max(1, len(rows) // max(1, size) // 2)
     sampler = NoDuplicatesBatchSampler(rows, size, drop_last=True, generator=torch.Generator())
+    tell_texts_by_numbers(sampler, rows)
     found = sum(1 for _ in islice(sampler, wanted))
     if found == wanted:
         return BatchSamplers.NO_DUPLICATES
