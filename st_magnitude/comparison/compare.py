@@ -33,6 +33,7 @@ from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.surgery.scoring import score_by_cosine
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.training.run_folder import refuse_others
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
@@ -96,7 +97,7 @@ def compare(
     settings["also"] = list(also)
     settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
     try:
-        with locked_folder(output):
+        with locked_folder(output), remembered_tokens(base):
             began = time.perf_counter()
             trials = Trials(base, splits, config, folds)
             progress = _begin(trials, output, json.loads(json.dumps(settings)))

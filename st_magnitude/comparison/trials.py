@@ -32,6 +32,7 @@ from st_magnitude.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
+    remember_rows,
     train_copy,
     warn_of_left_out,
 )
@@ -209,6 +210,7 @@ class Trials:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.splits["dev"].query_ids), "ndcg": ndcg}}
+        remember_rows(trainer)
         save_trained(trainer, folder, figures, {})
 
 

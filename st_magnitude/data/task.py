@@ -201,16 +201,19 @@ def encoded(
     query_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
+    known: Tensor | None = None,
     **encode: object,
 ) -> EncodedTask:
-    """The task of `RetrievalData.encode`."""
+    """The task of `RetrievalData.encode`; ``known`` are documents of the same model and corpus."""
     similarity = scoring_of(model, similarity, before_normalize=before_normalize)
     prompts = {"prompt": query_prompt, "prompt_name": query_prompt_name}
     queries = [data.queries[query] for query in query_ids]
     q = encode_raw(model, queries, "query", not before_normalize, **prompts, **encode)
     documents = [data.corpus[document] for document in data.document_ids]
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
-    d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
+    d = known
+    if d is None:
+        d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
     for role, given, found in (("query", queries, q), ("document", documents, d)):
         are_same = role == "document" and (found == found[:1]).all()
         if len(set(given)) > 1 and (are_same or not found.any()):

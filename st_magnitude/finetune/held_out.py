@@ -79,12 +79,18 @@ def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
     return found, ""
 
 
-def encode(model: SentenceTransformer, data: RetrievalData) -> EncodedTask:
-    """The raw embeddings of queries and corpus; scores divide by the norm of the query."""
+def encode(
+    model: SentenceTransformer, data: RetrievalData, other: EncodedTask | None = None
+) -> EncodedTask:
+    """The raw embeddings of queries and corpus; scores divide by the norm of the query.
+
+    The corpus is not encoded again if it is that of another task of the same model.
+    """
     shows = sys.stderr.isatty() and not has_static_embedding_input(model)
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
-    task = data.encode(model, before_normalize=before, show_progress_bar=shows)
+    known = None if other is None or other.data.corpus != data.corpus else other.documents
+    task = data.encode(model, before_normalize=before, show_progress_bar=shows, known=known)
     return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
 
 
@@ -176,7 +182,11 @@ def cross_validate(
 
 class Baseline:
     """Held-out queries with BM25, a model as it was before training and other models; without any
-    queries, only the norms of a sample of the data, whose answers to any split are given by ids."""
+    queries, only the norms of a sample of the data, whose answers to any split are given by ids.
+
+    The attribute ``tasks`` has the last encoding of each model, from which another measurement of
+    the same corpus, ``like`` this one, takes the documents.
+    """
 
     def __init__(
         self,
@@ -186,8 +196,10 @@ class Baseline:
         answers: Collection[str],
         config: TrainConfig,
         also: Mapping[str, SentenceTransformer] | None = None,
+        like: Baseline | None = None,
     ) -> None:
         self.model = model
+        self.tasks: dict[str, EncodedTask] = {}
         self.config = config
         self.is_judged = held_out is not None
         self.data = data = held_out or data
@@ -195,18 +207,22 @@ class Baseline:
         if len(data.corpus) < 2:
             raise DataError("The corpus has one document: there is nothing to tell apart.")
         began = time.perf_counter()
-        task = None
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
-            task = encode(model, data)
-            self.before = served(BEFORE, task)
-            self.also = [served(name, encode(other, data)) for name, other in (also or {}).items()]
+            for name, encoder in {BEFORE: model, **(also or {})}.items():
+                self._encode(name, encoder, like)
+            self.before, *self.also = [served(name, task) for name, task in self.tasks.items()]
             self.lexical, self.no_control = bm25_control(data)
-        self.geometry = self._geometry(task)
+        self.geometry = self._geometry(self.tasks.get(BEFORE))
         self.seconds = time.perf_counter() - began
 
+    def _encode(self, name: str, model: SentenceTransformer, like: Baseline | None) -> EncodedTask:
+        known = None if like is None else like.tasks.get(name)
+        self.tasks[name] = encode(model, self.data, known)
+        return self.tasks[name]
+
     def compare(
-        self, of_folds: Ranking | None = None, folds: int = 0
+        self, of_folds: Ranking | None = None, folds: int = 0, like: Baseline | None = None
     ) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
         of its norms."""
@@ -216,7 +232,7 @@ class Baseline:
             exponent = scoring_of(self.model, before_normalize=True).exponents[1]
             verdict = replace(self._verdict(of_folds, float(exponent)), folds=folds)
         elif self.is_judged:
-            task = encode(self.model, self.data)
+            task = self._encode(AFTER, self.model, like)
             verdict = self._choose_scoring(task)
         return verdict, self._geometry(task)
 

@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -46,7 +47,7 @@ from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.surgery.scoring import score_by_cosine
-from st_magnitude.surgery.vocabulary import trimmed_vocabulary
+from st_magnitude.surgery.vocabulary import remembered_tokens, trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 
@@ -136,7 +137,7 @@ def train(
     config = config or TrainConfig()
     output = Path(output)
     is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
-    with locked_folder(output):
+    with locked_folder(output), ExitStack() as stack:
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
         if test is not None:
@@ -151,6 +152,7 @@ def train(
             pass  # it refuses models and lengths that do not fit
         refuse_frozen(model)
         score_by_cosine(model, say)
+        stack.enter_context(remembered_tokens(model))
         others = {name: load(name) for name in also} if is_first else {}
         answers = _answers(data, dev, test) | set(also_relevant)
         test = None if test is None else test.unread_by(model, *also)
@@ -171,7 +173,9 @@ def train(
                 of_folds = cross_validate(model, data, held_out, config, folds, output)
             if test is not None:
                 kept = replace(config, keep_scoring=True)
-                on_test = Baseline(model, test, test, answers, kept, others)
+                on_test = Baseline(model, test, test, answers, kept, others, baseline)
+                on_test.tasks.clear()
+            baseline.tasks.clear()  # which takes memory while the model trains
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
@@ -219,7 +223,8 @@ def _judge(
     if verdict is not None and verdict.saved != verdict.as_trained:
         exponent = verdict.saved.exponent
         prepare(baseline.model, Similarity(gamma_query=1.0, gamma_document=exponent))
-    confirmed = None if on_test is None else on_test.compare()[0]
+        baseline.tasks.clear()  # of the model before it
+    confirmed = None if on_test is None else on_test.compare(like=baseline)[0]
     geometry = {"before": baseline.geometry, "after": after}
     rows = cast(Dataset, trainer.train_dataset)
     prior = _about_prior(rows) if baseline.config.prior else None

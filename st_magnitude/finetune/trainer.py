@@ -158,7 +158,6 @@ def train_copy(
         trainer.add_callback(callback)
     with reading(trainer.model, config.max_length), trimmed_vocabulary(trainer):
         trainer.train()
-    remember_rows(trainer)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer

@@ -28,7 +28,7 @@ from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude.surgery.raw import unwrapped
 
-__all__ = ["trimmed_vocabulary"]
+__all__ = ["remembered_tokens", "trimmed_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +90,7 @@ def trimmed_vocabulary(
         )
     with ExitStack() as stack:
         tables = _tables(model, trainer)
-        for static in (part for part in model.modules() if isinstance(part, StaticEmbedding)):
-            stack.callback(setattr, static, "tokenizer", static.tokenizer)
-            static.tokenizer = cast(Tokenizer, _Remembering(static.tokenizer))
+        stack.enter_context(remembered_tokens(model))
         is_used = _used_tokens(model, trainer, texts, tables) if tables else torch.empty(0)
         trimmed = [
             _Trimmed(table, kept)
@@ -104,6 +102,17 @@ def trimmed_vocabulary(
         if trimmed and trainer is not None:
             stack.callback(_forget, trainer, trainer.optimizer)
             _forget(trainer, trainer.optimizer)
+        yield
+
+
+@contextmanager
+def remembered_tokens(model: SentenceTransformer) -> Iterator[None]:
+    """Within the block, static tables of a model and of its copies tokenize a text once."""
+    with ExitStack() as stack:
+        for static in (part for part in model.modules() if isinstance(part, StaticEmbedding)):
+            if not isinstance(static.tokenizer, _Remembering):
+                stack.callback(setattr, static, "tokenizer", static.tokenizer)
+                static.tokenizer = cast(Tokenizer, _Remembering(static.tokenizer))
         yield
 
 
@@ -345,7 +354,8 @@ class _Ids(NamedTuple):
 
 
 class _Remembering:
-    """A tokenizer of the package tokenizers that reads a text once, though each epoch has it."""
+    """A tokenizer of the package tokenizers that reads a text once, though each epoch, fold and
+    candidate has it. Copies share what it remembers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -353,6 +363,9 @@ class _Remembering:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tokenizer, name)
+
+    def __deepcopy__(self, _memo: object) -> _Remembering:
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Remembering, (self.tokenizer,)

@@ -1,6 +1,7 @@
 """What held-out queries measure, against figures that were computed by hand, and short runs."""
 
 import sys
+from itertools import permutations
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from st_magnitude.evaluation.lexical import TOKENS
 from st_magnitude.finetune import held_out
 from st_magnitude.finetune.held_out import DEPTH, NUM_DOCUMENTS, bm25_control, card_figures
 from st_magnitude.finetune.train import TrainConfig, train
+from st_magnitude.surgery import raw
 
 
 def four(*answers):
@@ -118,3 +120,56 @@ def test_ids_of_other_texts_answer_nothing(static_path, tmp_path, is_same):
     config = TrainConfig(max_steps=1, batch_size=4, folds=0)
     found = train(str(static_path), data, tmp_path / "out", config, test=test)
     assert ("cohens_d" in found.geometry["after"]) != is_same
+
+
+@pytest.fixture
+def splits():
+    names = ["".join(letters) for letters in permutations("abcde", 3)]
+    rows = [{"query": f"{name}?", "document": f"{name}, {name}"} for name in names]
+    return stm.load_splits(rows)
+
+
+@pytest.mark.parametrize("folds", [0, 3])
+def test_folds_training_and_measuring_tokenize_a_text_once(static_path, tmp_path, splits, folds):
+    model = stm.load(str(static_path))
+    read = []
+
+    class Counts:
+        def __init__(self, tokenizer):
+            self.tokenizer = tokenizer
+
+        def __getattr__(self, name):
+            return getattr(self.tokenizer, name)
+
+        def encode_batch(self, texts, **options):
+            read.extend(texts)
+            return self.tokenizer.encode_batch(texts, **options)
+
+    model[0].tokenizer = Counts(model[0].tokenizer)
+    config = TrainConfig(max_steps=2, batch_size=4, folds=folds, keep_anyway=True)
+    options = {"dev": splits["dev"], "dev_is_drawn": True, "test": splits["test"]}
+    train(model, splits["train"], tmp_path / "out", config, **options)
+    texts = {text for data in splits.values() for text in data.queries.values()}
+    texts |= {*splits["train"].corpus.values()}
+    assert sorted(text for text in read if text in texts) == sorted(texts)
+    assert isinstance(model[0].tokenizer, Counts)
+
+
+def test_a_corpus_is_encoded_once_for_dev_and_test(model, tmp_path, splits, monkeypatch):
+    """By the model and another one, before the training, and by the model after it."""
+    sides = []
+
+    def encode_raw(model, texts, role, *args, **options):
+        sides.append((role, len(texts)))
+        return raw.encode_raw(model, texts, role, *args, **options)
+
+    monkeypatch.setattr("st_magnitude.data.task.encode_raw", encode_raw)
+    other = tmp_path / "other"
+    model.save_pretrained(str(other))
+    config = TrainConfig(max_steps=1, batch_size=4, keep_anyway=True, keep_scoring=True)
+    options = {"dev": splits["dev"], "test": splits["test"], "also": [str(other)]}
+    trained = train(model, splits["train"], tmp_path / "out", config, **options)
+    assert sides.count(("document", 60)) == 3
+    assert sides.count(("query", 6)) == 6
+    after = splits["test"].encode(trained.trainer.model).search()
+    assert trained.confirmed.saved.ndcg == pytest.approx(after.mean, abs=1e-9)
