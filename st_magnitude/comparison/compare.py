@@ -178,7 +178,7 @@ class _Run:
         (self.output / "models").mkdir(exist_ok=True)
         entries = self.progress.entries
         grid = self.trials.grid
-        self.say(f"{len(grid)} candidates of up to {self.trials.rungs[-1]:,} steps")
+        self.say(f"Up to {len(grid)} candidates of up to {self.trials.rungs[-1]:,} steps")
         if entries:
             self.say(f"Continuing after {len(entries)} training runs.")
         for candidate in grid[len(entries) :]:
@@ -205,7 +205,7 @@ class _Run:
         entry = self.trials.train(candidate, self.trials.rungs, is_kept, folder)
         self.progress.entries.append(entry)
         number = len(self.progress.entries)
-        self._note(f"{number}/{len(self.trials.grid)} {entry.name}", entry)
+        self._note(f"{number}. {entry.name}", entry)
 
     def _train_again(self, entry: Entry) -> None:
         """Trains a candidate with a second seed."""

@@ -24,7 +24,7 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import exponent_curve
 from st_magnitude.evaluation.choice import System
-from st_magnitude.evaluation.lexical import TOKENS, bm25_run, words
+from st_magnitude.evaluation.lexical import LARGE, TOKENS, bm25_run, words
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.evaluation.verdict import AFTER, BEFORE, Verdict, verdict_of
 from st_magnitude.finetune.settings import TrainConfig
@@ -86,7 +86,8 @@ def encode(
 
     The corpus is not encoded again if it is that of another task of the same model.
     """
-    shows = sys.stderr.isatty() and not has_static_embedding_input(model)
+    is_fast = has_static_embedding_input(model) and len(data.corpus) < LARGE
+    shows = sys.stderr.isatty() and not is_fast
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
     known = None if other is None or other.data.corpus != data.corpus else other.documents
