@@ -29,8 +29,8 @@ def write_report(
     title: str,
     headline: str,
     systems: Sequence[System],
-    before: Ranking | None,
-    after: Ranking | None,
+    before: Ranking,
+    after: Ranking,
     settings: Mapping[str, object],
     seed: int = 0,
 ) -> None:
@@ -40,10 +40,9 @@ def write_report(
         path: The file; one that exists is replaced.
         title: Its title, such as the name of the data.
         headline: The decision, and in further lines what else has to be read first.
-        systems: The rows of the interval plot. Each is compared with ``before``, without it with
-            ``after``, and without both with the first of them.
+        systems: The rows of the interval plot, each compared with ``before``.
         before: The ranking without the change, such as the pretrained model's.
-        after: The ranking with the change, of the same queries; None leaves out the queries.
+        after: The ranking with the change, of the same queries.
         settings: Names and values. Everybody who gets the page can read them.
         seed: Seed of the intervals (`judge`).
 
@@ -51,18 +50,13 @@ def write_report(
         ValueError: If the rankings are of different queries.
         OSError: If the file cannot be written.
     """
-    rankings = [before, after, *(system.ranking for system in systems)]
-    reference = next((one for one in rankings if one is not None), None)
     names = {id(after): "after", id(before): "before"}
     names |= {id(system.ranking): system.name for system in reversed(systems)}
-    page: dict[str, Any] = {"title": title, "headline": headline, "sides": []}
-    page["systems"] = [_row(system, reference, seed) for system in systems]
-    page["reference"] = names[id(reference)]
+    page: dict[str, Any] = {"title": title, "headline": headline}
+    page["systems"] = [_row(system, before, seed) for system in systems]
     page["settings"] = [[_text(name), _text(value)] for name, value in settings.items()]
-    if after is not None:
-        sides = [one for one in (before, after) if one is not None]
-        page["sides"] = [{"name": names[id(one)], "ndcg": one.mean} for one in sides]
-        page |= _queries(sides)
+    page["sides"] = [{"name": names[id(one)], "ndcg": one.mean} for one in (before, after)]
+    page |= _queries(before, after)
     data = json.dumps(to_plain(page), allow_nan=False)  # ASCII: it escapes U+2028
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -71,11 +65,11 @@ def write_report(
         file.write(template.replace("{{ data }}", data))
 
 
-def _row(system: System, reference: Ranking | None, seed: int) -> dict[str, Any]:
+def _row(system: System, before: Ranking, seed: int) -> dict[str, Any]:
     row = {"name": system.name, "how": str(system.how), "ndcg": system.ranking.mean}
-    if reference is None or system.ranking is reference:
+    if system.ranking is before:
         return row | {"gain": None}
-    gain = system.ranking.minus(reference, seed=seed)
+    gain = system.ranking.minus(before, seed=seed)
     return row | {"gain": gain, "said": str(gain), "verdict": gain.verdict}
 
 
@@ -85,26 +79,24 @@ def _text(value: object) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
 
 
-def _queries(sides: Sequence[Ranking]) -> dict[str, Any]:
-    """nDCG@10 of all queries, and the texts of those that changed most, or without a change of
-    those that are answered worst."""
-    asked = sides[-1]
-    data = asked.data
-    ndcg = np.stack([side.ndcg for side in sides], axis=1)  # (n, 1 or 2)
-    pairs, counts = np.unique(ndcg[asked.has_answer], axis=0, return_counts=True)
-    first = np.argsort(-abs(np.diff(ndcg)[:, 0]) if len(sides) == 2 else ndcg[:, 0], kind="stable")
+def _queries(before: Ranking, after: Ranking) -> dict[str, Any]:
+    """nDCG@10 of all queries, and the texts of those that changed most."""
+    data = after.data
+    ndcg = np.stack([before.ndcg, after.ndcg], axis=1)  # (n, 2)
+    pairs, counts = np.unique(ndcg[after.has_answer], axis=0, return_counts=True)
+    first = np.argsort(-abs(np.diff(ndcg)[:, 0]), kind="stable")
     documents: dict[str, str] = {}
     rows = []
     for row in first[:MOST_QUERIES]:
-        query = asked.query_ids[row]
+        query = after.query_ids[row]
         relevant = data.relevant.get(query, {})
-        found = [list(side[query])[:FIRST] for side in sides]
+        found = [list(side[query])[:FIRST] for side in (before, after)]
         best = sorted(relevant, key=lambda document: -relevant[document])[:1]
-        for document in (*found[0], *found[-1], *best):
+        for document in (*found[0], *found[1], *best):
             documents[document] = _text(data.corpus[document])
         shown = {"id": query, "text": _text(data.queries[query]), "ndcg": ndcg[row], "found": found}
         shown["right"] = [[document in relevant for document in one] for one in found]
         rows.append(shown | {"answer": best, "relevant": len(relevant)})
-    left_out = len(asked) - len(rows)
+    left_out = len(after) - len(rows)
     changes = [[*pair, count] for pair, count in zip(pairs, counts, strict=True)]
     return {"changes": changes, "queries": rows, "documents": documents, "left_out": left_out}

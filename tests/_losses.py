@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from _tiny import ROWS
-from torch.nn.functional import cross_entropy
+from _tiny import ROWS, formula
 
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
@@ -58,29 +57,11 @@ def assert_same(model, found, expected, rtol=1e-8, atol=1e-12):
     assert_same_gradients({name: gradients[name] for name in others}, others, 1.0, rtol, atol)
 
 
-def reference(
-    embeddings,
-    similarity,
-    terms,
-    direction=("query_to_doc",),
-    excluded=None,
-    excluded_queries=None,
-    log_q=0.0,
-):
-    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, without excluded pairs."""
-    own, total = torch.arange(len(embeddings[0])), 0.0
-    if excluded is None:
-        excluded = torch.zeros(len(own), len(own) * len(embeddings[1:]), dtype=torch.bool)
-    masks = excluded, excluded[:, : len(own)].T if excluded_queries is None else excluded_queries
-    masks = [mask.clone().fill_diagonal_(False) for mask in masks]
-    for term in terms:
-        q, *d = (x[:, : term.dim] for x in embeddings)
-        scale = 3.0 * 0.05 / term.temperature
-        logits = scale * similarity(q, torch.cat(d)) - log_q, scale * similarity(q, d[0]).T
-        forward, backward = (
-            cross_entropy(x.masked_fill(mask, -torch.inf), own)
-            for x, mask in zip(logits, masks, strict=True)
-        )
-        by_direction = {("query_to_doc",): forward, ("doc_to_query",): backward}
-        total = total + term.weight * by_direction.get(direction, (forward + backward) / 2)
-    return total
+def reference(embeddings, similarity, terms, direction=("query_to_doc",), **options):
+    """sum_t w_t formula at a scale of 3, which is for a temperature of 0.05."""
+    exponents = similarity.gamma_query, similarity.gamma_document
+    return sum(
+        term.weight
+        * formula(embeddings, exponents, 0.15 / term.temperature, direction, term.dim, **options)
+        for term in terms
+    )

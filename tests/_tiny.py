@@ -143,16 +143,27 @@ def formula(
     scale: float,
     direction: tuple[str, ...] = ("query_to_doc",),
     dim: int | None = None,
+    excluded: torch.Tensor | None = None,
+    excluded_queries: torch.Tensor | None = None,
+    log_q: torch.Tensor | float = 0.0,
 ) -> torch.Tensor:
-    """cross_entropy(scale * similarity): the definition of every ranking loss."""
+    """cross_entropy(scale * similarity - log_q) without the pairs that are excluded, by rows of
+    queries and of documents (their transpose): the definition of every ranking loss."""
     queries, *documents = (x[:, :dim] for x in embeddings)
-    positives, documents = documents[0], torch.cat(documents)
+    number, documents = len(queries), torch.cat(documents)
     queries = queries / queries.norm(dim=1, keepdim=True) ** exponents[0]
-    positives = positives / positives.norm(dim=1, keepdim=True) ** exponents[1]
     documents = documents / documents.norm(dim=1, keepdim=True) ** exponents[1]
-    own = torch.arange(len(queries))
-    forward = cross_entropy(scale * queries @ documents.T, own)
-    backward = cross_entropy(scale * positives @ queries.T, own)
+    scores = scale * queries @ documents.T
+    if excluded is None:
+        excluded = torch.zeros_like(scores, dtype=torch.bool)
+    if excluded_queries is None:
+        excluded_queries = excluded[:, :number].T
+    forward, backward = (
+        cross_entropy(
+            x.masked_fill(mask.clone().fill_diagonal_(False), -torch.inf), torch.arange(number)
+        )
+        for x, mask in ((scores - log_q, excluded), (scores[:, :number].T, excluded_queries))
+    )
     both = (forward + backward) / 2
     return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(direction, both)
 

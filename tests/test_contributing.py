@@ -1,5 +1,5 @@
-"""The recipes of CONTRIBUTING.md for a similarity, a loss, a regularizer and a command, followed in
-a copy of the package."""
+"""The recipes of CONTRIBUTING.md for a similarity, a loss and a regularizer, followed in a copy of
+the package."""
 
 import json
 import shutil
@@ -33,29 +33,6 @@ def shortness(embeddings):
     """The mean square of embeddings (n, D)."""
     return embeddings.float().square().mean()
 ''',
-    "commands/count.py": '''
-from dataclasses import dataclass
-from typing import Annotated
-
-from typer import Option
-
-from st_magnitude._config import check_ranges
-from st_magnitude.commands.core import Figures, command
-
-
-@dataclass(frozen=True)
-class CountConfig:
-    texts: Annotated[int, Option(min=1, help="Texts to count.")] = 3
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-
-@command
-def count(*, settings: CountConfig) -> Figures:
-    """Count texts."""
-    return {"texts": settings.texts}
-''',
 }
 # a line of a file, and what stands before it
 LINES = [
@@ -74,7 +51,6 @@ LINES = [
         '    "cosine": NamedLoss',
         '    "double": NamedLoss("double.DoubleLoss", "qnorm", keeps_norms=True),\n',
     ),
-    ("commands/app.py", '"mteb"', '"count", '),
 ]
 USE = """
 import sys
@@ -123,12 +99,6 @@ def test_train_knows_the_loss(root, tiny_path, data_folder, tmp_path):
     record = json.loads((output / "training.json").read_text(encoding="utf-8"))
     assert record["loss"] == "DoubleLoss"
     assert stm.load(output).similarity_fn_name == "dot"
-
-
-@pytest.mark.parametrize(("number", "code"), [(5, 0), (0, 2)])
-def test_a_command(root, number, code):
-    done = python("-m", "st_magnitude", "count", "--texts", number, "--json", cwd=root, code=code)
-    assert ('{"texts": 5}' in done.stdout) == (code == 0)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -28,7 +28,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.kernel.batch import Above
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
-from st_magnitude.surgery.raw import raw_features
 
 
 class NoFloat64(TorchDispatchMode):
@@ -240,19 +239,6 @@ def test_grad_scale() -> None:
     ].__self__.checked = True  # the look at the norms of the first batch waits for the device, once
     assert model(features())["sentence_embedding"].device.type == "cuda"
     handle.close()
-
-
-@pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("role", ["query", "document"])
-def test_exponent_norm(role: str) -> None:
-    with torch.device("cuda"):
-        model = encoder(ExponentNorm(0.5, 0.5, learnable=True))
-    for dtype in (torch.float32, torch.bfloat16):
-        found = model[-1]({"sentence_embedding": leaf(5, 8, dtype=dtype)}, task=role)
-        assert found["sentence_embedding"].dtype == dtype
-        assert found["exponents"].device.type == "cuda"
-    raw = raw_features(model, features())["sentence_embedding"]
-    assert (raw.shape, raw.device.type) == ((5, 8), "cuda")
 
 
 @pytest.mark.usefixtures("fakes")

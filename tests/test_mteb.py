@@ -1,12 +1,7 @@
 """Local data scored by mteb equals what sentence-transformers' own evaluator and ours say."""
 
-import json
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 from _cli import figures, refusal
-from _processes import python
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
@@ -15,22 +10,6 @@ from st_magnitude.evaluation import MagnitudeEvaluator
 
 pytest.importorskip("mteb")
 from st_magnitude.mteb import evaluate, local_model
-
-PUSHED = "me/retriever"
-MTEB_RUN = """
-import mteb
-from mteb.cli import build_cli
-from st_magnitude.data.pairs import load_splits
-from st_magnitude.mteb import retrieval_task
-tasks = [retrieval_task(load_splits("data")["test"])]
-mteb.get_tasks = lambda **_: tasks
-try:
-    build_cli.main()
-except ValueError as error:
-    print(error)
-    model = mteb.get_model("me/retriever", trust_remote_code=True)
-    mteb.evaluate(model, tasks, cache=mteb.ResultCache("results"))
-"""
 
 
 def ndcg(result):
@@ -88,55 +67,6 @@ def test_the_query_itself_does_not_count(static_model, task):
     raw = MagnitudeEvaluator(**task)(static_model)["cosine_ndcg@10"]
     result = evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])
     assert ndcg(result) == pytest.approx(raw, abs=6e-6)
-
-
-@pytest.fixture
-def hub(tmp_path):
-    """The environment of a process whose hub has one model, the files in ``model``."""
-    commit = {"id": "1" * 40, "title": "", "message": "", "authors": []}
-    answers = {
-        f"/api/models/{PUSHED}": {"id": PUSHED, "sha": commit["id"]},
-        f"/api/models/{PUSHED}/commits/main": [commit | {"date": "2026-01-01T00:00:00Z"}],
-    }
-    (tmp_path / "answers").mkdir()
-    for i, answer in enumerate(answers.values()):
-        (tmp_path / "answers" / str(i)).write_text(json.dumps(answer))
-
-    class Hub(SimpleHTTPRequestHandler):
-        def translate_path(self, path):
-            path = path.partition("?")[0]
-            if path in answers:
-                return str(tmp_path / "answers" / str([*answers].index(path)))
-            return str(tmp_path / "model" / path.partition("/resolve/")[2].partition("/")[2])
-
-        def end_headers(self):
-            self.send_header("ETag", f'"{self.path.replace("/", "-")}"')  # names a blob
-            self.send_header("X-Repo-Commit", commit["id"])
-            self.send_header("X-Error-Code", "EntryNotFound")  # read where the status is 404
-            super().end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}"
-        own = {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
-        yield {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", **own}
-        server.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exponent", [0.0, 0.5])
-def test_mteb_run_takes_a_pushed_model(static_model, task, tmp_path, hub, exponent):
-    """One of stock modules by its name; an ``ExponentNorm`` needs ``trust_remote_code``."""
-    stm.export(stm.prepare(static_model, stm.Similarity(1.0, exponent)), tmp_path / "model")
-    RetrievalData(*task.values()).save(tmp_path / "data", "test")
-
-    arguments = ("-c", MTEB_RUN, "run", "-m", PUSHED, "--output-folder", "results")
-    done = python(*arguments, cwd=tmp_path, environment=hub)
-    assert ("Please pass the argument `trust_remote_code=True`" in done.stdout) == bool(exponent)
-    (found,) = (tmp_path / "results").rglob("data-*.json")
-    value = json.loads(found.read_text())["scores"]["test"][0]["ndcg_at_10"]
-    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
-    assert value == pytest.approx(expected, abs=6e-6)
 
 
 def test_the_command_and_its_cache(static_model, task, tmp_path):

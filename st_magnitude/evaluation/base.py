@@ -117,12 +117,9 @@ class SearchEvaluator(SentenceEvaluator):
             "batch_size": batch_size,
             "show_progress_bar": show_progress_bar,
         }
-        names = ("query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
-        prompts = (query_prompt, query_prompt_name, corpus_prompt, corpus_prompt_name)
-        given = zip(names, prompts, strict=True)
-        self.prompts: dict[str, Any] = {
-            name: prompt for name, prompt in given if prompt is not None
-        }
+        prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
+        prompts |= {"corpus_prompt": corpus_prompt, "corpus_prompt_name": corpus_prompt_name}
+        self.prompts: dict[str, Any] = {key: x for key, x in prompts.items() if x is not None}
         self.first_d = math.nan
         self._has_encoded = False
 

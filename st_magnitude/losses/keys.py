@@ -70,7 +70,8 @@ def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> T
     """
     tokens = tokens_of(features)
     if tokens is None:
-        return unlike_all(torch.empty(batch_size_of(features), device=device_of(features)), column)
+        device = next(value.device for value in features.values() if isinstance(value, Tensor))
+        return unlike_all(torch.empty(batch_size_of(features), device=device), column)
     ids, texts, places = tokens
     places = places - start
     # A sum over tokens of a mix of id and place: products with odd numbers modulo 2^64, and shifts
@@ -101,7 +102,3 @@ def bare_keys(columns: Sequence[Features], keys: list[Tensor], model: nn.Module)
 def unlike_all(rows: Tensor, column: int) -> Tensor:
     """Ids (B,) that are unique across columns and ranks."""
     return torch.arange(len(rows), device=rows.device) + ((get_rank() << 10 | column) << 32)
-
-
-def device_of(features: Features) -> torch.device:
-    return next(value.device for value in features.values() if isinstance(value, Tensor))

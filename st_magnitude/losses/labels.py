@@ -52,11 +52,6 @@ def check_labels(
         )
 
 
-def classes_of(labels: Tensor) -> Tensor:
-    """The classes (B,) of rows; a negative label is no class, and becomes one of its own."""
-    return labels.where(labels >= 0, -1 - unlike_all(labels, 0))
-
-
 class Teacher:
     """Targets of a ranking loss that follow the scores t of a teacher.
 
@@ -150,4 +145,5 @@ def targets_of(
         of_queries, of_documents = teacher.targets(labels, ranks)
         return {"targets": of_queries, "targets_queries": of_documents}
     negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
-    return {"positives": ranks.join_columns([classes_of(labels), *negatives])}
+    classes = labels.where(labels >= 0, -1 - unlike_all(labels, 0))  # -1 is one of its own
+    return {"positives": ranks.join_columns([classes, *negatives])}

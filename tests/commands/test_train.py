@@ -15,7 +15,6 @@ from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
@@ -197,13 +196,6 @@ def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny_path
     fit(place, max_length=30)
 
 
-def test_a_model_without_weights_is_refused(place, tmp_path):
-    words = SentenceTransformer(modules=[BoW(["tea", "list"])], device="cpu")
-    words.save_pretrained(str(tmp_path / "words"))
-    said = refusal("train", **place | {"model": tmp_path / "words"}, max_steps=1)
-    assert "no weights that training could change" in said
-
-
 def remove_model(output):
     for path in output.iterdir():
         if path.name != "checkpoints":
@@ -242,40 +234,6 @@ def test_resume_refuses_other_settings(unfinished, tmp_path, changed, difference
     else:
         assert difference in refusal("train", **options)
     assert (tmp_path / "out" / "modules.json").exists() == (difference is None)
-
-
-def test_judged_negatives_become_hard_negatives(static_path, tmp_path):
-    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
-    config = TrainConfig(max_steps=1, batch_size=4)
-    trainer = train(str(static_path), data, tmp_path / "out", config).trainer
-    assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
-    assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
-
-
-@pytest.mark.parametrize(
-    ("options", "terms"),
-    [
-        (
-            {"dims": "16,64", "temperatures": ".03,.1"},
-            [(16, 0.03), (16, 0.1), (64, 0.03), (64, 0.1)],
-        ),
-        ({"dims": "16,64"}, [(16, 0.05), (64, 0.05)]),
-        ({"temperatures": "0.03,0.1"}, [(None, 0.03), (None, 0.1)]),
-        ({"temperature": 0.1}, [(None, 0.1)]),
-        ({"loss": "tempagg", "dims": "16,64", "temperatures": 0.1}, [(16, 0.1), (64, 0.1)]),
-        (
-            {"loss": "tempspec", "dims": "16,64", "temperatures": ".03,.1"},
-            [(16, 0.03), (64, 0.1)],
-        ),
-        ({"loss": "sigreg", "dims": "16,64"}, [(16, 0.05), (64, 0.05)]),
-        ({}, [(None, 0.05)]),
-    ],
-)
-def test_dims_and_temperatures_become_terms(place, options, terms):
-    fit(place, **{"loss": "qnorm", "max_steps": 1} | options)
-    record = record_of(place["output"])
-    assert [(t["dim"], t["temperature"]) for t in record["terms"]] == terms
-    assert record["similarity"] == {"query": 1.0, "document": float("loss" in options)}
 
 
 def test_nothing_is_overwritten(place):

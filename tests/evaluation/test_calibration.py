@@ -151,13 +151,9 @@ def test_the_gain_is_of_queries_that_did_not_choose(world):
     noise = np.random.default_rng(5).normal(size=M)  # with it, the folds choose different weights
     noisy = dict(zip(IDS, log_p + 2 * noise, strict=True))
     curve = stm.calibrate_prior(lookup(queries, documents), data_of(asked), noisy, seed=3)
-    folds = folds_of(data_of(asked), 5, seed=3)
-    fold = np.array([next(i for i, of in enumerate(folds) if q in of) for q in curve.queries])
-    best = [curve.per_query[:, fold != part].mean(axis=1).argmax() for part in range(5)]
-    held_out = np.array([curve.per_query[best[fold[i]], i] for i in range(N)])
-    assert curve.held_out.ndcg.tolist() == held_out.tolist()
-    assert len(set(best)) > 1
-    assert curve.gain == judge(held_out - curve.per_query[0], seed=3)
+    assert curve.choice == choose(curve.rankings, folds_of(data_of(asked), 5, seed=3))
+    assert len(set(curve.choice.by_query)) > 1
+    assert curve.gain == judge(curve.held_out.ndcg - curve.per_query[0], seed=3)
     assert 0.02 < curve.gain.low < curve.gain.mean
     table, _ = curve.tables()
     assert [row[1] for row in table.rows] == curve.ndcg.tolist()

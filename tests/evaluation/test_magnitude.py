@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import cos_sim, dot_score
 
 import st_magnitude as stm
-from st_magnitude import Similarity
+from st_magnitude import Similarity, geometry
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
@@ -79,19 +79,15 @@ def test_figures_of_norms_and_directions(model, similarity):
     found = MagnitudeEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(model)
     expected = {}
     for role, x in sides.items():
-        lengths = np.linalg.norm(x, axis=1)
-        unit = x / lengths[:, None]
+        lengths = geometry.norms(x)
         expected[f"{role}_norm_mean"] = lengths.mean()
-        expected[f"{role}_norm_cv"] = lengths.std() / lengths.mean()
-        expected[f"{role}_mean_cosine"] = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean()
-        expected[f"{role}_isoscore"] = stm.geometry.isoscore(x)
+        expected[f"{role}_norm_cv"] = geometry.coefficient_of_variation(lengths)
+        expected[f"{role}_mean_cosine"] = geometry.mean_cosine(x)
+        expected[f"{role}_isoscore"] = geometry.isoscore(x)
     chosen = np.isin(list(CORPUS), list(set().union(*RELEVANT_DOCS.values())))
-    groups = lengths[chosen], lengths[~chosen]
-    squares = sum(x.var(ddof=1) * (len(x) - 1) for x in groups)
-    d = (groups[0].mean() - groups[1].mean()) / np.sqrt(squares / (len(lengths) - 2))
-    expected["cohens_d"] = d
-    n, m = map(len, groups)
-    expected["cohens_d_error"] = np.sqrt(1 / n + 1 / m + d**2 / (2 * (n + m)))
+    expected["cohens_d"] = geometry.cohens_d(lengths[chosen], lengths[~chosen])
+    sizes = chosen.sum(), (~chosen).sum()
+    expected["cohens_d_error"] = geometry.cohens_d_error(expected["cohens_d"], *sizes)
     for key, value in expected.items():
         assert found.pop(key) == pytest.approx(value, rel=1e-4), key
     assert len(found) == 3 * len(METRICS)

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from _losses import DIRECTIONS, features, gradients
-from _ranks import needs_fork, on_ranks
-from _tiny import columns, load_transformer, raw_embeddings
+from _tiny import columns, raw_embeddings
 from _trainer import logged, train
 from datasets import Dataset
 from torch.nn.functional import cross_entropy
@@ -153,38 +151,3 @@ def test_caching_gives_the_same_gradient(model):
         loss(batch(model), SCORES).backward()
         found.append(gradients(model))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
-
-
-def of_rows(folder, rows, gather):
-    """The loss of some rows of six by each kind of labels, in both directions."""
-    torch.manual_seed(0)
-    embeddings = [torch.randn(6, 8)[rows] for _ in range(3)]
-    kinds = {
-        "weights": torch.rand(6),
-        "classes": torch.tensor([4, 7, 4, 9, 7, 4]),
-        "scores": torch.randn(6, 2),
-        "embeddings": torch.randn(6, 3, 5) / 5,
-    }
-    teacher = {"labels": "teacher", "teacher_weight": 0.7}
-    values = []
-    for kind, labels in kinds.items():
-        loss = stm.CosineRankingLoss(
-            load_transformer(folder),
-            **({"labels": kind} if kind in ("weights", "classes") else teacher),
-            directions=("query_to_doc", "doc_to_query"),
-            partition_mode="per_direction",
-            gather_across_devices=gather,
-            same_text="keep",
-        )
-        values.append(loss.compute_loss_from_embeddings(embeddings, labels[rows]))
-    return torch.stack(values)
-
-
-@needs_fork
-def test_two_ranks_have_the_loss_of_the_joined_batch(folder):
-    def of_rank():
-        start = 3 * dist.get_rank()
-        return of_rows(folder, slice(start, start + 3), True)
-
-    found = torch.stack(on_ranks(2, of_rank)).mean(dim=0)
-    torch.testing.assert_close(found, of_rows(folder, slice(None), False))

@@ -207,11 +207,10 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     embeddings = raw_embeddings(model, columns)
     queries, *documents = (x[:, :24].detach() for x in embeddings)
     scores = stm.QNORM(queries, torch.cat(documents))
-    masks = [
-        too_close(x, x.diagonal(), margin, strategy) for x in (scores, scores[:, : len(rows)].T)
-    ]
-    assert 0.05 < masks[0].float().mean() < 0.95
-    expected = reference(embeddings, stm.QNORM, loss.terms, direction, *masks)
+    sides = {"excluded": scores, "excluded_queries": scores[:, : len(rows)].T}
+    masks = {key: too_close(x, x.diagonal(), margin, strategy) for key, x in sides.items()}
+    assert 0.05 < masks["excluded"].float().mean() < 0.95
+    expected = reference(embeddings, stm.QNORM, loss.terms, direction, **masks)
     assert_same(model, loss(columns), expected)
     torch.testing.assert_close(
         loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0

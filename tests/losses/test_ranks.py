@@ -167,6 +167,13 @@ RULES = [
     {"margin": 0.3, "keep_explicit_negatives": True},
     {"prior": COUNTS},
 ]
+RANDOM = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+LABELS = {
+    "weights": torch.rand(8, **RANDOM),
+    "classes": torch.tensor([4, 7, 4, 9, 7, 4, 9, 4]),
+    "scores": torch.randn(8, 2, **RANDOM),
+    "embeddings": torch.randn(8, 3, 5, **RANDOM) / 5,
+}
 WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]
 OF_TEXTS = [
     (gather, options, *way)
@@ -174,6 +181,7 @@ OF_TEXTS = [
 ]
 JOINT = {"same_text": "once", "partition_mode": "joint"}
 OF_TEXTS.append((True, JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
+OF_TEXTS += [(True, {"labels": kind}, *way) for kind, way in itertools.product(LABELS, WAYS)]
 
 
 def numbers():
@@ -188,10 +196,15 @@ def test_a_ring_counts_the_texts_of_blocks_of_any_size():
     torch.testing.assert_close(second, torch.tensor([3.0, 3.0, 1.0]))
 
 
-def of_texts(folder, case, rows):
+def of_texts(folder, case, part):
     """Value and gradients for some of the rows, by a model in DDP if there are processes."""
     gather, options, mini_batch_size, direction = case
     model, options = load_transformer(folder).double(), dict(options)
+    labels = None
+    if "labels" in options:
+        labels = LABELS[options["labels"]][part]
+        if options["labels"] not in ("weights", "classes"):
+            options |= {"labels": "teacher", "teacher_weight": 0.7}
     if "prior" in options:
         options["prior"] = stm.DocumentPrior.from_texts(model, *options["prior"])
     options = {"partition_mode": "per_direction"} | options
@@ -201,21 +214,21 @@ def of_texts(folder, case, rows):
     )
     if dist.is_initialized():
         loss.model = DistributedDataParallel(model)
-    value = loss(features(model, rows))
+    value = loss(features(model, SHARED[part]), labels)
     value.backward()
     return value.item(), gradients(model)
 
 
 def parts_of_texts(folder):
     cuts = [5 if case[0] == "ring" else 4 for case in OF_TEXTS]
-    parts = [SHARED[cut:] if dist.get_rank() else SHARED[:cut] for cut in cuts]
+    parts = [slice(cut, None) if dist.get_rank() else slice(cut) for cut in cuts]
     return [of_texts(folder, case, part) for case, part in zip(OF_TEXTS, parts, strict=True)]
 
 
-def test_same_text_margin_and_prior_see_the_texts_of_all_ranks(folder):
+def test_rules_prior_and_labels_see_the_texts_of_all_ranks(folder):
     ranks = on_ranks(2, parts_of_texts, folder)
     for case, *found in zip(OF_TEXTS, *ranks, strict=True):
-        value, expected = of_texts(folder, case, SHARED)
+        value, expected = of_texts(folder, case, slice(None))
         assert sum(value for value, _ in found) / 2 == pytest.approx(value, rel=1e-7)
         for _, gradient in found:
             assert_same_gradients(gradient, expected, rtol=1e-6, atol=1e-9)

@@ -129,16 +129,6 @@ def test_an_encoder_next_to_a_table_caches_gradients(folder, side):
         stm.CosineRankingLoss(tables, mini_batch_size=2)
 
 
-@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.SimilarityMSELoss])
-@pytest.mark.parametrize("is_half", [False, True])
-def test_a_loss_warns_of_weights_in_half_precision(folder, caplog, loss_class, is_half):
-    model = load_transformer(folder).to(torch.bfloat16 if is_half else torch.float32)
-    loss = loss_class(model)
-    labels = torch.rand(4) if loss_class is stm.SimilarityMSELoss else None
-    loss(features(model, 4), labels)
-    assert ("trains weights in bfloat16" in caplog.text) == is_half
-
-
 GOOD = Dataset.from_dict(columns())
 LISTS = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
 UNEVEN = Dataset.from_dict(columns() | {"label": [[1.0, 2.0]] * (len(ROWS) - 1) + [[1.0]]})

@@ -1,5 +1,5 @@
 """Before the first step: weights that cannot change are refused, and those in half precision are
-cast or named, in every public way to start a training."""
+named, in every loss."""
 
 import logging
 from functools import partial
@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 import st_magnitude as stm
-from st_magnitude.finetune import trainer
 from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.losses.base import half_weights
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever
@@ -101,29 +100,20 @@ def by_fit(name, model, output):
     model.fit([(loader, EVERY[name](model))], steps_per_epoch=1, show_progress_bar=False)
 
 
-def by_train(model, output):
-    texts = {str(i): text for i, text in enumerate(columns()["anchor"])}
-    documents = {str(i): text for i, text in enumerate(columns()["positive"])}
-    data = stm.RetrievalData(texts, documents, {i: {i} for i in texts})
-    trainer.make_trainer(
-        model, data, trainer.make_rows(data, None, 0), TrainConfig(max_steps=1), output
-    )
-
-
 WAYS = {name: partial(start, name) for name in [*LOSSES, "QNormRankingLoss-cached", "RevelaLoss"]}
-WAYS |= {"fit": partial(by_fit, "QNormRankingLoss"), "train": by_train}
+WAYS["fit"] = partial(by_fit, "QNormRankingLoss")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("way", WAYS)
-def test_half_precision_is_cast_or_named(folder, tmp_path, monkeypatch, caplog, way, dtype):
+def test_half_precision_is_named(folder, tmp_path, monkeypatch, caplog, way, dtype):
     monkeypatch.chdir(tmp_path)  # fit() puts checkpoints there
     model = load_transformer(folder).to(dtype)
     with caplog.at_level(logging.WARNING, "st_magnitude"):
         WAYS[way](model, tmp_path / "run")
     is_half = dtype != torch.float32
     assert (str(dtype).removeprefix("torch.") in caplog.text) == is_half
-    assert bool(half_weights(model)) == (is_half and way != "train")
+    assert bool(half_weights(model)) == is_half
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -1,6 +1,5 @@
 """RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
 
-import random
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -267,22 +266,3 @@ def test_two_processes_keep_one_language_model(folder, tmp_path) -> None:
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     torch.testing.assert_close(first, alone, rtol=0, atol=2e-5)
     assert max((alone[f"lm.{name}"] - value).abs().max() for name, value in started.items()) > 5e-3
-
-
-@pytest.mark.slow
-def test_the_copy_task_is_learned(tmp_path) -> None:
-    """Similarity moves to the partner."""
-    lm = copy_task.warmed_lm(seed=0, v_norm=True)
-    rng = random.Random(1)
-    groups = [copy_task.group(rng) for _ in range(200)]
-    model = copy_task.retriever()
-    options = {"temperature": 0.05, "prefixes": ("", "")}
-    loss = RevelaLoss(model, lm, copy_task.tokenizer(), **options)
-    assert copy_task.partner_mass(loss) < 0.35
-    args = arguments(tmp_path, max_steps=100, learning_rate=3e-2)
-    data = Dataset.from_list([copy_task.row_of(row) for row in groups])
-    whole = {"retriever_lora": None, "lm_lora": None}
-    RevelaTrainer(
-        model, args, loss=loss, train_dataset=data, lm_learning_rate=1e-4, **whole
-    ).train()
-    assert copy_task.partner_mass(loss) > 0.8

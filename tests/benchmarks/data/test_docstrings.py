@@ -1,4 +1,4 @@
-"""The docstrings of an environment as a retrieval task: sections, queries, splits and sampling."""
+"""The docstrings of an environment as a retrieval task: queries, splits and sampling."""
 
 import random
 from pathlib import Path
@@ -9,68 +9,6 @@ from _texts import words
 from benchmarks.data.docstrings import task as docstrings
 
 from st_magnitude.data.retrieval import RetrievalData
-
-NUMPYDOC = """Smooth a noisy recording, sample by sample.
-
-Every sample becomes the mean of its neighbours, so that sharp edges are lost as well.
-See `sharpen` for details.
-
-.. note::
-    The recording is padded with zeros, which :func:`~audio.core.fade` hides.
-
-.. deprecated:: 2.0
-    Write something else instead of calling this.
-
-Parameters
-----------
-signal : ndarray of shape (n,)
-    The samples in the order of their time, in any unit.
-args : tuple, optional
-    Handed on to the window, in the order that it has.
-
-Returns
--------
-ndarray of shape (n,)
-    The smoothed samples, in the unit of the signal.
-
-See Also
---------
-sharpen : The opposite, which brings out the edges again.
-
-Notes
------
-The cost grows linearly with the length of the recording [1]_ and not at all with the width.
-
-References
-----------
-.. [1] A. Author, "Running sums in constant time", Journal of Signals, 1981.
-
-Examples
---------
->>> smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1)
-array([1., 2., 1.66666667])
-"""
-
-
-def test_numpydoc() -> None:
-    summary, description, boilerplate = docstrings.split_docstring(NUMPYDOC)
-    assert summary == "Smooth a noisy recording, sample by sample."
-    assert description == [
-        "Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. "
-        "The recording is padded with zeros, which fade hides. "
-        "The cost grows linearly with the length of the recording and not at all "
-        "with the width."
-    ]
-    assert boilerplate == [
-        "signal (ndarray of shape (n,)): The samples in the order of their time, in any unit. "
-        "args (tuple): Handed on "
-        "to the window, in the order that it has.",
-        "ndarray of shape (n,): The smoothed samples, in the unit of the signal.",
-        "sharpen : The opposite, which brings out the edges again.",
-        '[1] A. Author, "Running sums in constant time", Journal of Signals, 1981.',
-        'smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1) '
-        "array([1., 2., 1.66666667])",
-    ]
 
 
 def function(name: str, summary: str, description: str = "", parameters: str = "") -> str:

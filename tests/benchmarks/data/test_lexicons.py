@@ -1,36 +1,8 @@
-"""WordNet as text to train and evaluate on: its format and leaks; no network."""
-
-from collections.abc import Iterable
+"""WordNet as text to train and evaluate on: no query leaks into its text."""
 
 import pytest
 from benchmarks.data import lexicons
 from benchmarks.data.lexicons import Entry
-
-
-def synset(number: int, file: int, kind: str, lemmas: Iterable[str], gloss: str) -> str:
-    lemmas = list(lemmas)
-    words = " ".join(f"{lemma} {i:x}" for i, lemma in enumerate(lemmas))
-    pointers = "002 @ 00000001 n 0000 ~ 00000002 n 0000"
-    return f"{number:08d} {file:02d} {kind} {len(lemmas):02x} {words} {pointers} | {gloss}  "
-
-
-def test_synsets() -> None:
-    many = [f"v{i}" for i in range(17)]  # 17 is 11 in hexadecimal
-    horse = "a spirit of lakes; shaped like a horse"
-    lines = ["  1 A notice that | is no synset.  ", ""]
-    lines.append(synset(17, 5, "n", ["water_horse", "Kelpie", "kelpie", "water_horse"], horse))
-    gloss = '(of people) lost in thought; "a moony boy"'
-    lines.append(synset(18, 0, "s", ["moony(a)", "dreamy(p)", "far(ip)", "odd(x)"], gloss))
-    lines.append(synset(19, 38, "v", many, "go slowly and quietly"))
-    lines.append(synset(20, 5, "n", ["shelties"], "small ponies"))  # too short
-    gloss = '(of the wind and the sea) "the air was still"'  # nothing but parentheses
-    lines.append(synset(21, 0, "a", ["still"], gloss))
-    moony = ("moony", "dreamy", "far", "odd(x)")
-    assert list(lexicons.synsets(lines)) == [
-        Entry("00000017-n", ("water horse", "Kelpie", "kelpie"), horse, "noun.animal"),
-        Entry("00000018-s", moony, "(of people) lost in thought", "adj.all"),
-        Entry("00000019-v", tuple(many), "go slowly and quietly", "verb.motion"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -96,16 +95,6 @@ def test_gain_is_paired_by_seed_and_by_data() -> None:
     assert found.low < 0 < found.high  # t over two seeds
 
 
-@pytest.mark.usefixtures("empty")
-def test_best_of_reads_dev_with_seed_0() -> None:
-    assert cells.best_of([CELL], "matched") is None
-    stored(CELL, [1])
-    stored(replace(CELL, rate=0.2), [2])
-    stored(replace(CELL, rate=0.2, seed=1), [9])
-    assert cells.best_of([CELL, replace(CELL, rate=0.2, seed=1)], "matched").rate == 0.2
-    assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
-
-
 def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
     pages = {page: page.read_text(encoding="utf-8") for page in tables.QUOTING}
     assert {page.name: tables.unknown(page, text) for page, text in pages.items()} == {
@@ -115,13 +104,9 @@ def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
     assert tables.unknown(norms, pages[norms].replace("78.3", "79.9")) == ["79.9"]
 
 
-@pytest.fixture
-def clip() -> ModuleType:
+def test_the_tables_of_the_clip_page_are_what_the_runs_give() -> None:
     pytest.importorskip("open_clip")
-    return importlib.import_module("benchmarks.studies.clip.clip")
-
-
-def test_the_tables_of_the_clip_page_are_what_the_runs_give(clip: ModuleType) -> None:
+    clip = importlib.import_module("benchmarks.studies.clip.clip")
     runs = clip.collect()
     assert runs.keys() >= {"nonorm-sym", "imgnorm-i2t"}
     page = (tables.ROOT / "docs" / "research" / "clip.md").read_text(encoding="utf-8")
@@ -131,9 +116,3 @@ def test_the_tables_of_the_clip_page_are_what_the_runs_give(clip: ModuleType) ->
     for test, table in found:
         assert table.splitlines() == clip.sign_table(runs, test)
         assert len(table.splitlines()) == 2 + len(runs)
-
-
-def test_a_sign_is_open_where_the_interval_holds_0(clip: ModuleType) -> None:
-    cases = ([1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 0.5, 1.0])
-    assert [clip.verdict(values, 1.0) for values in cases] == ["agrees", "disagrees", "open"]
-    assert clip.verdict([1.0, 1.1], 0.0) == "(paper 0)"
