@@ -39,6 +39,8 @@ from st_magnitude.training.run_folder import refuse_others
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
 PROGRESS = "progress.json"
+FEWEST = 4  # candidates that a budget is to hold
+FEWEST_STEPS = 10
 
 
 def compare(
@@ -101,8 +103,12 @@ def compare(
             began = time.perf_counter()
             trials = Trials(base, splits, config, folds)
             progress = _begin(trials, output, json.loads(json.dumps(settings)))
+            measured = time.perf_counter() - began
             controls = _measured(base, also, splits["test"])
             run = _Run(trials, output, progress, controls, began, say)
+            if not progress.entries:
+                progress.steps = run.plan(measured)
+            trials.steps = progress.steps
             return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
         message = f"Stopped. Give the same command again to continue with {output}."
@@ -115,6 +121,7 @@ class _Progress:
 
     settings: dict[str, object]
     pretrained: float  # nDCG@10 on dev
+    steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
 
@@ -171,6 +178,25 @@ class _Run:
     def _save(self) -> None:
         with written(self.output / PROGRESS) as file:
             json.dump(asdict(self.progress), file)
+
+    def plan(self, measuring: float) -> int | None:
+        """The steps of a candidate with which the budget holds `FEWEST` candidates and what comes
+        after them, if they are fewer than those of the settings; a measurement on dev takes so many
+        seconds."""
+        wanted = self.trials.rungs[-1]
+        pace = self.trials.seconds_per_step(self.output / "models")
+        left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)
+        left -= 2 * self.controls.seconds
+        of_one = left / (FEWEST + 2 + 2 * self.trials.folds) - 2 * measuring
+        if of_one >= wanted * pace:
+            return None
+        steps = min(wanted, max(FEWEST_STEPS, int(of_one / pace)))
+        self.say(
+            f"A step takes {pace:.1f} s, so a candidate has {steps:,} steps instead of {wanted:,}:"
+            f" {self.trials.config.budget} are for {FEWEST} candidates at least. For more steps,"
+            " give a longer --budget."
+        )
+        return steps
 
     def finish(self, name: str) -> CompareResult:
         """Trains and measures what is left, writes the files, and returns the result."""

@@ -47,6 +47,7 @@ from st_magnitude.surgery.scoring import scoring_of
 __all__ = ["Trials", "make_splits"]
 
 MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
+TIMED_STEPS = 5
 
 IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a rung
 
@@ -125,7 +126,7 @@ def _sample(
     return replace(part, corpus={d: text for d, text in part.corpus.items() if d in kept})
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trials:
     """The pretrained model, the splits and the settings of all candidates."""
 
@@ -133,6 +134,7 @@ class Trials:
     splits: Splits  # train, dev and test
     config: CompareConfig
     folds: int = 0  # in which the queries of test, those of train, are held out
+    steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
 
     @cached_property
     def rows(self) -> Dataset:
@@ -148,12 +150,19 @@ class Trials:
         has_prior = has_tokens and is_uneven(self.rows["positive"])
         return grid_of(self.config, is_static, has_prior)
 
-    @cached_property
+    @property
     def rungs(self) -> list[int]:
         """The steps after which a candidate is measured: a third, after the warm-up, and all."""
         steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
-        steps = min(self.config.max_steps, max(1, steps))
+        steps = min(self.config.max_steps, max(1, steps), self.steps or steps)
         return sorted({max(1, steps // 3), steps})
+
+    def seconds_per_step(self, folder: Path) -> float:
+        """How long a step of training takes, by a few steps of the first candidate."""
+        clock = _Clock()
+        settings = self.grid[0].settings(self.config, TIMED_STEPS)
+        train_copy(self.base, self.splits["train"], self.rows, settings, folder, clock)
+        return float(np.median(np.diff(clock.times)))
 
     def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
         """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
@@ -212,6 +221,16 @@ class Trials:
         figures = {"dev": {"queries": len(self.splits["dev"].query_ids), "ndcg": ndcg}}
         remember_rows(trainer)
         save_trained(trainer, folder, figures, {})
+
+
+class _Clock(TrainerCallback):
+    """The times at which steps end."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.times.append(time.perf_counter())
 
 
 class _AtRungs(TrainerCallback):

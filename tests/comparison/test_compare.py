@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -310,6 +311,24 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     assert result.left_out == 3
     assert result.not_compared == ("qnorm",)
     assert all(part in result.recommendation for part in ("3 of 4", "qnorm"))
+
+
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, 40), (5.0, 20), (50.0, 10)])
+def test_a_budget_is_for_several_candidates(folder, model_path, tmp_path, monkeypatch, pace, steps):
+    """Of steps that take so many seconds; a call that continues has as many."""
+    clock, said = [0.0], []
+    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pace)
+    config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
+    with monkeypatch.context() as patch:
+        patch.setattr(Trials, "judge", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
+    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
+    assert result.winner.steps == steps
+    assert f"--max-steps {steps}" in result.train_options
+    assert any("600s are for 4 candidates" in line for line in said) == (steps < 40)
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
