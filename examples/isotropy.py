@@ -49,15 +49,16 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
             cosines,
             np.linspace(-0.4, 1, 71),
             density=True,
-            histtype="step",
+            histtype="stepfilled" if name == "pretrained" else "step",
             color=colour,
+            alpha=0.4 if name == "pretrained" else 1,
             linewidth=1.5,
         )
         right.axvline(cosines.mean(), color=colour, linestyle="--", linewidth=1)
     left.set(
         xscale="log",
         xlabel="principal component",
-        ylabel="share of the variance / the same, pretrained",
+        ylabel="share of the variance\n(1: as in the pretrained model)",
     )
     left.legend(frameon=False)
     right.set(xlabel="cosine of two documents (dashed: mean)", ylabel="density")

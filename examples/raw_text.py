@@ -64,7 +64,7 @@ def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
     panels["after less before"] = (after - before, "RdBu", -change, change)
     for axis, (title, (values, colours, low, high)) in zip(axes, panels.items(), strict=True):
         image = axis.imshow(values, cmap=colours, vmin=low, vmax=high)
-        figure.colorbar(image, ax=axis, shrink=0.75)
+        figure.colorbar(image, ax=axis, shrink=0.75, label="weight")
         axis.axhline(size - 0.5, color="#1d2127", linewidth=0.8)
         axis.axvline(size - 0.5, color="#1d2127", linewidth=0.8)
         axis.set(title=title, xlabel="chunk attended to", xticks=[], yticks=[])

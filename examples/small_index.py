@@ -58,7 +58,7 @@ def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
         )
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set(xlabel="bytes per document", ylabel="nDCG@10")
+    axis.set(xlabel="bytes per document", ylabel="nDCG@10", ylim=0)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower right")

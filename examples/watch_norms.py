@@ -27,7 +27,15 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 
-PANELS = ("norm_mean", "norm_cv", "norm_p95", "effective_lr", "isoscore", "mean_cosine")
+PANELS = {
+    "norm_mean": "mean norm",
+    "norm_cv": "standard deviation / mean of the norms",
+    "norm_p95": "95 % of the norms are below",
+    "effective_lr": "learning rate / squared mean norm",
+    "isoscore": "IsoScore",
+    "mean_cosine": "mean cosine of two documents",
+}
+RUNS = {"unchanged": "SGD", "cut_init": "after cut_init", "grad_scale": "with GradScale"}
 
 
 def main() -> None:
@@ -52,7 +60,7 @@ def main() -> None:
     minilm = SentenceTransformer(bundled_minilm())
     words = minilm[0].model.get_input_embeddings().weight.detach().cpu().numpy()  # (vocabulary, D)
     rows: list[dict[str, float]] = []
-    for run in ("unchanged", "cut_init", "grad_scale"):
+    for run in RUNS:
         table = StaticEmbedding(minilm.tokenizer, embedding_weights=words.copy())
         model = SentenceTransformer(modules=[table])
         if run == "cut_init":
@@ -104,11 +112,15 @@ def main() -> None:
     table.to_csv(arguments.output / "watch_norms.csv", index=False)
     title = "documents, word vectors trained with cosine and SGD"
     figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
-    for axis, panel in zip(axes.flat, PANELS, strict=True):
+    for axis, (panel, name) in zip(axes.flat, PANELS.items(), strict=True):
         lines = table.set_index("step").filter(regex=f"_{panel}$")
-        lines.plot(ax=axis, title=panel, legend=False)
-    runs = [column.removesuffix(f"_{PANELS[-1]}") for column in lines]
-    figure.legend(axis.get_lines(), runs, loc="outside lower center", ncols=3, frameon=False)
+        is_rate = panel == "effective_lr"
+        lines.plot(ax=axis, title=name, legend=False, logy=is_rate)
+        if not is_rate:
+            axis.set_ylim(0)
+    figure.legend(
+        axis.get_lines(), RUNS.values(), loc="outside lower center", ncols=3, frameon=False
+    )
     figure.suptitle(title)
     figure.savefig(arguments.output / "watch_norms.png", dpi=150)
     print(f"saved {arguments.output / 'watch_norms.png'}")

@@ -27,9 +27,9 @@ def calibrate(
     """Choose the document exponent of a trained model.
 
     Scores are divided by the norm of the document to this power, one of 0, 0.05, ..., 1: 0 is dot,
-    and 1 is cosine. A tie keeps the model's. Queries and corpus are encoded once. Each
-    fifth of the queries is measured at the exponent that the others choose; --confirm test
-    measures the exponent that all of them choose on other queries.
+    and 1 is cosine. Without a clear difference the model keeps its own. Each fifth of the queries
+    is measured at the exponent that the other fifths choose; --confirm test measures the exponent
+    that all queries choose on another split.
     """
     if output is not None:
         refuse_used_folder(output)

@@ -34,10 +34,10 @@ def compare(
 ) -> Figures:
     """Find out which loss to train with on your data.
 
-    Trains candidates on your data until the budget is over, stops those that fall behind, and
-    measures the best one, plain cosine, the pretrained model and BM25 on the test split, or in
-    five folds for a static table without a test split of your own. Give the same command again to
-    continue a run that was stopped.
+    The command trains with losses, temperatures and learning rates until the budget is over, and
+    stops trainings that fall behind. Then it measures the best model, plain cosine, the pretrained
+    model and BM25 on the test split, or in five folds for a static table without a test split of
+    your own. To continue a run that was stopped, give the same command again.
     """
     if report is not None:
         refuse_foreign(report)

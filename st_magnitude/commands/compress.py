@@ -22,7 +22,7 @@ def compress(
     """Measure what shorter and quantized embeddings keep.
 
     The table has nDCG@10 and storage with fewer dimensions, and as int8, RaBitQ and bits. Nothing
-    is trained. Queries and corpus are encoded once.
+    is trained.
     """
     encoder, split, data = judged.load(model, judged.splits())
     from st_magnitude.evaluation import CompressionEvaluator

@@ -82,7 +82,7 @@ Base = Annotated[
 ]
 Also = Annotated[
     list[str] | None,
-    Option(help="Folder or hub id of another model to weigh; may be given several times."),
+    Option(help="Folder or hub id of another model to compare; may be given several times."),
 ]
 BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
@@ -125,7 +125,7 @@ class DataOptions:
 class Judged(DataOptions):
     """Options of the commands that encode judged queries and their corpus with a model."""
 
-    split: Annotated[str, Option(help="Split to measure on; read test last, and once.")] = "dev"
+    split: Annotated[str, Option(help="Split to measure on; keep test for the end.")] = "dev"
     batch_size: BatchSize = 32
     max_length: MaxLength = None
 
@@ -303,7 +303,7 @@ def _path(given: str) -> Path:
 
 Report = Annotated[
     Path | None,
-    Option(parser=_path, metavar="FILE", help="HTML file for a report to share, replaced."),
+    Option(parser=_path, metavar="FILE", help="HTML file for a report; an old one is replaced."),
 ]
 
 

@@ -28,9 +28,9 @@ def diagnose(
 ) -> Figures:
     """Measure what would help a model on your queries.
 
-    The command measures norms and storage, and says what to do. Nothing is trained.
-    Queries and corpus are encoded once. A change is recommended if it is clearly better (the 95 %
-    interval excludes 0) on queries that did not choose it, which takes some hundreds.
+    The command measures norms and storage, and says what to do. Nothing is trained. If a change is
+    clearly better (the 95 % interval excludes 0) on queries that did not choose it, the command
+    recommends it; this takes some hundreds of queries.
     """
     if output is not None:
         for name in ("diagnosis.json", "diagnosis.md"):

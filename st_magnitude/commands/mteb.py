@@ -16,7 +16,7 @@ from st_magnitude.commands.core import BatchSize, Figures, ModelId, command, fol
 def mteb(
     model: ModelId,
     tasks: Annotated[list[str], Argument(help="Pairs, folders in BEIR's layout, mteb's tasks.")],
-    split: Annotated[str, Option(help="Split of your own data.")] = "test",
+    split: Annotated[str, Option(help="Split of local data to measure on.")] = "test",
     output: Annotated[Path | None, folder("Folder of mteb's results, which are kept.")] = None,
     batch_size: BatchSize = 32,
     skip_empty: SkipEmpty = False,

@@ -54,7 +54,7 @@ def search(
     ] = None,
     risk: Annotated[
         float | None,
-        Option(help="Largest share of wrong answers: say where nothing answers well enough."),
+        Option(help="Largest share of wrong answers, as 0.1: say whether to answer."),
     ] = None,
 ) -> Figures:
     """Show what a retriever finds for a question.

@@ -33,9 +33,9 @@ def train(
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the trained model.")],
     split: Annotated[str, Option(help="Split to train on.")] = "train",
-    dev_split: Annotated[str, Option(help="Split to compare on, if the data have it.")] = "dev",
+    dev_split: Annotated[str, Option(help="Split to measure on, if the data have it.")] = "dev",
     confirm: Annotated[
-        str | None, Option(help="Split that measures the saved model once, such as test.")
+        str | None, Option(help="Split to measure the saved model on at the end, as test.")
     ] = None,
     also: Also = None,
     save_data: Annotated[
@@ -47,9 +47,9 @@ def train(
     """Train a retriever on pairs, and say whether it is better.
 
     Pairs with score 0 are explicit negatives. The trained model is compared with the pretrained
-    one and with BM25 on queries that it was not trained on: those of the dev split, or of five
-    folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current step
-    and saves a checkpoint for --resume.
+    model and with BM25 on queries that it was not trained on: the queries of the dev split, or of
+    five folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current
+    step and saves a checkpoint for --resume.
     """
     if report is not None:
         refuse_foreign(report)

@@ -39,7 +39,7 @@ from st_magnitude.training.run_folder import refuse_others
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
 PROGRESS = "progress.json"
-FEWEST = 4  # candidates that a budget is to hold
+FEWEST = 2  # candidates that a budget is to hold
 FEWEST_STEPS = 10
 
 

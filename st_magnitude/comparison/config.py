@@ -57,7 +57,7 @@ class CompareConfig:
         ValueError: If a loss is unknown, the budget unreadable, or a number out of range.
     """
 
-    budget: Annotated[str, Option(help="Time after which no candidate begins, as 2h.")] = "30m"
+    budget: Annotated[str, Option(help="Time for all trainings, as 2h; none begins after.")] = "30m"
     losses: Annotated[
         Names,
         words(
@@ -75,7 +75,7 @@ class CompareConfig:
     epochs: Annotated[float, Option(min=0, help="Largest number of passes over the pairs.")] = 3.0
     max_steps: Annotated[int, Option(min=1, help="Largest number of steps of a candidate.")] = 300
     batch_size: Annotated[
-        int, Option(min=2, help="Pairs in a batch, which are each other's negatives.")
+        int, Option(min=2, help="Pairs in a batch, each a negative of the others.")
     ] = 32
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
@@ -83,8 +83,8 @@ class CompareConfig:
     prompts: Prompts = True
     bf16: Bf16 = None
     split: Annotated[str, Option(help="Split to train on.")] = "train"
-    dev_split: Annotated[str, Option(help="Split to rank on; if missing, part of train.")] = "dev"
-    test_split: Annotated[str, Option(help="Split read last; if missing, part of train.")] = "test"
+    dev_split: Annotated[str, Option(help="Split to choose on; if missing, part of train.")] = "dev"
+    test_split: Annotated[str, Option(help="Split to test on; if missing, part of train.")] = "test"
     dev_queries: Annotated[int, Option(min=1, help="Largest number of dev queries.")] = 500
     documents: Annotated[int, Option(min=2, help="Documents to search; judged ones always.")] = 5000
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0

@@ -42,18 +42,18 @@ class TrainConfig:
         numbers("Temperatures whose losses are summed; default: 0.05, or those of the loss."),
     ] = None
     temperature: Annotated[
-        float | None, Option(help="Temperature; default: 0.05; of cosine on a static table 0.1.")
+        float | None, Option(help="Temperature; default: 0.05; cosine on a static table: 0.1.")
     ] = None
     epochs: Annotated[
         float | None, Option(min=0, help="Passes over the pairs; default: 1; static table: 3.")
     ] = None
-    max_steps: Annotated[int, Option(min=-1, help="Steps; overrides --epochs if positive.")] = -1
+    max_steps: Annotated[int, Option(min=-1, help="Steps, instead of --epochs if positive.")] = -1
     batch_size: Annotated[
         int | None,
         Option(
             min=2,
-            help="Pairs in a batch, which are each other's negatives; default: 32, a static table"
-            " and more than 50,000 pairs 512.",
+            help="Pairs in a batch, each a negative of the others; default: 32, or 512 for a static"
+            " table on more than 50,000 pairs.",
         ),
     ] = None
     mini_batch_size: MiniBatchSize = None
@@ -65,7 +65,7 @@ class TrainConfig:
         int | None, Option(min=1, help="Rank of a LoRA to train in place of all weights.")
     ] = None
     negatives: Negatives = None
-    prior: Annotated[bool, Option(help="Correct for how often a document is positive (logQ).")] = (
+    prior: Annotated[bool, Option(help="Correct for documents that are often positive (logQ).")] = (
         False
     )
     max_length: MaxLength = None
@@ -74,11 +74,11 @@ class TrainConfig:
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
     folds: Annotated[
         int | None,
-        Option(min=0, help="Folds to judge by without a dev split; default: 5 for a static table."),
+        Option(min=0, help="Folds to measure in, without a dev split; default: static table: 5."),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed for the order, the negatives and dropout.")] = 0
     keep_scoring: Annotated[
-        bool, Option(help="Save the scoring of the loss, even if another is clearly better.")
+        bool, Option(help="Score as trained, even if another exponent is clearly better.")
     ] = False
     keep_anyway: Annotated[bool, Option(help="Save a clearly worse model, too.")] = False
     keep_checkpoints: Annotated[bool, Option(help="Keep checkpoints of a finished run.")] = False

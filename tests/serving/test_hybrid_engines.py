@@ -1,12 +1,13 @@
-"""The fusion of docs/serving.md, "The weight in your engine", ranks as ours does."""
+"""The fusions of examples/weight_in_engines.py rank as ours does."""
 
 import json
 import random
-import re
+import runpy
 from collections import Counter
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,19 +17,13 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import fusions
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## The weight in your engine\n")[2].partition("\n## ")[0]
-BLOCKS = re.findall(r"^```(?:py|sql)\n(.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
-WEIGHT, QDRANT, POSTINGS, SQL, ELASTICSEARCH, OPENSEARCH, ASK_TWICE = BLOCKS
-
-
-def run(block, names):
-    exec(compile(block, "serving.md", "exec"), names)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "weight_in_engines.py"
+ENGINES = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 
 
 @pytest.fixture(params=[(0.3, "words", True), (0.6, "words", False), (0.4, "4-grams", False)])
-def names(request, tmp_path, monkeypatch):
-    """300 documents, of which each search finds 100 at most, and what the first block reads."""
+def names(request, tmp_path):
+    """300 documents, of which each search finds 100 at most, and the weight that a search reads."""
     weight, tokens, is_cosine = request.param
     rng = random.Random(f"{weight} {tokens}")
     vocabulary = ["".join(letters) for letters in product("bdfgklmn", "aeiou", "kmrst")]
@@ -47,13 +42,10 @@ def names(request, tmp_path, monkeypatch):
     lexical = bm25_run(data, tokenizer=TOKENS[tokens])
     fused = fusions(dense, {tokens: lexical}, is_cosine)
     how, expected = next(pair for pair in fused.items() if pair[0].weight == weight)
-    monkeypatch.chdir(tmp_path)
-    Path("my-retriever").mkdir()
-    record = {"how": asdict(how)}
-    Path("my-retriever/deploy.json").write_text(json.dumps(record))
+    (tmp_path / "deploy.json").write_text(json.dumps({"how": asdict(how)}))
     names = {"data": data, "corpus": [*corpus.values()], "documents": documents, "queries": queries}
     names |= {"dense": dense, "lexical": lexical, "expected": expected}
-    run(WEIGHT, names)
+    names["of_model"], names["of_bm25"], names["how"] = ENGINES.read_weights(tmp_path)
     return names
 
 
@@ -73,32 +65,33 @@ def test_qdrant(names):
     """By its own text index, and for all tokens by sparse vectors."""
     qdrant = pytest.importorskip("qdrant_client")
     models = qdrant.models
-    run(POSTINGS, names)
-    words = {word: i for i, word in enumerate(names["documents_with"])}
-    client = names["client"] = qdrant.QdrantClient(":memory:")
+    parts = [{} for _ in names["corpus"]]
+    words = {}
+    for word, i, part in ENGINES.postings(names["corpus"], names["how"]["tokens"]):
+        parts[i][words.setdefault(word, len(words))] = part
+    client = qdrant.QdrantClient(":memory:")
     dense = {"": models.VectorParams(size=8, distance=models.Distance.DOT)}
     sparse = {"bm25": models.SparseVectorParams()}
     client.create_collection("docs", dense, sparse_vectors_config=sparse)
     client.create_payload_index("docs", "text", models.TextIndexParams(type="text", scoring=True))
     points = []
-    for i, count in enumerate(names["counts"]):
-        values = [names["part"](word, count) for word in count]
-        parts = models.SparseVector(indices=[words[word] for word in count], values=values)
-        vectors = {"": names["documents"][i].tolist(), "bm25": parts}
+    for i, part in enumerate(parts):
+        vector = models.SparseVector(indices=[*part], values=[*part.values()])
+        vectors = {"": names["documents"][i].tolist(), "bm25": vector}
         text = {"text": names["corpus"][i]}
         points.append(models.PointStruct(id=i, vector=vectors, payload=text))
     client.upsert("docs", points)
-    by_parts = QDRANT.replace('asked, using="text"', 'by_parts, using="bm25"').replace(" / 2.5", "")
+    of_model, of_bm25 = names["of_model"], names["of_bm25"]
     for query, question, vector, ours in questions(names):
         counts = Counter(TOKENS[names["how"]["tokens"]](question))
         counts = {words[word]: float(count) for word, count in counts.items() if word in words}
         asked = models.SparseVector(indices=[*counts], values=[*counts.values()])
-        names |= {"question": question, "query": vector, "by_parts": asked}
-        run(by_parts, names)
-        check([(point.id, point.score) for point in names["points"]], ours)
+        found = ENGINES.qdrant(client, vector, asked, of_model, of_bm25, using="bm25")
+        check([(point.id, point.score) for point in found], ours)
         if names["how"]["tokens"] == "words" and query != "q8":
-            run(QDRANT, names)
-            check([(point.id, point.score) for point in names["points"]], ours)
+            asked = ENGINES.qdrant_text(question)
+            found = ENGINES.qdrant(client, vector, asked, of_model, of_bm25 / 2.5)
+            check([(point.id, point.score) for point in found], ours)
 
 
 @pytest.fixture(scope="module")
@@ -113,32 +106,33 @@ def postgres(tmp_path_factory):
 
 
 def test_pgvector(names, postgres):
-    run(POSTINGS, names)
     postgres.execute("DROP TABLE IF EXISTS docs, postings")
     postgres.execute("CREATE TABLE docs (id bigint, embedding vector(8))")
     postgres.execute("CREATE TABLE postings (word text, id bigint, part float8)")
     rows = [(i, str(row.tolist())) for i, row in enumerate(names["documents"])]
     postgres.executemany("INSERT INTO docs VALUES (%s, %s)", rows)
-    postgres.executemany("INSERT INTO postings VALUES (%s, %s, %s)", names["postings"])
+    rows = [*ENGINES.postings(names["corpus"], names["how"]["tokens"])]
+    postgres.executemany("INSERT INTO postings VALUES (%s, %s, %s)", rows)
     for _, question, vector, ours in questions(names):
         asked = {"query": str(vector.tolist()), "words": TOKENS[names["how"]["tokens"]](question)}
         asked |= {name: names[name] for name in ("of_model", "of_bm25")}
-        check(postgres.execute(SQL, asked).fetchall(), ours)
+        check(postgres.execute(ENGINES.PGVECTOR, asked).fetchall(), ours)
 
 
 def test_requests_add_up(names):
-    """Elasticsearch and OpenSearch, with the arithmetic of their sources, and `ask_twice`."""
-    names |= {"question": "", "query": names["queries"][0]}
-    for block in (ELASTICSEARCH, OPENSEARCH, ASK_TWICE):
-        run(block, names)
-    of_model, of_bm25 = (one["weight"] for one in names["retrievers"])
-    assert "Math.max(_score - 1, 0)" in names["script"].values()
-    bounds = zip(*(names["bounds"][f"{end}_bounds"] for end in ("lower", "upper")), strict=True)
+    """Elasticsearch and OpenSearch, with the arithmetic of their sources, and any engine."""
+    weights = names["of_model"], names["of_bm25"]
+    request = ENGINES.elasticsearch(names["queries"][0], "", *weights)
+    of_model, of_bm25 = (one["weight"] for one in request["retriever"]["linear"]["retrievers"])
+    assert "Math.max(_score - 1, 0)" in json.dumps(request)
+    (processor,) = ENGINES.opensearch(names["how"])["phase_results_processors"]
+    scaling, mean = (step["parameters"] for step in processor["normalization-processor"].values())
+    bounds = zip(*(scaling[f"{end}_bounds"] for end in ("lower", "upper")), strict=True)
     limits = [(low["min_score"], high["max_score"]) for low, high in bounds]
     for query, _, _, ours in questions(names):
         found = names["dense"][query], names["lexical"][query]
         ids = [f"d{place:03}" for place, _ in ours]
-        assert names["ask_twice"](*found) == ids
+        assert ENGINES.add_scores(*found, *weights) == ids
         for document, (_, score) in zip(ids, ours, strict=True):
             s, bm25 = (ranking.get(document, 0.0) for ranking in found)
             assert of_model * max(1 + s - 1, 0) + of_bm25 * 2.5 * bm25 == pytest.approx(score)
@@ -146,4 +140,4 @@ def test_requests_add_up(names):
                 (min(max(value, low), high) - low) / (high - low)
                 for value, (low, high) in zip((1 + s, bm25), limits, strict=True)
             ]
-            assert 3 * np.dot(names["weights"]["weights"], scaled) == pytest.approx(score)
+            assert 3 * np.dot(mean["weights"], scaled) == pytest.approx(score)

@@ -2,6 +2,8 @@
 
     python benchmarks/studies/known/power.py
 
+Prints a table and draws docs/assets/gallery/queries.png.
+
 Differences of nDCG@10 of two models by query, as the cells of this study have them, drawn with
 replacement. Each gets a random sign, which is plus with the probability that makes the mean the
 gain. Expected: at most 5 % "better" without a gain, and 80 % at two points on 500 queries for two
@@ -9,8 +11,10 @@ trained models; fewer for a trained and an untrained one, which differ in many m
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+from benchmarks.studies.cells import ROOT
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.known.known import ndcg_of, untrained
 from benchmarks.studies.known.training import Cell
@@ -47,6 +51,27 @@ def share_found(sizes: NDArray[np.float64], queries: int, gain: float) -> float:
     return verdicts.count("better") / DRAWS
 
 
+def plot(rows: list[list[str]], path: Path) -> None:
+    """A line for each kind of pair and gain."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    looks = {"0": (":", "none"), "2": ("o-", "two points"), "3": ("s--", "three points")}
+    colours = dict(zip(pairs(), ("#1f6fb4", "#6f757d", "#c8500f"), strict=True))
+    for name, _, gain, *shares in rows:
+        found = [float(share.rstrip("%")) for share in shares]
+        axis.plot(QUERIES, found, looks[gain][0], color=colours[name])
+    for name, colour in colours.items():
+        axis.plot([], [], color=colour, linewidth=3, label=name)
+    for look, label in looks.values():
+        axis.plot([], [], look, color="#1d2127", label=f"true gain: {label}")
+    axis.set(xlabel="queries", ylabel="% of draws in which\nthe gain is found", ylim=0, xlim=0)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside right center")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     rows = []
     for name, differences in pairs().items():
@@ -55,6 +80,7 @@ def main() -> None:
         for gain in GAINS:
             shares = [f"{share_found(sizes, queries, gain):.0%}" for queries in QUERIES]
             rows.append([name, changed, f"{100 * gain:g}", *shares])
+    plot(rows, ROOT / "docs" / "assets" / "gallery" / "queries.png")
     columns = ["models", "queries that differ", "true gain"]
     print("\n".join(markdown([*columns, *(f"{queries:,}" for queries in QUERIES)], rows)))
 
