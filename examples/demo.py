@@ -97,7 +97,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="new folder")
-    parser.add_argument("--size", type=int, default=200, help="files of each package")
+    parser.add_argument("--size", type=int, default=240, help="files of each package")
     parser.add_argument("--budget", default="20s", help="of compare")
     options = parser.parse_args()
     output = options.output
@@ -115,11 +115,11 @@ def main() -> None:
     with commands.serving("5. Serve", model) as url:
         commands.run("and check the server", "check-serving", url, "--model", model)
     seconds = time.perf_counter() - commands.began
-    print(f"\nThe decision [{seconds:.0f} s]\n{wrap(str(Decision.load(output / model)))}\n")
-    print(f"The model is in {output / model}, the pairs in {output / 'docs.csv'}, and what")
-    print(f"compare found in {output / 'compare' / 'compare.md'}. Next, with pairs of your own:\n")
+    decision = Decision.load(output / model)
+    files = f"In {output}: docs.csv, {model} and compare/compare.md. Next, with your own pairs:"
+    print(f"\nThe decision [{seconds:.0f} s]\n{wrap(str(decision))}\n\n{wrap(files)}\n")
     command = os.path.relpath(Path(sys.executable).with_name("st-magnitude"))
-    print(f"{command} train --data YOUR-PAIRS.csv --output my-retriever")
+    print(f"{command} train --data YOUR-PAIRS.csv --output {model}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_demo(tmp_path):
     assert shown == ["train", "search", "compare", "compress", "check-serving"]
     assert "\nSAME\n" in said
     decision = Decision.load(tmp_path / "demo" / "my-retriever")
-    assert f"{decision} The model is in" in " ".join(said.partition("The decision [")[2].split())
+    assert f"{decision} In demo: docs.csv" in " ".join(said.partition("The decision [")[2].split())
     own = [line for line in said.splitlines() if not re.search(r"serve\.py|YOUR-PAIRS", line)]
     assert max(map(len, own)) <= 80, max(own, key=len)
     with pytest.raises(OSError, match="refused"):
