@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 help:  ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
 
-demo: $(BIN)/.installed  ## train on your own environment's API docs, with controls (a minute on 2 cores)
+demo: $(BIN)/.installed  ## the five commands of docs/start.md on your environment's docstrings (1 to 2 minutes on 2 cores)
 	$(BIN)/python examples/demo.py --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # One process per core, each with one torch thread.

@@ -7,6 +7,5 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.data.docstrings import DocstringTask, build_docstring_task, bundled_minilm
-from benchmarks.data.surface import SurfacePrior
 
-__all__ = ["DocstringTask", "SurfacePrior", "build_docstring_task", "bundled_minilm"]
+__all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm"]

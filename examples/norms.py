@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _data import DocstringTask, SurfacePrior, build_docstring_task, bundled_minilm
+from _data import DocstringTask, build_docstring_task, bundled_minilm
+from benchmarks.data.surface import SurfacePrior
 from numpy.typing import NDArray
 from sentence_transformers import (
     SentenceTransformer,

@@ -1,7 +1,10 @@
 """The examples and the demo of the README run as they stand, shortened, and save what loads."""
 
 import json
+import os
+import re
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
+from st_magnitude.evaluation.choice import Decision
 
 Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
 
@@ -51,27 +55,26 @@ def ndcg_of(folder, data):
 
 
 def test_demo(tmp_path):
-    """Its screen shows what it saved: the model, the control that wins and equal losses."""
-    output = tmp_path / "demo"
-    options = ("--output", output, "--steps", 3, "--train-queries", 80, "--test-queries", 200)
+    """Its five commands run, it ends with the decision of the first, and its server is gone."""
+    options = ("--output", "demo", "--size", 40, "--budget", "1s")
     said = execute("demo", tmp_path, *options)
-    screen = said[said.index("200 queries about") :].splitlines()
-    own = [line for line in screen if str(output) not in line]
+    shown = re.findall(r"^\$ st-magnitude (\S+)", said, re.MULTILINE)
+    assert shown == ["train", "search", "compare", "compress", "check-serving"]
+    assert "\nSAME\n" in said
+    decision = Decision.load(tmp_path / "demo" / "my-retriever")
+    assert f"{decision} In demo: docs.csv" in " ".join(said.partition("The decision [")[2].split())
+    own = [line for line in said.splitlines() if not re.search(r"serve\.py|YOUR-PAIRS", line)]
     assert max(map(len, own)) <= 80, max(own, key=len)
-    assert len(screen) <= 50
-    results = json.loads((output / "results.json").read_text())
-    assert all(f"{ndcg:.4f}" in said for ndcg in results["ndcg@10"].values())
-    ahead = [name for name, gain in results["gains"].items() if gain["high"] < 0]
-    assert ahead  # after three steps
-    assert f"Clearly ahead of the trained table: {ahead[0]}" in " ".join(said.split())
-    data = stm.load_splits(output / "data")["test"]
-    trained = results["ndcg@10"]["the table, trained"]
-    assert ndcg_of(output / "model", data) == pytest.approx(trained, abs=2e-3)
-    theirs, by_hand, ours = results["step"].values()
-    for other in (by_hand, ours):
-        assert other["value"] == pytest.approx(theirs["value"], rel=1e-5)
-        assert other["gradient"] < 1e-4
+    with pytest.raises(OSError, match="refused"):
+        urlopen(re.search(r"Serving my-retriever at (\S+)", said)[1], b"")
     assert "is not empty" in execute("demo", tmp_path, *options, code=2)
+
+
+def test_demo_ends_with_the_first_command_that_fails(tmp_path):
+    script = "from demo import *; Commands(Path()).run('', 'train', *'--data a --output b'.split())"
+    how = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'examples'}"}
+    done = python("-c", f"{script}; print('went on')", code=2, cwd=tmp_path, environment=how)
+    assert "went on" not in done.stdout
 
 
 def test_norms(tmp_path):

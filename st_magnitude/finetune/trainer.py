@@ -21,7 +21,7 @@ from sentence_transformers import (
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers, NoDuplicatesBatchSampler
-from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
 
 from st_magnitude._checks import InputError, foreign
 from st_magnitude._upstream import has_fast_bf16, tell_texts_by_numbers
@@ -45,6 +45,7 @@ __all__ += ["train_copy", "warn_of_left_out"]
 logger = logging.getLogger(__name__)
 
 MANY_ROWS = 50_000  # above, small batches take a static table minutes
+UNSHOWN = ("grad_norm", "train_samples_per_second", "train_steps_per_second")  # while it trains
 
 
 @contextmanager
@@ -141,7 +142,19 @@ def make_trainer(
     trainer = _Trainer(model=model, args=args, train_dataset=rows, loss=loss)
     if not saves:
         trainer.remove_callback(PrinterCallback)
+    if trainer.pop_callback(ProgressCallback):
+        trainer.add_callback(_Progress)
     return trainer
+
+
+class _Progress(ProgressCallback):
+    """Logs in lines of at most 80 columns; the history of the Trainer has all figures."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        shown = {name: value for name, value in logs.items() if name not in UNSHOWN}
+        if shown.get("excluded_negatives") == 0:
+            del shown["excluded_negatives"]
+        super().on_log(args, state, control, shown, **given)
 
 
 def train_copy(
