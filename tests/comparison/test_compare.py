@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import re
-import signal
 from dataclasses import replace
 
 import pytest
@@ -316,12 +315,16 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 @pytest.mark.parametrize(("pace", "steps"), [(0.0, 40), (5.0, 30), (50.0, 10)])
 def test_a_budget_is_for_several_candidates(folder, model_path, tmp_path, monkeypatch, pace, steps):
     """Of steps that take so many seconds; a call that continues has as many."""
-    clock, said = [0.0], []
-    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
+    said = []
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pace)
     config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
     with monkeypatch.context() as patch:
-        patch.setattr(Trials, "judge", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(Trials, "judge", stop)
         with pytest.raises(KeyboardInterrupt):
             stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
     monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
