@@ -180,7 +180,7 @@ def train(
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
         with reading(model, config.max_length), trimmed_vocabulary(trainer):
-            train_or_stop(trainer, checkpoint, say)
+            train_or_stop(trainer, checkpoint)
         remember_rows(trainer)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)

@@ -1,4 +1,4 @@
-"""Training that saves a checkpoint when a signal stops it, and that says how long it takes."""
+"""Training that saves a checkpoint when a signal stops it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import logging
 import math
 import signal
 import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
@@ -91,27 +89,6 @@ class _StopOnSignal(TrainerCallback):
         self.handlers.close()
 
 
-class _TimeLeft(TrainerCallback):
-    """Says after a few steps how many there are and how many minutes they take."""
-
-    FIRST = 5  # steps that are timed, after one that warms up
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
-        self.steps = 0
-        self.began = 0.0
-
-    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        self.steps += 1
-        if self.steps == 1:
-            self.began = time.perf_counter()
-        if self.steps == 1 + self.FIRST and state.is_world_process_zero:
-            left = state.max_steps - state.global_step
-            minutes = left * (time.perf_counter() - self.began) / self.FIRST / 60
-            if minutes >= 1:
-                self.say(f"Training: {state.max_steps:,} steps, about {minutes:,.0f} min left.")
-
-
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
     """The state of a checkpoint, or None if its run has still steps to make."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -122,12 +99,8 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
     return state if is_finished else None
 
 
-def train_or_stop(
-    trainer: SentenceTransformerTrainer,
-    checkpoint: Path | None = None,
-    say: Callable[[str], None] = logger.info,
-) -> None:
-    """Calls `attach` and trains; ``say`` hears how long a run of minutes takes."""
+def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
+    """Calls `attach` and trains."""
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
@@ -138,7 +111,6 @@ def train_or_stop(
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
     trainer.add_callback(stop)
-    trainer.add_callback(_TimeLeft(say))
     try:
         if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
             load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
