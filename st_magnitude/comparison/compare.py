@@ -23,11 +23,10 @@ from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
-from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import System
-from st_magnitude.evaluation.verdict import BEFORE, Control, Verdict, verdict_of
-from st_magnitude.finetune.held_out import bm25_control, encode, served
+from st_magnitude.evaluation.verdict import BEFORE, Control, Verdict
+from st_magnitude.finetune.held_out import controls, encode
 from st_magnitude.finetune.trainer import reading
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
@@ -104,8 +103,13 @@ def compare(
             trials = Trials(base, splits, config, folds)
             progress = _begin(trials, output, json.loads(json.dumps(settings)))
             measured = time.perf_counter() - began
-            controls = _measured(base, also, splits["test"])
-            run = _Run(trials, output, progress, controls, began, say)
+            test = splits["test"]
+            start = time.perf_counter()
+            tasks = {BEFORE: encode(base, test)}
+            seconds = time.perf_counter() - start
+            tasks |= {of: encode(load(of), test) for of in also}
+            verdict_on = controls(test, tasks, config.seed)
+            run = _Run(trials, output, progress, verdict_on, seconds, began, say)
             if not progress.entries:
                 progress.steps = run.plan(measured)
             trials.steps = progress.steps
@@ -144,34 +148,14 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
 
 
 @dataclass(frozen=True)
-class _Controls:
-    """The systems with which the best candidate is compared on test."""
-
-    pretrained: System
-    also: list[System]
-    lexical: dict[str, Ranking]
-    no_control: str
-    seconds: float  # in which the pretrained model was measured
-
-
-def _measured(base: SentenceTransformer, also: Collection[str], test: RetrievalData) -> _Controls:
-    """The controls, before any training time is spent."""
-    began = time.perf_counter()
-    pretrained = served(BEFORE, encode(base, test))
-    seconds = time.perf_counter() - began
-    others = [served(of, encode(load(of), test)) for of in also]
-    lexical, no_control = bm25_control(test)
-    return _Controls(pretrained, others, lexical, no_control, seconds)
-
-
-@dataclass(frozen=True)
 class _Run:
     """Trains and compares the candidates, and notes each of them in progress.json."""
 
     trials: Trials
     output: Path
     progress: _Progress
-    controls: _Controls
+    verdict_on: Callable[[System, float], Verdict]  # of `controls`
+    seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
 
@@ -186,7 +170,7 @@ class _Run:
         wanted = self.trials.rungs[-1]
         pace = self.trials.seconds_per_step(self.output / "models")
         left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)
-        left -= 2 * self.controls.seconds
+        left -= 2 * self.seconds
         of_one = left / (FEWEST + 2 + 2 * self.trials.folds) - 2 * measuring
         if of_one >= wanted * pace:
             return None
@@ -221,7 +205,7 @@ class _Run:
         longest = max(entry.seconds for entry in self.progress.entries)
         # the candidate, two with a second seed, and plain cosine and the first in folds
         needed = (1 + 2 + 2 * self.trials.folds) * longest
-        needed += 2 * self.controls.seconds
+        needed += 2 * self.seconds
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     def _train(self, candidate: Candidate) -> None:
@@ -331,17 +315,8 @@ class _Run:
             found[first.name] = self.trials.judge(first, self.folder(first.candidate))
             over_cosine = found[first.name].minus(found[cosine.name], seed=seed)
             winner = first if over_cosine.is_better else cosine
-        controls = self.controls
         after = System(winner.name, found.pop(winner.name), winner.exponent == 1.0)
-        verdict = verdict_of(
-            controls.pretrained,
-            after,
-            winner.exponent,
-            also=controls.also,
-            lexical=controls.lexical,
-            no_control=controls.no_control,
-            seed=seed,
-        )
+        verdict = self.verdict_on(after, winner.exponent)
         rows = (
             Control(of, ranking.mean, after.ranking.minus(ranking, seed=seed))
             for of, ranking in found.items()

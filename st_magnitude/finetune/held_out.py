@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,9 +96,17 @@ def encode(
     return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
 
 
-def served(name: str, task: EncodedTask) -> System:
-    """A model that searches its task."""
-    return System(name, task.search(DEPTH), task.similarity.exponents[1] == 1.0)
+def controls(
+    data: RetrievalData, tasks: Mapping[str, EncodedTask], seed: int
+) -> Callable[[System, float], Verdict]:
+    """Searches by BM25 and by models, of which the pretrained one comes first, and returns the
+    function that judges a trained model, with its document exponent, next to them."""
+    before, *also = [
+        System(name, task.search(DEPTH), task.similarity.exponents[1] == 1.0)
+        for name, task in tasks.items()
+    ]
+    lexical, no_control = bm25_control(data)
+    return partial(verdict_of, before, also=also, lexical=lexical, no_control=no_control, seed=seed)
 
 
 def card_figures(
@@ -212,8 +221,7 @@ class Baseline:
             warn_if_few(data.query_ids, "a model")
             for name, encoder in {BEFORE: model, **(also or {})}.items():
                 self._encode(name, encoder, like)
-            self.before, *self.also = [served(name, task) for name, task in self.tasks.items()]
-            self.lexical, self.no_control = bm25_control(data)
+            self.verdict_on = controls(data, self.tasks, config.seed)
         self.geometry = self._geometry(self.tasks.get(BEFORE))
         self.seconds = time.perf_counter() - began
 
@@ -257,13 +265,4 @@ class Baseline:
 
     def _verdict(self, found: Ranking, exponent: float) -> Verdict:
         """The verdict on a ranking of the trained model by a document exponent."""
-        after = System(AFTER, found, exponent == 1.0)
-        return verdict_of(
-            self.before,
-            after,
-            exponent,
-            also=self.also,
-            lexical=self.lexical,
-            no_control=self.no_control,
-            seed=self.config.seed,
-        )
+        return self.verdict_on(System(AFTER, found, exponent == 1.0), exponent)
