@@ -282,7 +282,8 @@ class RetrievalData:
             raise AllReadError(
                 f"The model was trained on all {len(self.queries):,} queries of these data, so no"
                 " figure on them says how it answers new ones: measure it on others, such as those"
-                " of the test split."
+                " of the test split. A table that is judged in folds reads dev as well; a training"
+                " with --folds 0 leaves it out."
             )
         if left := len(self.queries) - len(unread.queries):
             logger.warning(

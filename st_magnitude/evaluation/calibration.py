@@ -144,8 +144,9 @@ class ExponentCurve(_Curve):
             yield nothing
         elif self.best != self.highest:
             is_kept = self.best == self.present
-            why = "is today's" if is_kept else "loads anywhere, without st_magnitude"
-            yield f"Exponent {self.highest:g} is tied with {self.best:g}, which {why}."
+            why = "the model has today" if is_kept else "loads anywhere, without st_magnitude"
+            found = f"Exponent {self.highest:g} is not clearly better than"
+            yield f"{found} {self.best:g}, which {why}."
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
