@@ -32,15 +32,32 @@ NEGATIVE = r"(hard)?neg(ative)?s?\d*"
 _HALF = re.compile("[\ud800-\udfff]")  # of a character in UTF-16
 
 
-def choose_columns(
+def roles_of(
     tables: list[Columns], given: str | Mapping[str, str] | None
-) -> dict[str, list[str]]:
-    """The columns of each role."""
-    columns = list(dict.fromkeys(chain.from_iterable(table.cells for table in tables)))
+) -> list[dict[str, list[str]]]:
+    """The columns of each role in every table. Tables with other columns have others, as far as
+    they have a query and a document of their own."""
     if isinstance(given, str):
         parts = (part.partition("=") for part in given.split(","))
         given = {role.strip(): column.strip() for role, _, column in parts}
-    chosen = {role: [column] for role, column in (given or {}).items()}
+    given = given or {}
+    if len({frozenset(table.cells) for table in tables}) == 1:
+        return [_choose_columns(tables, given)] * len(tables)
+    known = {column for table in tables for column in table.cells}
+    found = []
+    for table in tables:
+        its_own = {role: x for role, x in given.items() if x in table.cells or x not in known}
+        try:
+            found.append(_choose_columns([table], its_own))
+        except DataError:
+            found.append(_choose_columns(tables, given))
+    return found
+
+
+def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str, list[str]]:
+    """The columns of each role."""
+    columns = list(dict.fromkeys(chain.from_iterable(table.cells for table in tables)))
+    chosen = {role: [column] for role, column in given.items()}
     for role, (column,) in chosen.items():
         if role not in ROLES or column not in columns:
             raise DataError(
@@ -87,23 +104,24 @@ class Pairs(NamedTuple):
 
 def read_pairs(
     tables: list[Columns],
-    columns: Mapping[str, list[str]],
+    roles: list[dict[str, list[str]]],
     threshold: float | None,
     notes: list[str],
 ) -> Pairs:
     pairs = Pairs([], [], [], [], [])
     given: list[float] = []  # the scores
     empty: list[str] = []
-    for table in tables:
+    without = 0
+    for table, columns in zip(tables, roles, strict=True):
+        first = len(pairs.documents)
         _add_pairs(table, columns, pairs, given, empty)
+        pairs.documents[first:] = _spelled(pairs.documents[first:], notes)
+        named = columns.get("split", [""])
+        without += table.column(named[0]).count(None)
     if empty:
         notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
-    for column in columns.get("split", ()):
-        missing = [table.column(column).count(None) for table in tables]
-        if number := sum(missing):
-            notes.append(
-                f"{number:,} rows name no split: it is drawn, if the other rows have no dev."
-            )
+    if without and any("split" in columns for columns in roles):
+        notes.append(f"{without:,} rows name no split: it is drawn, if the other rows have no dev.")
     scores = set(given)
     highest = max(scores, default=0.0)
     are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
@@ -163,15 +181,15 @@ def _add_pairs(
             scores.extend([score] * len(documents) + [0.0] * len(negatives))
 
 
-def spell_names(pairs: Pairs, notes: list[str]) -> Pairs:
-    """The pairs with spaces for underscores, if all documents are names as lost_or_stolen_card."""
-    names = {*pairs.documents}
+def _spelled(documents: list[str], notes: list[str]) -> list[str]:
+    """The documents with spaces for underscores, if all are names as lost_or_stolen_card."""
+    names = {*documents}
     joined = sorted(name for name in names if "_" in name.strip("_"))
     if not joined or any(len(name.split()) > 1 for name in names):
-        return pairs
-    notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
-    spelled = [name.replace("_", " ") for name in pairs.documents]
-    return Pairs(pairs.parts, pairs.keys, pairs.queries, spelled, pairs.grades)
+        return documents
+    if not any(note.startswith("Documents are names") for note in notes):
+        notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
+    return [name.replace("_", " ") for name in documents]
 
 
 def _texts(table: Columns, columns: Iterable[str]) -> list[tuple[str, ...]]:

@@ -17,7 +17,7 @@ from st_magnitude._checks import in_range
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.data.columns import Pairs, choose_columns, read_pairs, spell_names
+from st_magnitude.data.columns import Pairs, read_pairs, roles_of
 from st_magnitude.data.documents import (
     as_document,
     holds_texts,
@@ -195,13 +195,12 @@ def load_splits(
     tables = [table for table in tables if table.num_rows]
     if not tables:
         raise DataError(f"{name} has no rows.")
-    chosen = choose_columns(tables, columns)
+    roles = roles_of(tables, columns)
     if threshold is not None:
         in_range("threshold", threshold)
-        if "score" not in chosen:
+        if not any("score" in chosen for chosen in roles):
             raise DataError(f"threshold is {threshold}, but no column has scores.")
-    pairs = read_pairs(tables, chosen, threshold, notes)
-    pairs = spell_names(pairs, notes)
+    pairs = read_pairs(tables, roles, threshold, notes)
     splits = _build(pairs, _assign(pairs, seed, notes), name, notes)
     splits.keep_apart()
     if documents is not None:
