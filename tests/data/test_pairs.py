@@ -1,6 +1,7 @@
 """Pairs from files, data sets and mappings, and splits that do not leak."""
 
 import csv
+import json
 import math
 import re
 from contextlib import suppress
@@ -287,3 +288,26 @@ def test_names_of_classes_are_read_with_spaces_and_said():
     assert any("underscores are read as spaces" in note for note in splits.notes)
     rows[0]["category"] = "a text with snake_case in it"
     assert "lost_card_1" in load_splits(rows)["train"].corpus.values()
+
+
+@pytest.mark.parametrize("header", ["query,document", "text,category"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_mined_rows_join_a_file_with_other_columns(tmp_path, header, order):
+    """The splits and the corpus are those of the file, whose names of classes are respelled."""
+    names = [f"lost_card_{'abc'[i % 3]}" for i in range(60)]
+    lines = [f"question {i},{name}" for i, name in enumerate(names)]
+    (tmp_path / "pairs.csv").write_text("\n".join([header, *lines]))
+    alone = load_splits(tmp_path / "pairs.csv")
+    train = alone["train"]
+    rows = [
+        {"anchor": row["anchor"], "positive": row["positive"], "negative_1": row["negative_1"]}
+        for row in train.triplets(1)
+    ]
+    lines = [json.dumps(row | {"split": "train"}) + "\n" for row in rows]
+    (tmp_path / "mined.jsonl").write_text("".join(lines))
+    both = load_splits([tmp_path / "mined.jsonl", tmp_path / "pairs.csv"][::order])
+    for name in ("train", "dev", "test"):
+        assert {*both[name].queries.values()} == {*alone[name].queries.values()}
+        assert {*both[name].corpus.values()} == {*alone[name].corpus.values()}
+    assert sum(map(len, both["train"].negatives.values())) == len(rows)
+    assert not any("without text" in note for note in both.notes)
