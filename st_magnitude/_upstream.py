@@ -94,8 +94,11 @@ def load_with_classes(
 
 
 def tell_texts_by_numbers(sampler: NoDuplicatesBatchSampler, rows: Dataset) -> None:
-    """Gives a sampler a number for each different text, so that it makes the same batches without
-    reading the rows one by one in every epoch. Its own way to that hashes them in new processes."""
+    """Gives a sampler a number for each different text.
+
+    It then makes the same batches without reading the rows one by one in every epoch. Its public
+    option for this, ``precompute_hashes``, starts processes that hash the texts.
+    """
     table = rows.with_format("arrow")[:]
     texts = pyarrow.chunked_array([part for column in table.columns for part in column.chunks])
     numbers = [np.asarray(part.indices) for part in texts.dictionary_encode().chunks]

@@ -164,9 +164,12 @@ class _Run:
             json.dump(asdict(self.progress), file)
 
     def plan(self, measuring: float) -> int | None:
-        """The steps of a candidate with which the budget holds `FEWEST` candidates and what comes
-        after them, if they are fewer than those of the settings; a measurement on dev takes so many
-        seconds."""
+        """The steps of a candidate with which the budget holds `FEWEST` candidates, their second
+        seeds and the test; None if those of the settings fit.
+
+        Args:
+            measuring: The seconds of a measurement on dev.
+        """
         wanted = self.trials.rungs[-1]
         pace = self.trials.seconds_per_step(self.output / "models")
         left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)

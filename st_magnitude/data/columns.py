@@ -116,8 +116,9 @@ def read_pairs(
         first = len(pairs.documents)
         _add_pairs(table, columns, pairs, given, empty)
         pairs.documents[first:] = _spelled(pairs.documents[first:], notes)
-        named = columns.get("split", [""])
-        without += table.column(named[0]).count(None)
+        for column in columns.get("split", ()):
+            without += table.column(column).count(None)
+        without += 0 if "split" in columns else table.num_rows
     if empty:
         notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
     if without and any("split" in columns for columns in roles):
