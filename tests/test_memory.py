@@ -14,7 +14,6 @@ from st_magnitude.commands.app import app
 from st_magnitude.data import task
 from st_magnitude.data.memory import AllReadError, remember
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.abstention import Abstention
 from st_magnitude.evaluation.base import SearchEvaluator
 
 WORDS = [f"w{i}" for i in range(400)]
@@ -53,12 +52,9 @@ def through(kind):
     return lambda model, data: kind(data.queries, data.corpus, data.relevant)(model)
 
 
-RULE = Abstention("score", 0.0, 0.0, 0.1, 0.05, 0.0)
 MEASURE = {
     "calibrate_exponent": stm.calibrate_exponent,
     "calibrate_prior": lambda m, d: stm.calibrate_prior(m, d, d.log_prior()),
-    "calibrate_abstention": stm.calibrate_abstention,
-    "Abstention.measure": RULE.measure,
     "diagnose": stm.diagnose,
 } | {
     kind.__name__: through(kind)
@@ -137,17 +133,15 @@ def test_calibrate_does_not_confirm_on_what_has_chosen(place):
     assert "The test split chooses the exponent, as the model was trained on the dev split" in said
 
 
-def test_search_and_its_rule_are_about_queries_that_nobody_has_read(place):
+def test_search_is_about_queries_that_nobody_has_read(place):
     options, folder = place
     said = invoke("search", folder / "model", "w3", **options).output
     assert "of 40 questions with an answer" in " ".join(said.split())  # 70, of which 30 were read
-    assert figures("search", folder / "model", "w3", risk=0.3, **options)["rule"]["queries"] == 40
     rows = options["data"].read_text().splitlines()
     options["data"].write_text("\n".join(rows[:120]))
     said = " ".join(invoke("search", folder / "model", "w3", **options).output.split())
     assert "No share is shown: " in said
     assert "was trained on all questions" in said
-    assert "trained on all" in refusal("search", folder / "model", "w3", risk=0.3, **options)
 
 
 def test_a_second_training_is_judged_by_what_the_first_has_not_read(place, static_path):
