@@ -107,7 +107,7 @@ def train(
     With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
     it was given and with BM25. It is saved as it was trained, unless another document exponent is
     clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
-    in ``output/checkpoints`` and are removed when the model is saved.
+    in ``output/.st-magnitude.work`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped

@@ -165,7 +165,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         where = f"The {what} at {path!r}"
         said = str(error)
         is_folder = os.path.isdir(path)
-        if is_folder and is_moving(Path(path), "modules.json"):
+        if is_folder and is_moving(Path(path)):
             raise OSError(
                 f"{where} cannot be loaded because of a killed process: move the files of"
                 f" {path}/.st-magnitude.moving into {path}."
