@@ -59,6 +59,7 @@ def one_hub(rng):
 
 
 SHAPES = [one_way, both_ways, chain, spelled_otherwise, one_hub]
+SLOW = [pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[:3]]
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def splits_of(shape, form, seed, folder):
 
 
 @pytest.mark.parametrize("form", ["pairs", "BEIR"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("shape", [*SLOW, *SHAPES[3:]], ids=lambda shape: shape.__name__)
 def test_no_query_that_judges_a_model_is_a_text_of_its_training(
     table, judged, shape, form, tmp_path
 ):
@@ -132,7 +133,7 @@ def test_no_query_that_judges_a_model_is_a_text_of_its_training(
 
 
 @pytest.mark.parametrize("form", ["pairs", "BEIR", "held out by compare"])
-@pytest.mark.parametrize("shape", [both_ways, one_hub], ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("shape", [SLOW[1], one_hub], ids=lambda shape: shape.__name__)
 def test_nor_of_a_candidate_of_compare(table, judged, shape, form, tmp_path):
     splits = splits_of(shape, form, 1, tmp_path / "data")
     data = splits["train"] if form == "held out by compare" else splits
