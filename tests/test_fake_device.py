@@ -143,8 +143,8 @@ def test_a_step_of_a_loss(
 ) -> None:
     """After the first batch, whose values a loss may read, and up to the backward pass.
 
-    The tokens are read once, to group texts by length. The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text
-    of each.
+    The tokens are read once, to group texts by length. The mini-batches of a cached step are cut by
+    sentence-transformers, which reads the longest text of each.
     """
     (loss_class, options), model = DEVICE_LOSSES[name], load_transformer(folder)
     if options.get("prior"):
