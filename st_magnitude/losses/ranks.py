@@ -67,13 +67,20 @@ class Gathered:
         """How many texts of all ranks have each of the joined keys (M,)."""
         everywhere = keys
         if self.is_ring:
-            sizes = [size for (size,) in agree(keys.device, lambda: [len(keys)], 1)]
-            most = max(sizes)
-            parts = all_gather(pad(keys, (0, most - len(keys)))).split(most)
-            everywhere = torch.cat([x[:size] for x, size in zip(parts, sizes, strict=True)])
+            everywhere = rows_of_all_ranks(keys)
         ordered = everywhere.sort().values
         ends = torch.searchsorted(ordered, keys, right=True)
         return (ends - torch.searchsorted(ordered, keys)).to(self._dtype)
+
+
+def rows_of_all_ranks(x: Tensor) -> Tensor:
+    """The rows of all ranks, whose numbers may differ, without their gradients: (n, ...) ->
+    (N, ...)."""
+    sizes = [size for (size,) in agree(x.device, lambda: [len(x)], 1)]
+    most = max(sizes)
+    padding = [0] * (2 * x.ndim - 1) + [most - len(x)]  # of the last dimension first
+    parts = all_gather(pad(x.detach(), padding)).split(most)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 def check_on_all_ranks(
