@@ -59,33 +59,40 @@ def over_all_directions(
     """SIGReg of rows (n, D), each prefix of which is normalised and scaled by the root of its
     dimension; with ``gather``, of the rows of all ranks."""
     gather = gather and num_ranks() > 1
-    everyone = rows_of_all_ranks(x) if gather else x
-    parts = []
-    for dim in dims:
-        rows = x[:, :dim] / safe_norm(x[:, :dim])
-        columns = everyone[:, :dim] / safe_norm(everyone[:, :dim]) if gather else None
-        parts.append(_part_of_mean(rows, columns, statistic))
-    mean = torch.stack(parts).mean()
-    if gather:
-        mean = all_gather_with_grad(mean[None]).sum()
-    return mean if statistic == "plain_mean" else len(everyone) * mean
+    with torch.no_grad():
+        everyone = rows_of_all_ranks(x) if gather else x
+        factor = (1 if statistic == "plain_mean" else len(everyone)) / len(dims)
+        value, gradient = x.new_zeros(()), torch.zeros_like(x)
+        for dim in dims:
+            columns = everyone[:, :dim] if gather else None
+            part, slopes = _part_of_mean(x[:, :dim], columns, statistic)
+            value.add_(part, alpha=factor)
+            gradient[:, :dim].add_(slopes, alpha=factor)
+    known: Tensor = Known.apply(value, [gradient], REFUSAL, x)
+    return all_gather_with_grad(known[None]).sum() if gather else known
 
 
-def _part_of_mean(rows: Tensor, columns: Tensor | None, statistic: Statistic) -> Tensor:
-    """What unit rows (n, D) add to the mean over all pairs of columns (N, D); None: they are all.
+def _part_of_mean(
+    x: Tensor, everyone: Tensor | None, statistic: Statistic
+) -> tuple[Tensor, Tensor]:
+    """What rows (n, D) add to the mean over all pairs of rows (N, D), and the gradient of the mean
+    for them; None: they are all rows.
 
     The cosine of a row of zeros stands for that of another distance. A share f of such rows adds
     a f + b f² to the mean.
     """
-    coefficients, a, b = polynomial(rows.shape[1], statistic)
-    others = rows.detach() if columns is None else columns
-    with torch.no_grad():
-        total, slopes = _sums(rows, columns, coefficients)
-        share = (others == 0).all(dim=1).to(rows.dtype).mean()
-        value = total / len(others) ** 2 + (a + b * share) * share * len(rows) / len(others)
-        gradient = slopes * (2 / len(others) ** 2)  # a pair stands there twice
-    part: Tensor = Known.apply(value, [gradient], REFUSAL, rows)
-    return part
+    coefficients, a, b = polynomial(x.shape[1], statistic)
+    norms = safe_norm(x)
+    rows = x / norms
+    columns = None if everyone is None else everyone / safe_norm(everyone)
+    others = rows if columns is None else columns
+    total, slopes = _sums(rows, columns, coefficients)
+    share = (torch.linalg.vector_norm(others, dim=1) == 0).to(x.dtype).mean()
+    value = total / len(others) ** 2 + (a + b * share) * share * len(rows) / len(others)
+
+    # A pair counts twice. What lies along a row does not change its direction
+    slopes -= rows * (rows * slopes).sum(dim=1, keepdim=True)
+    return value, slopes / norms * (2 / len(others) ** 2)
 
 
 def _sums(

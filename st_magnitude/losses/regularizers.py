@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from st_magnitude._checks import InputError, InputTypeError, at_least, one_of, prefix_dims
 from st_magnitude._distributed import num_ranks
 from st_magnitude.losses.isotropy import NUM_KNOTS, Statistic, knots_of, over_all_directions
-from st_magnitude.similarity import at_least_float32, safe_norm
+from st_magnitude.similarity import at_least_float32, safe_norm, without_autocast
 
 # The most angles, each of a row, a direction and a knot, that are held at a time
 CHUNK = {"cpu": 2**20, "cuda": 2**24}
@@ -187,7 +187,7 @@ class SIGReg(nn.Module):
         dims = (width,) if self.dims is None else self.dims
         if max(dims) > width:
             raise InputError(f"dims={list(dims)} exceed the {width} dimensions of the embeddings.")
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings):
             x = at_least_float32(embeddings)
             if directions is not None:
                 directions = directions.detach().to(x)
