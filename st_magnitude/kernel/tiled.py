@@ -13,39 +13,21 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction
+from st_magnitude.kernel.known import Known
 from st_magnitude.kernel.panels import Panel, panel_of
 from st_magnitude.kernel.terms import LOG2_E, Plan
 from st_magnitude.kernel.vectors import Vectors, vectors_of
 from st_magnitude.similarity import Similarity, without_autocast
 
-
-class _Known(torch.autograd.Function):
-    """A loss with known gradients, which backward multiplies by the outer gradient."""
-
-    @staticmethod
-    def forward(
-        loss: Tensor, gradients: Sequence[Tensor | None], *tensors: Tensor | None
-    ) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # these gradients would be constants
-            raise RuntimeError(
-                "The tiled engine of infonce has no second derivative, which create_graph=True and"
-                " torch.func ask for. Use backend='plain'."
-            )
-        return None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors)
+NO_SECOND_DERIVATIVE = (
+    "The tiled engine of infonce has no second derivative, which create_graph=True and torch.func"
+    " ask for. Use backend='plain'."
+)
 
 
 def tiled_infonce(
@@ -76,7 +58,7 @@ def tiled_infonce(
                 found.append(softmax.loss())
             loss, of_terms = (torch.stack(x).sum(dim=0) for x in zip(*found, strict=True))
             gradients = [of_terms, *(x for v in vectors for x in (v.grad, v.grad_scale))]
-        known: Tensor = _Known.apply(loss, gradients, *tensors)
+        known: Tensor = Known.apply(loss, gradients, NO_SECOND_DERIVATIVE, *tensors)
         return known
 
 
