@@ -29,7 +29,12 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
-from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.normalize import (
+    append_exponents,
+    set_similarity_function,
+    strip_normalize,
+    why_normalize_stays,
+)
 from st_magnitude.surgery.raw import (
     normalizes_output,
     output_width,
@@ -94,6 +99,7 @@ class EmbeddingLoss(nn.Module):
     reaches the embeddings. So a loss keeps no state, and growing norms do not act as a falling
     temperature. The size is 1 for cosine, whose scale is ``unit``.
 
+    A loss that learns from norms removes ``Normalize`` from the end of the model, and says so.
     With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
     model to ``model``, which the loss prepares as it did the first one. The wrappers of DDP and
     torch.compile around the same model change nothing.
@@ -123,6 +129,7 @@ class EmbeddingLoss(nn.Module):
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
         self._has_begun = False
+        self._has_removed_normalize = False
         self.watch = FiniteWatch(self.name)
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
@@ -132,26 +139,54 @@ class EmbeddingLoss(nn.Module):
             self.prepare_model()
 
     def prepare_model(self) -> None:
-        """Checks the model, sets its similarity function, and starts a new run."""
+        """Checks the model, prepares it for the similarity, and starts a new run."""
         self.check_model()
         self._has_begun = False
-        if isinstance(unwrapped(self.model), SentenceTransformer):
-            set_similarity_function(self.model, self.similarity)
+        model = unwrapped(self.model)
+        if not isinstance(model, SentenceTransformer):
+            return
+        similarity = self.similarity  # also that of an ExponentNorm after Normalize
+        normalizes = self.uses_norms and normalizes_output(model)
+        if normalizes:
+            strip_normalize(model)
+        append_exponents(model, similarity)
+        set_similarity_function(model, similarity)
+        if normalizes and not self._has_removed_normalize:
+            self._has_removed_normalize = True
+            logger.warning(
+                "%s has removed Normalize from the end of the model, which is scored by %s from now"
+                ' on; stm.prepare(model, "cosine") puts it back.',
+                self.name,
+                model.similarity_fn_name,
+            )
 
     def check_model(self) -> None:
         """Refuses a model that the loss cannot train, before it changes it."""
-        if self.similarity.keeps_magnitude and normalizes_output(self.model):
+        model = unwrapped(self.model)
+        if not self.uses_norms or not normalizes_output(model):
+            return
+        if why := why_normalize_stays(model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
+            call = f"prepare(model, {argument})"
+            if not self.similarity.keeps_magnitude:
+                call = "strip_normalize(model)"
             raise InputError(
-                f"{self.name} with {self._similarity} learns from the norm of embeddings, but this"
-                " model ends in Normalize, so every embedding has norm 1. Call stm.prepare(model,"
-                f" {argument}) before you build the loss."
+                f"{self.name} learns from the norm of embeddings, but this model ends in Normalize"
+                f" {why}, where the loss does not remove it by itself. Call stm.{call} before you"
+                " build the loss."
             )
+        if not self.learns_exponents:  # which can be all that is learned
+            refuse_frozen(model)
 
     @property
     def similarity(self) -> Similarity:
         return self._similarity
+
+    @property
+    def uses_norms(self) -> bool:
+        """Whether the loss of embeddings changes with their norms."""
+        return self.similarity.keeps_magnitude
 
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
         """The raw embeddings of each column of texts, (B, D)."""

@@ -80,7 +80,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
 
     Args:
-        model: The model to train. The loss sets the ``similarity_fn_name`` that ranks alike.
+        model: The model to train, which the loss prepares as :func:`~st_magnitude.prepare` does:
+            one whose similarity keeps norms removes ``Normalize``, and says so in the log.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
@@ -125,9 +126,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
-        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or
-            sentence-transformers' ``MatryoshkaLoss``, which normalises every prefix, is wrapped
-            around the loss; if caching is on and the model embeds by table lookup; if the data have
+        ValueError: If the similarity keeps magnitude but only some routes of the model end in
+            ``Normalize``, or ``truncate_dim`` cuts what it returns, or sentence-transformers'
+            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the model embeds by table lookup; if the data have
             labels that ``labels`` does not announce; if an argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
@@ -137,7 +138,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     Example:
         ::
 
-            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "qnorm")
+            model = SentenceTransformer("all-MiniLM-L6-v2")
             loss = stm.MagnitudeRankingLoss(model, similarity="qnorm")
             SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
@@ -372,16 +373,20 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
         self.false_negatives.start()
         super().prepare_model()
-        self.check_dims(self.terms)
 
     def check_model(self) -> None:
         super().check_model()
+        self.check_dims(self.terms)
         if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
                 " Leave mini_batch_size out."
             )
+
+    @property
+    def uses_norms(self) -> bool:
+        return super().uses_norms or self.regularizers.uses_norms
 
     def get_log(self) -> dict[str, float]:
         return self.false_negatives.get_log()
