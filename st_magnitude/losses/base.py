@@ -347,6 +347,12 @@ def _by_mean_norm(
     return [x / mean for x in embeddings]
 
 
+def to_host(flags: Tensor) -> Tensor:
+    """A copy of flags on the host, which does not wait for a GPU: it is False until they come."""
+    found = torch.zeros(flags.shape, dtype=torch.bool, pin_memory=flags.is_cuda)
+    return found.copy_(flags, non_blocking=flags.is_cuda)
+
+
 class FiniteWatch:
     """Warns once if embeddings or losses are not finite, and refuses such labels. On a GPU it reads
     the flags of a batch at the next batch, which keeps the host from waiting."""
@@ -375,8 +381,7 @@ class FiniteWatch:
         if all(x.is_cpu and math.isfinite(x.detach().sum()) for x in watched.values()):
             return
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
-        flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
-        flags.copy_(broken, non_blocking=broken.is_cuda)
+        flags = to_host(broken)
         ready = self._found if broken.is_cuda else (list(watched), flags)
         self._found = list(watched), flags
         if ready is None:

@@ -22,7 +22,7 @@ from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.keys import Texts
-from st_magnitude.losses.labels import Labels, Teacher, check_labels, targets_of
+from st_magnitude.losses.labels import Labels, SilentLabels, Teacher, check_labels, targets_of
 from st_magnitude.losses.negatives import (
     FalseNegatives,
     MarginStrategy,
@@ -113,7 +113,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             value of the positive's score, which suits scores that norms make large.
         keep_explicit_negatives: Whether the explicit negatives of a row count for its query
             whatever ``margin`` says. Set it for negatives that people have chosen.
-        labels: What a label column holds. None: data with labels are refused. ``"weights"``:
+        labels: What a label column holds. None: data with labels are refused, unless these are all
+            1, or all 0 as ``InputExample`` has them by default. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
             of the documents of the row, (B, n), as for DistillKLDivLoss, or its embeddings of all
@@ -127,9 +128,10 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
         ValueError: If the similarity keeps magnitude but only some routes of the model end in
-            ``Normalize``, or ``truncate_dim`` cuts what it returns, or sentence-transformers'
-            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the model embeds by table lookup; if the data have
-            labels that ``labels`` does not announce; if an argument is out of range.
+            ``Normalize``, or ``truncate_dim`` cuts what it returns; if sentence-transformers'
+            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if
+            caching is on and the model embeds by table lookup; if the data have labels that differ
+            and that ``labels`` does not announce; if an argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
     :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0
@@ -249,7 +251,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             texts = labels
         else:
             self.refuse_unequal(sizes)
-            check_labels(self.name, self.labels, labels, sizes)
+            self._check_labels(labels, sizes)
             if self.prior is not None:
                 raise InputError(
                     f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
@@ -371,6 +373,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
+        self._silent_labels = SilentLabels(self.name)
         self.false_negatives.start()
         super().prepare_model()
 
@@ -408,7 +411,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         )
         sizes = sizes_without_lists(self.name, columns, not (gathers or asks_whose))
         self.refuse_unequal(sizes)
-        check_labels(self.name, self.labels, labels, sizes)
+        self._check_labels(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.uses_gradient_cache or self.has_penalties:
             self.refuse_adaptive_layers("mini_batch_size or regularizers")
@@ -417,6 +420,12 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         elif self.has_penalties:
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
         return len(columns), sizes[0]
+
+    def _check_labels(self, labels: Tensor | None, sizes: Sequence[int]) -> None:
+        if self.labels is not None:
+            check_labels(self.name, self.labels, labels, sizes)
+        elif labels is not None:
+            self._silent_labels(labels, sizes[0])
 
     def get_config_dict(self) -> dict[str, object]:
         return {
