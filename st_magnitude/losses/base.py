@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from st_magnitude._checks import InputError, positive
 from st_magnitude._distributed import engine_of, num_ranks
+from st_magnitude._upstream import SYNCHRONIZES_ONCE
 from st_magnitude.kernel.terms import Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
@@ -236,7 +237,14 @@ class EmbeddingLoss(nn.Module):
             )
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as engine_of names it, that would train the loss wrongly or fail."""
+        """Refuses ranks, and an engine, as engine_of names it, that would train the loss wrongly,
+        fail, or wait forever."""
+        if self.uses_gradient_cache and num_ranks() > 1 and not SYNCHRONIZES_ONCE:
+            raise InputError(
+                f"{self.name} with mini_batch_size on {num_ranks()} processes would wait forever"
+                " where one has more texts than another. Install sentence-transformers 6.2 or"
+                " later, or leave mini_batch_size out."
+            )
         if engine is None:
             return
         if self.learns_exponents and engine != "DeepSpeed ZeRO-2":
