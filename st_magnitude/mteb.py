@@ -11,6 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 
 from st_magnitude._checks import InputError, foreign, needs
 from st_magnitude.data.retrieval import RetrievalData
@@ -79,7 +80,7 @@ def local_model(path: str | Path) -> EncoderProtocol:
     mteb's cache tells models apart.
     """
     folder = Path(path).resolve()
-    model = SentenceTransformerEncoderWrapper(load(folder))
+    model = SentenceTransformerEncoderWrapper(_with_vocabulary(load(folder)))
     known = {"name": f"local/{_file_name(folder.name)}", "revision": _revision(folder)}
     model.mteb_model_meta = model.mteb_model_meta.model_copy(update=known)
     return model
@@ -118,7 +119,7 @@ def evaluate(
             for x in tasks
         ]
         if isinstance(model, SentenceTransformer):
-            runs = model
+            runs = _with_vocabulary(model)
         elif Path(model).is_dir():
             runs = local_model(model)
         else:
@@ -133,6 +134,15 @@ def evaluate(
     options: Any = {"encode_kwargs": encode, "show_progress_bar": bars}
     with foreign():
         return mteb.evaluate(runs, chosen, cache=cache, **options)
+
+
+def _with_vocabulary(model: SentenceTransformer) -> SentenceTransformer:
+    """The model, whose tokenizer has the attribute ``vocab`` by which mteb counts parameters. That
+    of a static table lacks it, and mteb logs an error."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if isinstance(tokenizer, Tokenizer):
+        vars(tokenizer)["vocab"] = tokenizer.get_vocab()
+    return model
 
 
 def _file_name(name: str) -> str:

@@ -114,6 +114,16 @@ class ExponentCurve(_Curve):
         not find clearly worse than `highest`. Models with 1 and 0 load without this package."""
         return self.choice.value
 
+    @property
+    def stock(self) -> float:
+        """The better one of 0 (dot) and 1 (cosine), whose models load without this package."""
+        return float(self.ndcg[-1] >= self.ndcg[0])
+
+    @cached_property
+    def versus_stock(self) -> Difference:
+        """nDCG@10 at the model's exponent of today minus that at `stock`."""
+        return self.at(self.present).minus(self.at(self.stock), seed=self.seed)
+
     @cached_property
     def versus_cosine(self) -> Difference:
         """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 at exponent 1."""
@@ -147,6 +157,12 @@ class ExponentCurve(_Curve):
             why = "the model has today" if is_kept else "loads anywhere, without st_magnitude"
             found = f"Exponent {self.highest:g} is not clearly better than"
             yield f"{found} {self.best:g}, which {why}."
+        if 0 < self.present < 1:
+            name = "cosine" if self.stock else "dot"
+            yield (
+                f'For stock modules, stm.prepare(model, "{name}") rounds the exponent'
+                f" {self.present:.3g} to {self.stock:g}: today's is {self.versus_stock} over it."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""

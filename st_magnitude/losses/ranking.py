@@ -22,7 +22,7 @@ from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import Texts
-from st_magnitude.losses.labels import Labels, Teacher, check_labels, targets_of
+from st_magnitude.losses.labels import Labels, SilentLabels, Teacher, check_labels, targets_of
 from st_magnitude.losses.negatives import (
     FalseNegatives,
     MarginStrategy,
@@ -80,7 +80,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
 
     Args:
-        model: The model to train. The loss sets the ``similarity_fn_name`` that ranks alike.
+        model: The model to train, which the loss prepares as :func:`~st_magnitude.prepare` does:
+            one whose similarity keeps norms removes ``Normalize``, and says so in the log.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
@@ -111,7 +112,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             value of the positive's score, which suits scores that norms make large.
         keep_explicit_negatives: Whether the explicit negatives of a row count for its query
             whatever ``margin`` says. Set it for negatives that people have chosen.
-        labels: What a label column holds. None: data with labels are refused. ``"weights"``:
+        labels: What a label column holds. None: data with labels are refused, unless these are all
+            1, or all 0 as ``InputExample`` has them by default. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
             of the documents of the row, (B, n), as for DistillKLDivLoss, or its embeddings of all
@@ -124,10 +126,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
-        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or
-            sentence-transformers' ``MatryoshkaLoss``, which normalises every prefix, is wrapped
-            around the loss; if caching is on and the model embeds by table lookup; if the data have
-            labels that ``labels`` does not announce; if an argument is out of range.
+        ValueError: If the similarity keeps magnitude but only some routes of the model end in
+            ``Normalize``, or ``truncate_dim`` cuts what it returns; if sentence-transformers'
+            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if
+            caching is on and the model embeds by table lookup; if the data have labels that differ
+            and that ``labels`` does not announce; if an argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
     :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0
@@ -136,7 +139,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     Example:
         ::
 
-            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "qnorm")
+            model = SentenceTransformer("all-MiniLM-L6-v2")
             loss = stm.MagnitudeRankingLoss(model, similarity="qnorm")
             SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
@@ -249,7 +252,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             texts = labels
         else:
             self.refuse_unequal(sizes)
-            check_labels(self.name, self.labels, labels, sizes)
+            self._check_labels(labels, sizes)
             if self.prior is not None:
                 raise InputError(
                     f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
@@ -371,18 +374,23 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
+        self._silent_labels = SilentLabels(self.name)
         self.false_negatives.start()
         super().prepare_model()
-        self.check_dims(self.terms)
 
     def check_model(self) -> None:
         super().check_model()
+        self.check_dims(self.terms)
         if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
                 " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
                 " Leave mini_batch_size out."
             )
+
+    @property
+    def uses_norms(self) -> bool:
+        return super().uses_norms or self.regularizers.uses_norms
 
     def get_log(self) -> dict[str, float]:
         return self.false_negatives.get_log()
@@ -401,7 +409,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         )
         sizes = sizes_without_lists(self.name, columns, not asks_whose)
         self.refuse_unequal(sizes)
-        check_labels(self.name, self.labels, labels, sizes)
+        self._check_labels(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.uses_gradient_cache or self.has_penalties:
             self.refuse_adaptive_layers("mini_batch_size or regularizers")
@@ -410,6 +418,12 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         elif self.has_penalties:
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
         return [batch_size_of(features) for features in columns]
+
+    def _check_labels(self, labels: Tensor | None, sizes: Sequence[int]) -> None:
+        if self.labels is not None:
+            check_labels(self.name, self.labels, labels, sizes)
+        elif labels is not None:
+            self._silent_labels(labels, sizes[0])
 
     def get_config_dict(self) -> dict[str, object]:
         return {
