@@ -29,15 +29,14 @@ class _Rows:
     kept: Tensor  # (K,), ascending
     places: Tensor  # (V,), of each row among the kept ones; K for all others
     padding_idx: int | None
-    num_writes: int  # by which is known that a state dict was written into
+    num_writes: int  # into the whole table; more of them come from its state dict
 
 
 class Trimmed(nn.Module):
     """A word table whose weight has, within the block, the kept rows alone.
 
-    It is a subclass of the class of the table, which is an instance of it until `_close`. The table
-    keeps its name, hooks and Parameter, of which only the data are others. A deep copy is trimmed,
-    too, and the end of the block closes it; a pickle is a whole table.
+    The table keeps its name, hooks and Parameter, and is still an instance of its class. A deep
+    copy is trimmed, too, and the end of the block closes it; a pickle is a whole table.
     """
 
     weight: nn.Parameter  # (K, D)
@@ -46,8 +45,8 @@ class Trimmed(nn.Module):
     family: WeakSet[Any]  # the table and its copies
 
     def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and self._was_written():
-            self.synchronise()
+        if not torch.compiler.is_compiling():
+            self.take_written()
         places = self.rows.places[ids]
         if torch.is_grad_enabled():
             self._check(ids, places)
@@ -70,6 +69,21 @@ class Trimmed(nn.Module):
                 " the model reads any text."
             )
 
+    @torch.no_grad()
+    def take_written(self) -> None:
+        """Takes what a program has written into the state dict, which is live as any other."""
+        rows = self.rows
+        if num_writes(rows.whole) != rows.num_writes:
+            self.weight.copy_(rows.whole[rows.kept])
+            rows.num_writes = num_writes(rows.whole)
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Writes the kept rows into the whole table."""
+        self.take_written()
+        self.rows.whole.index_copy_(0, self.rows.kept, self.weight)
+        self.rows.num_writes = num_writes(self.rows.whole)
+
     def _plain(self, weight: Tensor, padding_idx: int | None) -> Any:
         """A table of the class as it was, with another weight."""
         plain = object.__new__(self.kind)
@@ -77,22 +91,23 @@ class Trimmed(nn.Module):
         del vars(plain)["rows"]
         return plain
 
-    def _was_written(self) -> bool:
-        return num_writes(self.rows.whole) != self.rows.num_writes
+    def _whole(self) -> Any:
+        """The table as it was, with all rows as they are now."""
+        self.write()
+        weight = nn.Parameter(self.rows.whole, self.weight.requires_grad)
+        return self._plain(weight, self.rows.padding_idx)
 
-    @torch.no_grad()
-    def synchronise(self) -> None:
-        """Writes the kept rows into the whole table, or back if a state dict was written into."""
-        rows = self.rows
-        if self._was_written():
-            self.weight.copy_(rows.whole[rows.kept])
-        else:
-            rows.whole.index_copy_(0, rows.kept, self.weight)
-        rows.num_writes = num_writes(rows.whole)
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self._whole()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        whole = self._whole()
+        whole._load_from_state_dict(*args)
+        self.rows.whole.copy_(whole.weight.data)  # another one after assign=True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """What `to` and its like do to the weight."""
-        self.synchronise()
+        self.write()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         rows = self.rows
         rows.whole = fn(rows.whole)
@@ -100,22 +115,8 @@ class Trimmed(nn.Module):
         rows.num_writes = num_writes(rows.whole)
         return self
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        self.synchronise()
-        destination[prefix + "weight"] = self.rows.whole.detach()
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        rows, given = self.rows, state.get(prefix + "weight")
-        if given is not None and given.shape == rows.whole.shape:
-            with torch.no_grad():
-                rows.whole.copy_(given)
-            rows.num_writes = num_writes(rows.whole)
-            state = {**state, prefix + "weight": rows.whole[rows.kept]}
-        super()._load_from_state_dict(state, prefix, *args)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Trimmed:
-        self.synchronise()
+        self.write()
         memo[id(self)] = copied = self.__new__(type(self))
         vars(copied).update(copy.deepcopy(vars(self), memo))
         copied.rows.num_writes = num_writes(copied.rows.whole)
@@ -123,10 +124,7 @@ class Trimmed(nn.Module):
         return copied
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        self.synchronise()
-        whole = nn.Parameter(self.rows.whole, self.weight.requires_grad)
-        plain = self._plain(whole, self.rows.padding_idx)
-        return plain.__reduce_ex__(1)  # later ones want the class of this object
+        return self._whole().__reduce_ex__(1)  # later ones want the class of this object
 
 
 @contextmanager
@@ -155,7 +153,7 @@ def trimmed(table: Any, kept: Tensor) -> Iterator[None]:
 def _close(table: Any) -> None:
     rows = table.rows
     try:
-        table.synchronise()
+        table.write()
     finally:
         table.__class__ = table.kind
         table.padding_idx = rows.padding_idx
@@ -218,7 +216,7 @@ class _Steps:
             return
         for table in self._places(optimizer).values():
             if self.is_open:
-                table.synchronise()
+                table.take_written()
             state = optimizer.state.get(table.weight, {})
             state.update(self._resized(state, is_whole=not self.is_open))
         if not self.is_open:
@@ -227,7 +225,7 @@ class _Steps:
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         if self.is_open:
             for table in self._places(optimizer).values():
-                table.synchronise()
+                table.write()
 
     def _save_whole(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         if optimizer in self.joined:

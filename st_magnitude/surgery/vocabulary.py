@@ -40,23 +40,30 @@ def trimmed_vocabulary(
     """Within the block, training changes only those rows of a word table that its texts use.
 
     Most rows belong to tokens that no training text has. They have no gradient and never move, but
-    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight is a
-    parameter of the K used rows, and so are its gradient and the state of the optimizer. At the
-    end, after an error too, they are in the table again. Checkpoints and saved models hold all rows
-    under their usual names, ``optimizer.pt`` too: resume them with the block or without it.
+    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight holds
+    the K used rows, and so do its gradient and the state of the optimizer. State dicts, which are
+    live, checkpoints, ``optimizer.pt`` too, pickles and saved models hold all rows under their
+    usual names: resume them with the block or without it. At the end, after an error too, the
+    table has all its rows, and so has each deep copy that was made in the block.
 
     The weights are those of training without it: bit for bit on one thread of a CPU, for every
-    optimizer that treats each number alone, such as AdamW and SGD, but not Adafactor. On several
-    threads, the norm by which gradients are clipped may differ in its last digit. ``weight_decay``
-    does not shrink the other rows, and a warning says so: the data say nothing against their words.
+    optimizer that treats each number alone, such as AdamW and SGD. Adafactor does not, and trains
+    the whole table in a Trainer (ValueError in other loops). The norm by which gradients are
+    clipped may differ in its last digit on several threads, and if the width of the table is no
+    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so: the data
+    say nothing against their words.
+
+    An optimizer can live on from before the block, and after it. Moments of the other rows are
+    zero from then on. The gradient of the table does not cross either end of the block.
 
     ``encode`` and evaluators read any text. A batch that needs gradients must not have a token
     without a row, which on CUDA is torch's error for an index out of range. Static tables tokenize
     a text once, not in every epoch.
 
     Left as they are, with a line in the log: tied and sparse tables, streams of texts, FSDP,
-    DeepSpeed and DataParallel, a block in a block, and tables whose other rows are less than a
-    tenth of the model's weights. Frozen and quantized tables have nothing to save.
+    DeepSpeed and DataParallel, a Trainer with ``model_init``, a block in a block, and tables whose
+    other rows are less than a tenth of the model's weights. Frozen and quantized tables have
+    nothing to save.
 
     Args:
         trained: A Trainer, whose data set its collator reads once, with prompts. Or a model, which
@@ -65,8 +72,7 @@ def trimmed_vocabulary(
             does not show, such as words that a collator draws.
 
     Raises:
-        ValueError: If a model comes without texts; in training, if a batch has other tokens, or the
-            optimizer was made outside of the block.
+        ValueError: If a model comes without texts; in training, if a batch has other tokens.
 
     Example:
         ::
@@ -154,7 +160,8 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
         return "an outer block has trimmed it"
     if "forward" in vars(table):
         return "accelerate, or another library, has replaced its forward"
-    weights = [weight for part in parts for weight in part._parameters.values()]
+    named = {"recurse": False, "remove_duplicate": False}
+    weights = [weight for part in parts for _, weight in part.named_parameters(**named)]
     if sum(weight is table.weight for weight in weights) > 1:
         return "it is tied to other weights"
     is_masked_bag = isinstance(table, nn.EmbeddingBag) and table.padding_idx is not None

@@ -222,6 +222,8 @@ def test_a_model_reads_and_saves_as_before(tmp_path, build):
         with torch.no_grad():
             for weight in other.parameters():
                 weight.add_(1)
+        model.load_state_dict(copy.deepcopy(plain).state_dict(), assign=True)
+        assert_same(model, plain)
         model.load_state_dict(other.state_dict())
         assert_same(model, other)
     assert_same(model, other)
