@@ -160,7 +160,7 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
         return "an outer block has trimmed it"
     if "forward" in vars(table):
         return "accelerate, or another library, has replaced its forward"
-    named = {"recurse": False, "remove_duplicate": False}
+    named: Any = {"recurse": False, "remove_duplicate": False}
     weights = [weight for part in parts for _, weight in part.named_parameters(**named)]
     if sum(weight is table.weight for weight in weights) > 1:
         return "it is tied to other weights"
