@@ -143,6 +143,11 @@ def forward_hooks(module: nn.Module) -> list[object]:
     return list(module._forward_hooks.values())
 
 
+def num_writes(x: Tensor) -> int:
+    """How often a tensor, or one that was detached from it, was written into in place."""
+    return x._version
+
+
 def has_fast_bf16() -> bool:
     """Whether this machine computes in bfloat16: GPUs since Ampere, and CPUs with instructions for
     it (AVX-512 BF16, AMX or Arm's), about which torch has no public question."""

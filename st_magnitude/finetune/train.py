@@ -47,7 +47,8 @@ from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.surgery.scoring import score_by_cosine
-from st_magnitude.surgery.vocabulary import remembered_tokens, trimmed_vocabulary
+from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 
