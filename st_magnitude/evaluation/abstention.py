@@ -82,7 +82,6 @@ class Abstention(Result):
 
     def measure(self, model: SentenceTransformer, data: RetrievalData, **encode: Any) -> Abstention:
         """The same rule with its counts on other data."""
-        data = data.unread_by(model)
         task = data.encode(model, self.similarity, only=data.queries, **encode)
         return self.tested(*first_documents(task.search(2)))
 
@@ -143,7 +142,6 @@ def calibrate_abstention(
     statistics, at which all queries choose and test; docs/research/abstention.md has the proof.
     """
     check_range(risk, delta)
-    data = data.unread_by(model)
     return rule_of(data.encode(model, similarity, only=data.queries, **encode), risk, delta)
 
 
