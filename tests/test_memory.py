@@ -1,5 +1,6 @@
 """Whatever measures a model leaves out the queries that the model was trained on."""
 
+import inspect
 import json
 import logging
 
@@ -53,8 +54,9 @@ def through(kind):
 
 
 MEASURE = {
+    "RetrievalData.encode": lambda m, d, **options: d.encode(m, **options),
     "calibrate_exponent": stm.calibrate_exponent,
-    "calibrate_prior": lambda m, d: stm.calibrate_prior(m, d, d.log_prior()),
+    "calibrate_prior": lambda m, d, **options: stm.calibrate_prior(m, d, d.log_prior(), **options),
     "diagnose": stm.diagnose,
 } | {
     kind.__name__: through(kind)
@@ -63,20 +65,39 @@ MEASURE = {
 }
 
 
+def test_every_function_that_measures_is_tested_here():
+    names = {*stm.__all__, *evaluation.__all__}
+    functions = {name: getattr(stm, name, None) or getattr(evaluation, name) for name in names}
+    found = {
+        name
+        for name, function in functions.items()
+        if callable(function) and {"model", "data"} <= inspect.signature(function).parameters.keys()
+    }
+    # these train, which is not measured here, or find negatives for the training data
+    assert found - {"compare", "mine_negatives", "train"} <= MEASURE.keys()
+
+
 @pytest.mark.parametrize("name", MEASURE)
 def test_no_function_measures_queries_that_the_model_has_read(name, model, data, asked, caplog):
     with caplog.at_level(logging.WARNING):
         MEASURE[name](model, data)
     assert asked == [{f"q{i}" for i in range(READ, 200)}]
     assert "Left out 150 of 200 queries, on which the model was trained." in caplog.text
+    read = data.only({f"q{i}" for i in range(READ)})
     with pytest.raises(AllReadError, match="trained on all 150 queries"):
-        MEASURE[name](model, data.only({f"q{i}" for i in range(READ)}))
+        MEASURE[name](model, read)
     caplog.clear()
     asked.clear()
     del model._texts_read
     MEASURE[name](model, data)
     assert asked == [set(data.queries)]
     assert "Left out" not in caplog.text
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURE if "Evaluator" not in name])
+def test_what_was_read_is_measured_on_request(name, model, data, asked):
+    MEASURE[name](model, data, even_read=True)
+    assert asked == [set(data.queries)]
 
 
 def test_nor_does_mteb(model, data, monkeypatch, tmp_path):
@@ -86,7 +107,7 @@ def test_nor_does_mteb(model, data, monkeypatch, tmp_path):
     asked = []
     task = mteb.retrieval_task
     monkeypatch.setattr(mteb, "retrieval_task", lambda d: asked.append(set(d.queries)) or task(d))
-    stm.export(model, tmp_path / "model")
+    model.save_pretrained(str(tmp_path / "model"))
     for reader in (model, str(tmp_path / "model"), tmp_path / "model"):
         mteb.evaluate(reader, [data])
         assert asked.pop() == {f"q{i}" for i in range(READ, 200)}
@@ -100,7 +121,7 @@ def place(model, tmp_path):
         for i, part in enumerate(["train"] * 60 + ["dev"] * 60 + ["test"] * 70)
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    stm.export(model, tmp_path / "model")
+    model.save_pretrained(str(tmp_path / "model"))
     return {"data": tmp_path / "pairs.jsonl"}, tmp_path
 
 
@@ -148,7 +169,7 @@ def test_a_second_training_is_judged_by_what_the_first_has_not_read(place, stati
     options, folder = place
     model = stm.load(static_path)
     remember(model, [f"w{i} w0" for i in range(READ)])
-    stm.export(model, folder / "table")
+    model.save_pretrained(str(folder / "table"))
     shared = {"model": folder / "table", "max_steps": 1, "keep_anyway": True, **options}
     found = figures("train", output=folder / "out", confirm="test", **shared)
     assert found["dev"]["split"] == "test"

@@ -120,7 +120,11 @@ class _Searcher:
         self.model = load(name)
         self.depth = max(DEPTH, top_k)
         self.fusion = fusion
-        self.task = known.encode(self.model, only=known.queries, show_progress_bar=show_progress())
+        # what the first model has read is out of them, unless it has read all
+        bar = show_progress()
+        self.task = known.encode(
+            self.model, only=known.queries, even_read=True, show_progress_bar=bar
+        )
         if fusion is not None:
             from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
             from st_magnitude.similarity import Similarity

@@ -180,9 +180,9 @@ def train(
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
+        remember_rows(trainer)  # checkpoints, too, say what they have read
         with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint)
-        remember_rows(trainer)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         if baseline.is_judged and not folds:
