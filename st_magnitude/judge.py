@@ -46,7 +46,9 @@ class Difference:
         digits as tell it from 0."""
         ends = [100 * end for end in (self.low, self.high)]
         smallest = min((abs(end) for end in ends if end), default=1.0)
-        digits = next(n for n in range(1, MOST_DIGITS + 1) if n == MOST_DIGITS or round(smallest, n))
+        digits = next(
+            n for n in range(1, MOST_DIGITS + 1) if n == MOST_DIGITS or round(smallest, n)
+        )
         mean, low, high = (f"{value:+.{digits}f}" for value in (100 * self.mean, *ends))
         return f"{mean} points [{low}, {high}]"
 

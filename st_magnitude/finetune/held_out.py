@@ -119,8 +119,15 @@ def controls(
     `verdict_of`, which judges a trained model next to them."""
     before, *also = [system_of(name, task) for name, task in tasks.items()]
     lexical, no_control = bm25_control(data)
-    given = {"lexical": lexical, "no_control": no_control, "split": split_of(data), "seed": seed}
-    return partial(verdict_of, before, also=also, **given)
+    return partial(
+        verdict_of,
+        before,
+        also=also,
+        lexical=lexical,
+        no_control=no_control,
+        split=split_of(data),
+        seed=seed,
+    )
 
 
 def split_of(data: RetrievalData) -> str:
