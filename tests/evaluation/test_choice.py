@@ -1,6 +1,7 @@
 """Fusion by a weight, choices out of fold and the system to deploy, against plain loops."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from st_magnitude.data.folds import folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.choice import WEIGHTS, System, choose, decide, fusions
+from st_magnitude.evaluation.choice import WEIGHTS, Fusion, System, choose, decide, fusions
 
 
 def data_of(rng, number=12):

@@ -8,6 +8,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
+from st_magnitude.data.folds import folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.evaluation import choice
@@ -75,6 +76,29 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0
     assert found.to_dict()["best"] is None
+
+
+def test_a_chosen_exponent_is_judged_by_queries_that_did_not_choose_it():
+    """Half of the answers are first at .5 alone, and half at .9 alone. Four folds choose what suits
+    them, and the fifth, of which the other half is larger, loses by it."""
+    words, queries, corpus, relevant = [], {}, {}, {}
+    for i in range(NUMBER):
+        words += [f"word{i}", f"filler{i}"]
+        queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
+        right, long = ((15, 80), (2, 6))[i % 2]
+        for name, count, fillers in (("short", 1, 0), ("right", 4, right), ("long", 6, long)):
+            corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    data = RetrievalData(queries, corpus, relevant)
+    expected = []
+    for fold in folds_of(data, 5, 0):
+        others = [int(query[1:]) % 2 for query in data.queries if query not in fold]
+        suited = 0 if others.count(0) > others.count(1) else 1
+        expected += [1.0 if int(q[1:]) % 2 == suited else 1 / np.log2(3) for q in fold]
+    found = judged(model, data)
+    assert found.saved.exponent == 0.9
+    assert found.saved.ndcg == pytest.approx(np.mean(expected))
+    assert found.saved.ndcg < found.curve["0.9"]
 
 
 def test_a_tie_keeps_the_scoring_of_the_loss(planted):
