@@ -130,9 +130,8 @@ def test_chance_is_what_the_results_of_the_other_queries_have():
     rng = np.random.default_rng(0)
     corpus = {f"d{i:02}": "?" for i in range(20)}
     queries = {f"q{i}": str(i) for i in range(9)}
-    judged = {
-        f"q{i}": {f"d{d:02}": int(d) % 3 + 1 for d in rng.integers(0, 20, 3)} for i in range(8)
-    }
+    answered = list(queries)[:8]
+    judged = {q: {f"d{d:02}": int(d) % 3 + 1 for d in rng.integers(0, 20, 3)} for q in answered}
     data = RetrievalData(queries, corpus, judged)
     run = {q: {f"d{d:02}": float(rng.random()) for d in rng.integers(0, 20, 15)} for q in queries}
     run["q3"] = {}
