@@ -171,7 +171,7 @@ class CompareResult(Result):
             )
         yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
         yield self.recommendation
-        if self.train_options:
+        if self.train_options and not self.test.nothing:
             yield f"Train again with the options {self.train_options}"
 
 

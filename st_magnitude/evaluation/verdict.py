@@ -164,9 +164,9 @@ class Verdict(Result):
             return said
         return (
             f"No search finds anything to speak of: the best nDCG@10 is {best:.4f}, which is"
-            f" {self.over_chance} over what the results of other queries have. The rows may not"
-            " belong together, for example if a column was sorted alone: look at some of them. If"
-            " they do, nothing can be recommended without more queries."
+            f" {self.over_chance} against the results of other queries. The rows may not belong"
+            " together, for example if a column was sorted alone: look at some of them. If they do,"
+            " nothing can be recommended without more queries."
         )
 
     @property
@@ -204,9 +204,9 @@ class Verdict(Result):
             "The verdict on held-out queries counts, as it rests on more of them"
             f" ({here.queries:,} against {there.queries:,})."
         )
-        if here.mean and there.mean > there.low:
-            width = POWER * (there.mean - there.low)
-            needed = math.ceil(there.queries * (width / here.mean) ** 2)
+        width = POWER * (there.mean - there.low)
+        needed = math.ceil(there.queries * (width / here.mean) ** 2) if here.mean else 0
+        if needed > there.queries:
             said += (
                 f" To show {100 * abs(here.mean):.1f} points in four of five draws, the"
                 f" {confirmed.split} split would need about {needed:,}."

@@ -290,7 +290,7 @@ def test_nothing_is_recommended_where_chance_finds_as_much(over_chance, finds):
     assert found.deploy == found.nothing
     assert bool(found.advice()) == finds
     if not finds:
-        assert f"is 0.5200, which is {over_chance} over" in found.nothing
+        assert f"is 0.5200, which is {over_chance} against the" in found.nothing
 
 
 def test_low_figures_of_every_model_are_said_to_be_of_the_data():
@@ -318,12 +318,16 @@ def confirmed(gain, queries) -> Confirmation:
     ("first", "second", "said"),
     [
         (verdict_of(BETTER), confirmed(BETTER, 90), ""),
-        # 90 * (1.43 * 3 / 5)^2 = 66.3 test queries, were their interval half as wide as this one
         (
             verdict_of(BETTER),
             confirmed(OPEN, 90),
-            "The verdict on held-out queries counts, as it rests on more of them (200 against 90)."
-            " To show 5.0 points in four of five draws, the test split would need about 67.",
+            "The verdict on held-out queries counts, as it rests on more of them (200 against 90).",
+        ),
+        # 90 * (1.43 * 6 / 5)^2 = 265.01, of which the lower half of an interval has 5 points
+        (
+            verdict_of(BETTER),
+            confirmed(replace(OPEN, low=-0.04), 90),
+            "To show 5.0 points in four of five draws, the test split would need about 266.",
         ),
         (verdict_of(BETTER), confirmed(OPEN, 200), "This line counts"),
         (verdict_of(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
