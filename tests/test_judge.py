@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from st_magnitude.judge import judge, norm_warning
+from st_magnitude.judge import Difference, judge, norm_warning
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.02, 25), (0.04, 50), (0.1, 200)])
@@ -48,6 +48,21 @@ def test_shares_get_their_exact_interval(wins, number):
 )
 def test_verdicts(differences, verdict):
     assert judge(differences, min_gain=0.02).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.005, 0.0012, 0.0101), "+0.5 points [+0.1, +1.0]"),
+        ((0.005, 0.0004, 0.0101), "+0.50 points [+0.04, +1.01]"),
+        ((0.005, -0.0004, 0.0101), "+0.50 points [-0.04, +1.01]"),
+        ((-0.005, -0.01, -0.00004), "-0.500 points [-1.000, -0.004]"),
+        ((0.005, 0.0, 0.01), "+0.5 points [+0.0, +1.0]"),
+        ((0.005, 1e-9, 0.01), "+0.5000 points [+0.0000, +1.0000]"),
+    ],
+)
+def test_an_end_near_0_shows_its_side(ends, said):
+    assert str(Difference(*ends, 100, 50)) == said
 
 
 NEGATIVE, FELL = "Never-relevant documents have", "Training has brought the norms"

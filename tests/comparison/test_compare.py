@@ -22,7 +22,7 @@ from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.evaluation.choice import Decision
-from st_magnitude.evaluation.verdict import Control, Scored, Verdict
+from st_magnitude.evaluation.verdict import Scored, Verdict
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
 
@@ -303,15 +303,22 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 
     def slow(*arguments):
         clock[0] += 40
-        return train(*arguments)
+        return replace(train(*arguments), seconds=40.0)
 
     monkeypatch.setattr(Trials, "train", slow)
     config = replace(SMALL, budget="30s")
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
-    assert result.left_out == 3
-    assert result.not_compared == ("qnorm",)
-    assert all(part in result.recommendation for part in ("3 of 4", "qnorm"))
+    assert (result.left_out, result.not_compared) == (3, ("qnorm",))
+    # two and their second seeds take 160 s, and a fifth is for chance: 192 s
+    assert result.budget_needed == "4m"
+    said = " ".join(str(result).split())
+    assert "Nothing is recommended: the budget was over after one candidate" in said
+    assert "--budget 4m at least two are compared" in said
+    assert result.to_dict()["winner"] is None
+    assert (result.test.decision, result.train_options) == (None, "")
+    assert not (tmp_path / "out" / "model" / "deploy.json").exists()
+    assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
 @pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
@@ -339,7 +346,11 @@ def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, m
     monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert result.winner.steps == 10
-    assert "--max-steps 10" in result.train_options
+    assert "--max-steps 40" in result.train_options  # which the budget cut
+    assert "has cut 40 steps to 10" in result.recommendation
+    assert result.budget_needed
+    assert result.test.decision is None
+    assert "Deploy" not in str(result)
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
@@ -386,8 +397,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
     scored = Scored(1.0, 0.5, over_pretrained)
-    bm25 = Control("BM25", 0.4, over_bm25)
-    test = Verdict(300, 0.5, scored, None, scored, None, (bm25,))
+    test = Verdict(300, 0.5, scored, None, scored, None, over_bm25=over_bm25, split="test")
     return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
 
 
