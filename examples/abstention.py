@@ -44,7 +44,6 @@ def answers(rule, scores):
 
 def best_scores(model, data):
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    data = data.unread_by(model)
     task = data.encode(model, only=data.queries)
     unit_queries = stm.Similarity(1.0, task.similarity.exponents[1])
     found = replace(task, similarity=unit_queries).search(2)
