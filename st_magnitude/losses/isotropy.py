@@ -145,15 +145,14 @@ def knots_of(statistic: Statistic, numbers: Numbers) -> tuple[Numbers, Numbers, 
 def polynomial(dim: int, statistic: Statistic) -> tuple[list[float], float, float]:
     """P(c) = K - 2 H + C as coefficients of 1, c, c², ..., and what rows of zeros add.
 
-    With z_k = t_k² D/2, K is sum_k w_k 0F1(; D/2; -z_k (1 - c)). Its Taylor series at c = 0 has
-    positive terms only, and its Chebyshev series is cut where its terms fall below 1e-10.
+    With z_k = t_k² D/2, K is sum_k w_k 0F1(; D/2; -z_k (1 - c)). Its Taylor series at c = 0 becomes
+    a Chebyshev series, which is cut where its terms fall below 1e-10.
     """
-    numbers = np.arange(1.0, NUM_KNOTS[statistic])
-    knots, weights, target = knots_of(statistic, numbers)
+    knots, weights, target = knots_of(statistic, np.arange(1.0, NUM_KNOTS[statistic]))
     half, z = dim / 2, knots**2 * dim / 2
     powers = _terms(half, z)
-    series = [weights * powers[m] @ _hyp0f1(half + m, -z) for m in range(NUM_TERMS)]
-    distance = 2 * weights * target @ _hyp0f1(half, -z / 2)  # 2 H
+    series = [weights * powers[m] @ _terms(half + m, -z).sum(axis=0) for m in range(NUM_TERMS)]
+    distance = 2 * weights * target @ _terms(half, -z / 2).sum(axis=0)  # 2 H
     series[0] += weights @ target**2 - distance
     short = chebyshev.chebtrim(chebyshev.poly2cheb(series), PRECISION)
     coefficients = chebyshev.cheb2poly(short)
@@ -165,12 +164,7 @@ def polynomial(dim: int, statistic: Statistic) -> tuple[list[float], float, floa
 
 
 def _terms(b: float, z: NDArray[np.float64]) -> NDArray[Any]:
-    """z^m / (m! b (b + 1) ... (b + m - 1)) of numbers z (T,) for m = 0, 1, ...: (M, T)."""
+    """z^m / (m! b (b + 1) ... (b + m - 1)) of numbers z (T,) for m = 0, 1, ..., (M, T), whose sum
+    is 0F1(; b; z). scipy's overflows at D = 384."""
     m = np.arange(1, NUM_TERMS)[:, None]
     return np.concatenate([np.ones((1, len(z))), np.cumprod(z / ((b + m - 1) * m), axis=0)])
-
-
-def _hyp0f1(b: float, z: NDArray[np.float64]) -> NDArray[Any]:
-    """0F1(; b; z) of numbers z (T,); scipy's overflows at D = 384."""
-    total: NDArray[Any] = _terms(b, z).sum(axis=0)
-    return total
