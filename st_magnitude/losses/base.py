@@ -47,6 +47,8 @@ from st_magnitude.surgery.raw import (
 
 logger = logging.getLogger(__name__)
 
+SMALLEST_NORM = 1e-6  # the mean of smaller ones is not divided by
+
 CITATION = """
 @misc{feng2026beyond,
     title={When Does Embedding Magnitude Matter? A Cross-Task Functional-Symmetry Framework},
@@ -361,7 +363,9 @@ def _by_mean_norm(
     total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
     if gathers and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
-    mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+    mean = total[0] / total[1]
+    # without norms there is no size, and a division would make gradients overflow
+    mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
     return [x / mean for x in embeddings]
 
 
