@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import get_rank
 from torch import Tensor, nn
@@ -27,6 +29,9 @@ class Texts:
     labels: Tensor | None = None  # as the data have them
     learned: Sequence[Tensor] = ()  # exponents of a cached step, 0-d; else the model has them
     are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
+    order: Sequence[
+        NDArray[np.int64]
+    ] = ()  # (B,) each, rows of a cached step, whose texts are sorted
     losses: dict[str, Tensor] = field(default_factory=dict)  # by name, which a cached step fills
 
 

@@ -21,6 +21,7 @@ from st_magnitude.kernel.infonce import Backend, infonce_of, softmaxes_of
 from st_magnitude.kernel.ring import refuse_in_ring
 from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
+from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import Texts
 from st_magnitude.losses.labels import Labels, Teacher, check_labels, targets_of
 from st_magnitude.losses.negatives import (
@@ -219,6 +220,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         texts = self.read(columns, labels)
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
+            columns, self.order = sorted_by_length(columns, self.model)
+            texts = replace(texts, order=self.order)
             total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
             return self._named(total, texts.losses)
         return self.compute_loss_from_embeddings(self.embed(columns), texts)
@@ -332,6 +335,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         width = reps[0][0].shape[1] - len(self._learned())
         texts = labels if isinstance(labels, Texts) else Texts()
         embeddings = [torch.cat(column)[:, :width] for column in reps]
+        if texts.order:
+            joined = torch.cat(embeddings)
+            embeddings = [joined[torch.from_numpy(x).to(joined.device)] for x in texts.order]
         texts = replace(texts, learned=list(reps[0][0][0, width:]))
         found = self.compute_loss_from_embeddings(embeddings, texts)
         losses = found if isinstance(found, dict) else {"infonce": found}
