@@ -13,7 +13,7 @@ import st_magnitude as stm
 from st_magnitude import evaluation
 from st_magnitude.commands.app import app
 from st_magnitude.data import task
-from st_magnitude.data.memory import AllReadError, remember
+from st_magnitude.data.memory import AllReadError, digest, remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.base import SearchEvaluator
 
@@ -75,6 +75,19 @@ def test_every_function_that_measures_is_tested_here():
     }
     # these train, which is not measured here, or find negatives for the training data
     assert found - {"compare", "mine_negatives", "train"} <= MEASURE.keys()
+
+
+def test_a_digest_tells_texts_that_are_cut_apart_or_in_another_order():
+    texts = (
+        ["ab", "c"],
+        ["a", "bc"],
+        ["c", "ab"],
+        ["abc"],
+        ["abc", ""],
+        ["1:a", "b"],
+        ["1", "a1:b"],
+    )
+    assert len({*map(digest, texts)}) == len(texts)
 
 
 @pytest.mark.parametrize("name", MEASURE)

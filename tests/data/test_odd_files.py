@@ -255,6 +255,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
     ("a.csv", "query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
     ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
+    ("a.csv", "query,document,score\na,b,1\nquery,document,score\nc,d,x\n", "line 4: the score"),
     ("a.csv", f"query,document,score\na,b,{HUGE}\n", "line 2: the score is 'xxx.*; write a number"),
     ("a.csv", f"query,document,split\na,b,{HUGE}\n", "line 2: the split is not train, dev or test"),
     ("a.csv", f"query,{HUGE}\na,b\n", "Choose two|a header"),
