@@ -35,7 +35,7 @@ from torch import Tensor
 
 from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.known import Known
-from st_magnitude.losses.ranks import rows_of_all_ranks
+from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import safe_norm
 
 Statistic: TypeAlias = Literal["epps_pulley", "plain_mean"]
@@ -60,7 +60,7 @@ def over_all_directions(
     dimension; with ``gather``, of the rows of all ranks."""
     gather = gather and num_ranks() > 1
     with torch.no_grad():
-        everyone = rows_of_all_ranks(x) if gather else x
+        everyone = Gathered(x, gather).join(x.detach())
         factor = (1 if statistic == "plain_mean" else len(everyone)) / len(dims)
         value, gradient = x.new_zeros(()), torch.zeros_like(x)
         for dim in dims:

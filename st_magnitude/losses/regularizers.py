@@ -73,6 +73,8 @@ class Penalties(nn.ModuleDict):
             self.weighted[self._new_name(regularizer)] = (regularizer, weight)
         modules = {k: r for k, (r, _) in self.weighted.items() if isinstance(r, nn.Module)}
         super().__init__(modules)
+        used = (getattr(r, "uses_norms", False) for r, _ in self.weighted.values())
+        self.uses_norms = any(used)
 
     def _new_name(self, regularizer: Regularizer) -> str:
         of_class = getattr(regularizer, "__name__", type(regularizer).__name__)
@@ -173,6 +175,7 @@ class SIGReg(nn.Module):
             )
         self.num_directions = num_directions
         self.scale = scale
+        self.uses_norms = scale is None
         self.statistic = statistic
         self.gather = gather
         self.dims = None if dims is None else prefix_dims(dims)
