@@ -72,7 +72,7 @@ def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
     with its own copy of the model. The public way to prevent this is ``encode(device=...)``, which
     every call would have to pass.
     """
-    shared = model._distributed_inference
+    shared = getattr(model, "_distributed_inference", None)  # releases below 6.2 have none
     model._distributed_inference = None
     try:
         yield
