@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessRaisedException, start_processes
 
-from st_magnitude._upstream import SYNCHRONIZES_ONCE
+from st_magnitude._upstream import SINCE_6_2
 
 PATIENCE = 200  # seconds
 needs_fork = pytest.mark.skipif(
@@ -32,7 +32,7 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> l
                 if ranks.join(1):  # which raises what a rank raised
                     break
             except ProcessRaisedException as error:
-                if not SYNCHRONIZES_ONCE and "sentence-transformers 6.2 or later" in str(error):
+                if not SINCE_6_2 and "sentence-transformers 6.2 or later" in str(error):
                     pytest.skip("this release caches gradients on one rank only")
                 raise
         else:
