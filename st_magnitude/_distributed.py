@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -38,6 +40,22 @@ def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -
             f"The batch of rank {failed[0]} was refused; read the error of that process."
         )
     return [numbers for _, *numbers in everywhere]
+
+
+def shares_passes(model: nn.Module) -> bool:
+    """Whether ranks wait for each other in each forward pass of a model, in which DDP broadcasts
+    buffers and FSDP gathers weights."""
+    is_wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+    return num_ranks() > 1 and (is_wrapped or engine_of(model) is not None)
+
+
+def missing_passes(model: nn.Module, number: int) -> int:
+    """How many forward passes a rank with a ``number`` of them lacks to have as many as others."""
+    if not shares_passes(model):
+        return 0
+    most = torch.tensor(number, device=next(model.parameters()).device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most) - number
 
 
 def engine_of(model: Any) -> str | None:

@@ -99,6 +99,11 @@ def load_with_classes(
     return SentenceTransformer._load_with_module_classes(path, dict(classes), **options)
 
 
+def card_text_of(model: SentenceTransformer) -> str:
+    """The model card that a model was loaded with; it has no public name, nor has its folder."""
+    return model._model_card_text or ""
+
+
 def tell_texts_by_numbers(sampler: NoDuplicatesBatchSampler, rows: Dataset) -> None:
     """Gives a sampler a number for each different text.
 
@@ -142,6 +147,11 @@ def forget_adapter(model: PreTrainedModel) -> None:
 def forward_hooks(module: nn.Module) -> list[object]:
     """The forward hooks of a module; torch can add and remove hooks, but cannot list them."""
     return list(module._forward_hooks.values())
+
+
+def num_writes(x: Tensor) -> int:
+    """How often a tensor, or one that was detached from it, was written into in place."""
+    return x._version
 
 
 def has_fast_bf16() -> bool:

@@ -162,12 +162,12 @@ def _refuse_torn(output: Path) -> None:
 
 
 def _revision(folder: Path) -> str:
-    """A hash of the files of a model, without cards, pictures, checkpoints and records."""
+    """A hash of the files of a model, without cards, pictures, hidden files and records."""
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()
         is_record = file.suffix in (".md", ".log", ".png") or inside == "training.json"
-        if not is_record and not inside.startswith(("checkpoints/", ".")):
+        if not is_record and not inside.startswith("."):
             sha.update(f"{inside}\0{file.stat().st_size}\0".encode())
             sha.update(file.read_bytes())
     return sha.hexdigest()

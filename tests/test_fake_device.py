@@ -26,6 +26,7 @@ from st_magnitude import DOT, Similarity, Term, infonce
 from st_magnitude.data import task
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.kernel.batch import Above
+from st_magnitude.losses import groups
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
 
@@ -113,7 +114,8 @@ DEVICE_LOSSES = {
     "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query")}),
     "learnable": (stm.LearnableNormLoss, {"prior": True}),
     "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm"}),
-    "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32), scale=None)}),
+    "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32))}),
+    "sigreg, drawn": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(8, dims=(8, 32), scale=None)}),
     "regression": (stm.SimilarityMSELoss, {}),
 }
 
@@ -137,11 +139,13 @@ class Encoder(nn.Module):
 
 @pytest.mark.parametrize("name", DEVICE_LOSSES)
 @pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
-def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -> None:
+def test_a_step_of_a_loss(
+    folder: str, name: str, mini_batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the first batch, whose values a loss may read, and up to the backward pass.
 
-    The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text
-    of each.
+    The tokens are read once, to group texts by length. The mini-batches of a cached step are cut by
+    sentence-transformers, which reads the longest text of each.
     """
     (loss_class, options), model = DEVICE_LOSSES[name], load_transformer(folder)
     if options.get("prior"):
@@ -153,6 +157,8 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
     is_ranking = isinstance(loss, stm.MagnitudeRankingLoss)
     texts = list(zip(*TEXTS, strict=True))[: 3 if is_ranking else 2]
     batch = [model.preprocess(list(column)) for column in texts]
+    reads = [groups._on_cpu(batch)]
+    monkeypatch.setattr(groups, "_on_cpu", lambda _: reads.pop())
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
         loss.model = Encoder()
         columns = on_device(batch)

@@ -108,6 +108,13 @@ def test_load_with_classes(model, tmp_path):
     assert isinstance(loaded[-1], ExponentNorm)
 
 
+def test_the_card_that_a_model_was_loaded_with(model, tmp_path):
+    assert _upstream.card_text_of(model) == ""
+    model.save_pretrained(str(tmp_path))
+    (tmp_path / "README.md").write_text("a card")
+    assert _upstream.card_text_of(SentenceTransformer(str(tmp_path))) == "a card"
+
+
 def test_load_checkpoint_into_a_trainer():
     called = []
     assert callable(Trainer._load_from_checkpoint)

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from benchmarks.speed.kernel import TEMPERATURES, Embedded, seconds
 from benchmarks.speed.memory import MIB, peak_bytes
+from benchmarks.speed.trimming import SHAPES, model_of
 from benchmarks.studies.estimates import markdown
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -136,6 +137,26 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return markdown(["B", "D", *rows[0]["losses"]], lines, "rr")
 
 
+def tokens_of_a_pass(device: str) -> int:
+    """How many tokens cost as much as one more forward and backward pass of 6 layers of 384
+    dimensions: the overhead in st_magnitude/losses/groups.py."""
+    model = model_of(*SHAPES["6 layers, as all-MiniLM-L6"]).to(device)
+
+    def step(texts: int, length: int) -> Callable[[], None]:
+        ids = torch.randint(2, 30_000, (texts, length), device=device)
+
+        def run() -> None:
+            features = {"input_ids": ids.clone(), "attention_mask": torch.ones_like(ids)}
+            model(features)["sentence_embedding"].sum().backward()
+
+        return run
+
+    few, many = (1, 8), (16, 128)
+    times = seconds({"few": step(*few), "many": step(*many)}, 5, device)
+    of_a_token = (times["many"] - times["few"]) / (16 * 128 - 8)
+    return round(times["few"] / of_a_token - 8)
+
+
 def tested(device: str) -> str:
     """The last line of pytest about the tests on a device."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", device]
@@ -167,6 +188,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "tests": tested(device),
         "TFLOP/s in bfloat16": round(peak / 1e12, 3),
+        "tokens that a pass costs": tokens_of_a_pass(device),
     }
     sizes, dims = ((64, 128), (32,)) if options.quick else (SIZES, DIMS)
     rows = measure(sizes, dims, device, peak, start + 60 * options.minutes)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.speed import training
+from benchmarks.speed import encoders, training
 from benchmarks.studies.boilerplate import pages
 from benchmarks.studies.cells import ROOT
 from benchmarks.studies.clusters import clusters
@@ -59,6 +59,7 @@ TABLES: dict[str, Table] = {
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
     "whole trainings": training.table,
+    "encoders": encoders.table,
     "decoder": magnitude.decoder_table,
     **recommendation.TABLES,
     **sigreg.TABLES,

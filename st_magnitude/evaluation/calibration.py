@@ -220,9 +220,8 @@ def calibrate_exponent(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
-    data = data.unread_by(model)
-    warn_if_few(data.query_ids, "an exponent")
     task = data.encode(model, **encode)
+    warn_if_few(task.query_ids, "an exponent")
     if are_unit(norms(task.documents)):  # by a module of another name than Normalize
         raise InputError(UNIT_NORMS)
     return exponent_curve(task, gammas, seed)
@@ -367,10 +366,10 @@ def calibrate_prior(
     Recommendations, RecSys 2019; Bachrach et al., Speeding Up the Xbox Recommender System Using a
     Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
-    data = data.unread_by(model)
     prior = aligned_prior(data, log_p)
-    warn_if_few(data.query_ids, "a weight")
-    return prior_curve(data.encode(model, similarity, **encode), prior, seed)
+    task = data.encode(model, similarity, **encode)
+    warn_if_few(task.query_ids, "a weight")
+    return prior_curve(task, prior, seed)
 
 
 def prior_curve(task: EncodedTask, prior: Array, seed: int = 0) -> PriorCurve:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
@@ -27,6 +26,7 @@ from st_magnitude._checks import InputError, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.kernel.terms import Term
+from st_magnitude.losses.groups import Numbers, embed_in_groups
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
@@ -46,6 +46,8 @@ from st_magnitude.surgery.raw import (
 )
 
 logger = logging.getLogger(__name__)
+
+SMALLEST_NORM = 1e-6  # the mean of smaller ones is not divided by
 
 CITATION = """
 @misc{feng2026beyond,
@@ -132,6 +134,8 @@ class EmbeddingLoss(nn.Module):
         self._has_begun = False
         self._has_removed_normalize = False
         self.watch = FiniteWatch(self.name)
+        # of the texts of each column of a batch, the rows (B,) in the order of forward passes
+        self.order: list[Numbers] = []
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         before = vars(self).get("_modules", {}).get("model") if name == "model" else None
@@ -192,6 +196,7 @@ class EmbeddingLoss(nn.Module):
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
         """The raw embeddings of each column of texts, (B, D)."""
         model: Any = partial(raw_features, self.model)
+        self.order = []
         if all(features.keys() == {"input_ids", "offsets"} for features in columns):
             # a static table, whose dense gradient is as large as the table for each pass
             tokens, first = ([x[name] for x in columns] for name in ("input_ids", "offsets"))
@@ -199,7 +204,10 @@ class EmbeddingLoss(nn.Module):
             offsets = torch.cat([x + start for x, start in zip(first, starts, strict=False)])
             joined = model({"input_ids": torch.cat(tokens), "offsets": offsets})
             return list(joined["sentence_embedding"].split([len(x) for x in first]))
-        return embed_columns(model, columns)
+        if self.has_adaptive_layers():  # which reads on from the features of each column
+            return [model(features)["sentence_embedding"] for features in columns]
+        embeddings, self.order = embed_in_groups(model, columns, self.model)
+        return embeddings
 
     def start(self) -> None:
         """Calls `begin` on the first batch of a run."""
@@ -273,10 +281,14 @@ class EmbeddingLoss(nn.Module):
         """Figures for a line of the Trainer's log, which may wait for the device."""
         return {}
 
+    def has_adaptive_layers(self) -> bool:
+        """Whether sentence-transformers' ``AdaptiveLayerLoss`` is around the loss."""
+        first = next(unwrapped(self.model).children(), None)
+        return isinstance(getattr(first, "forward", None), TransformerDecorator)
+
     def refuse_adaptive_layers(self, what: str) -> None:
         """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
-        first = next(unwrapped(self.model).children(), None)
-        if isinstance(getattr(first, "forward", None), TransformerDecorator):
+        if self.has_adaptive_layers():
             raise InputError(
                 f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
             )
@@ -351,7 +363,9 @@ def _by_mean_norm(
     total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
     if gathers and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
-    mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+    mean = total[0] / total[1]
+    # without norms there is no size, and a division would make gradients overflow
+    mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
     return [x / mean for x in embeddings]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
@@ -19,7 +20,10 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
 
+logger = logging.getLogger(__name__)
+
 EXPONENT_RATE = 1e-2  # of the biases of exponents, where the model has its usual rate
+SATURATED = 1e-3  # an exponent this close to 0 or 1 hardly learns
 
 
 def usual_rate(model: SentenceTransformer) -> float:
@@ -123,6 +127,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
             )
 
     def prepare_model(self) -> None:
+        self._has_warned = False
+        self._copied: Tensor | None = None  # exponents of the batch before, which a GPU has copied
         super().prepare_model()
         model = unwrapped(self.model)
         # a power of two, by which a division is exact: what resumes goes on from the same numbers
@@ -132,6 +138,28 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     def similarity(self) -> Similarity:
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
+
+    def start(self) -> None:
+        super().start()
+        norm = exponent_norm(self.model)
+        if self._has_warned or norm is None or not torch.is_grad_enabled():
+            return
+        exponents = torch.stack(self._learned()).detach()
+        copied = torch.empty(2, dtype=exponents.dtype, pin_memory=exponents.is_cuda)
+        copied.copy_(exponents, non_blocking=exponents.is_cuda)
+        ready, self._copied = self._copied if exponents.is_cuda else copied, copied
+        reached = [] if ready is None else ready.tolist()
+        if any(not SATURATED < gamma < 1 - SATURATED for gamma in reached):
+            self._has_warned = True
+            logger.warning(
+                "Exponents of LearnableNormLoss have reached (%.4f, %.4f): at 0 and 1 they no"
+                " longer learn. The loss multiplies the rate of the optimizer for them by %g, so"
+                " give them no parameter group with a higher rate of its own. If you have not, fix"
+                " them: MagnitudeRankingLoss(model, stm.Similarity(%.0f, %.0f)).",
+                *reached,
+                norm.gain,
+                *reached,
+            )
 
     def get_log(self) -> dict[str, float]:
         query, document = (float(exponent.detach()) for exponent in self._learned())

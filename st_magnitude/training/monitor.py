@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerState
 from st_magnitude._checks import InputError, at_least
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
+from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.raw import raw_producers
 
@@ -113,6 +114,7 @@ class NormMonitor(TrainerCallback):
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
         for loss in losses:
             self._hooks.callback(loss.register_forward_pre_hook(self._begin_batch).remove)
+        torch.compiler.reset()  # a compiled module without hooks does not look for new ones
         for module in raw_producers(given["model"]):
             self._hooks.callback(module.register_forward_hook(self._listen).remove)
 
@@ -142,10 +144,14 @@ class NormMonitor(TrainerCallback):
 
     @torch.compiler.disable
     def _begin_batch(
-        self, _: nn.Module | None = None, inputs: tuple[Sequence[Mapping[str, Tensor]], ...] = ((),)
+        self,
+        loss: nn.Module | None = None,
+        inputs: tuple[Sequence[Mapping[str, Tensor]], ...] = ((),),
     ) -> None:
         """The hook before the loss, whose input has the columns of the batch."""
         self._columns = inputs[0]
+        modules = [] if loss is None else loss.modules()
+        self._ours = next((x for x in modules if isinstance(x, EmbeddingLoss)), None)
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
 
     @torch.compiler.disable
@@ -158,12 +164,15 @@ class NormMonitor(TrainerCallback):
     def _by_role(self) -> dict[str, Tensor]:
         """The embeddings of every role, (B, D) each."""
         x = torch.cat(self._parts)
+        names = ["query", "document", *(f"negative_{i}" for i in range(1, len(self._columns)))]
+        if self._ours is not None and self._ours.order:  # which embeds texts in groups
+            columns = [x[torch.from_numpy(rows).to(x.device)] for rows in self._ours.order]
+            return dict(zip(names, columns, strict=False))
         size = batch_size_of(self._columns[0])
         count, rest = divmod(len(x), size)
         # fewer than the columns are possible: a loss may leave the last ones out
         if rest or count > len(self._columns):
             return {"all": x}
-        names = ["query", "document", *(f"negative_{i}" for i in range(1, count))]
         return dict(zip(names, x.split(size), strict=False))
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """Ranking losses against the formula, against autograd, and against sentence-transformers."""
 
 import inspect
+import itertools
 import typing
 from functools import partial
 
@@ -359,6 +360,44 @@ def test_learned_exponents_are_described_after_the_model_has_lost_them(model):
     loss = stm.LearnableNormLoss(model)
     stm.prepare(model, "cosine")
     assert loss.get_config_dict()["similarity"] == {"query": 0.5, "document": 0.5}
+
+
+@pytest.mark.parametrize(
+    "loss_class", [*EXPONENTS, partial(stm.SimilarityMSELoss, similarity="dot")]
+)
+def test_columns_without_norms_have_finite_gradients(model, loss_class):
+    """Of queries, of positives, or of both: empty texts of a static table have the norm 0."""
+    loss = loss_class(model)
+    has_negatives = isinstance(loss, stm.MagnitudeRankingLoss)
+    for norm, small in itertools.product((0.0, 1e-12, 1e-38), ([0], [1], [0, 1])):
+        embeddings = [torch.randn(4, 8, dtype=torch.float32) for _ in range(2 + has_negatives)]
+        for i in small:
+            embeddings[i] = norm * torch.nn.functional.normalize(embeddings[i])
+        embeddings = [x.requires_grad_() for x in embeddings]
+        value = loss.compute_loss_from_embeddings(
+            embeddings, None if has_negatives else torch.rand(4)
+        )
+        value.backward()
+        assert value.isfinite()
+        for i, x in enumerate(embeddings):
+            assert x.grad.isfinite().all()
+            assert x.grad.abs().max() < 1e3 or (norm and i in small)  # a cosine's is 1 / norm
+
+
+def test_saturated_exponents_are_said(model, caplog):
+    """Whose parameters have a group of their own rate, though the loss makes them fast."""
+    for rate, number in ((2e-5, 0), (1e-2, 1)):
+        loss = stm.LearnableNormLoss(model)
+        exponents = list(model[-1].parameters())
+        others = [x for x in model[0].parameters() if x.requires_grad]
+        groups = [{"params": others}, {"params": exponents, "lr": rate}]
+        optimizer = torch.optim.AdamW(groups, lr=2e-5)
+        for _ in range(4):
+            loss(features(model)).backward()
+            optimizer.step()
+        found = [x.message for x in caplog.records if "no longer learn" in x.message]
+        assert len(found) == number
+    assert "multiplies the rate of the optimizer for them by 512" in found[0]
 
 
 def test_nan_names_its_column_or_regularizer(model, caplog):

@@ -34,7 +34,7 @@ PREFIXES = {"dims": [8, 32], "similarity": "qnorm"}
 PREFIXES |= {"regularizers": [(stm.SIGReg(num_directions=8), 0.01)]}
 SHARDED_LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
-    "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
+    "both": partial(stm.DotRankingLoss, gather_across_devices=True, **BOTH_DIRECTIONS),
     "cached": partial(
         stm.TempAggMRLLoss, gather_across_devices=True, mini_batch_size=3, **PREFIXES
     ),
@@ -46,7 +46,7 @@ IN_BF16 = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.
 # of four processes: the loss, and what is different
 SETTINGS = {
     "hybrid": ("cached", {"mesh": (2, 2)}),
-    "uneven": ("ring", {"sizes": (5, 5, 4, 2)}),
+    "uneven": ("both", {"sizes": (5, 5, 4, 2)}),
     "accumulates": ("cached", {"accumulates": True}),
     "bf16": ("qnorm", {"policy": IN_BF16}),
 }
