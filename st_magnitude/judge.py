@@ -17,6 +17,7 @@ __all__ = ["Difference", "judge", "norm_warning", "nothing_found", "warn_if_few"
 logger = logging.getLogger(__name__)
 
 FEW_QUERIES = 50
+MOST_DIGITS = 4  # of a point
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,15 @@ class Difference:
     min_gain: float = 0.0
 
     def __str__(self) -> str:
-        """In points, which are hundredths, with the interval."""
-        ends = (100 * self.mean, 100 * self.low, 100 * self.high)
-        return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*ends)
+        """In points, which are hundredths, with the interval. An end that is not 0 has as many
+        digits as tell it from 0."""
+        ends = [100 * end for end in (self.low, self.high)]
+        smallest = min((abs(end) for end in ends if end), default=1.0)
+        digits = next(
+            n for n in range(1, MOST_DIGITS + 1) if n == MOST_DIGITS or round(smallest, n)
+        )
+        mean, low, high = (f"{value:+.{digits}f}" for value in (100 * self.mean, *ends))
+        return f"{mean} points [{low}, {high}]"
 
     @property
     def is_better(self) -> bool:

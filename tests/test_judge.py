@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from st_magnitude.judge import judge, norm_warning
+from st_magnitude.judge import Difference, judge, norm_warning
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.02, 25), (0.04, 50), (0.1, 200)])
@@ -25,6 +25,19 @@ def test_no_gain_is_found_where_few_lose_much_and_many_gain_little(number):
     draws = rng.choice([-0.5, 0.1, 0.0], p=[0.04, 0.2, 0.76], size=(300, number))  # mean 0
     found = [judge(x, num_samples=1000).verdict for x in draws]
     assert found.count("better") <= 0.025 * len(found)
+
+
+@pytest.mark.parametrize("number", [25, 50])
+def test_the_interval_of_few_queries_is_wider_than_a_bootstraps(number):
+    """As docs/diagnose.md says."""
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(30):
+        x = rng.choice([-0.37, 0.37, 1.0, 0.0], p=[0.15, 0.25, 0.15, 0.45], size=number)
+        found = judge(x, num_samples=2000)
+        means = rng.choice(x, (2000, number)).mean(axis=1)
+        shares.append((found.high - found.low) / np.ptp(np.quantile(means, [0.025, 0.975])))
+    assert 1.2 < np.mean(shares) < 1.5
 
 
 @pytest.mark.parametrize(("wins", "number"), [(0, 25), (3, 40), (25, 25)])
@@ -48,6 +61,21 @@ def test_shares_get_their_exact_interval(wins, number):
 )
 def test_verdicts(differences, verdict):
     assert judge(differences, min_gain=0.02).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.005, 0.0012, 0.0101), "+0.5 points [+0.1, +1.0]"),
+        ((0.005, 0.0004, 0.0101), "+0.50 points [+0.04, +1.01]"),
+        ((0.005, -0.0004, 0.0101), "+0.50 points [-0.04, +1.01]"),
+        ((-0.005, -0.01, -0.00004), "-0.500 points [-1.000, -0.004]"),
+        ((0.005, 0.0, 0.01), "+0.5 points [+0.0, +1.0]"),
+        ((0.005, 1e-9, 0.01), "+0.5000 points [+0.0000, +1.0000]"),
+    ],
+)
+def test_an_end_near_0_shows_its_side(ends, said):
+    assert str(Difference(*ends, 100, 50)) == said
 
 
 NEGATIVE, FELL = "Never-relevant documents have", "Training has brought the norms"

@@ -49,7 +49,7 @@ SUMMARIES = {
     "ExponentCurve": lambda: stm.calibrate_exponent(MODEL, DATA),
     "PriorCurve": lambda: stm.calibrate_prior(MODEL, DATA, PRIOR),
     "CompareResult": comparison,
-    "Verdict": lambda: f"{verdict()} {verdict().advice()}",
+    "Verdict": lambda: f"{verdict().deploy} {verdict()} {verdict().advice()}",
     "a table of formats": lambda: summary(compression()),
     "of nan": lambda: summary([replace(cell, ndcg=float("nan")) for cell in compression()]),
 }
@@ -68,7 +68,8 @@ def test_every_result_is_walked():
     found = set()
     for file in Path(stm.__file__).parent.rglob("*.py"):
         found |= {*re.findall(r"^class (\w+)\((?:Result|_Curve)\)", file.read_text(), re.MULTILINE)}
-    others = {"_Curve", "Abstention", "ServingCheck"}  # which do not compare two searches
+    # which recommend nothing by a comparison of two searches
+    others = {"_Curve", "Confirmation", "ServingCheck"}
     assert found - others == {name for name in SUMMARIES if name.isalpha()}
 
 

@@ -324,7 +324,7 @@ def save_report(
     from st_magnitude.report import write_report
 
     of = {system.name: system.ranking for system in verdict.systems}
-    said = "\n".join(filter(None, (verdict.deploy, verdict.headline("held-out"))))
+    said = "\n".join(filter(None, (verdict.deploy, verdict.headline)))
     before = of[BEFORE]
     write_report(path, title, said, verdict.systems, before, of[verdict.name], settings, seed)
     say(f"The report is in {path}.")

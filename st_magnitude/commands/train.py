@@ -20,6 +20,7 @@ from st_magnitude.commands.core import (
     save_report,
     say,
 )
+from st_magnitude.data.memory import notice
 from st_magnitude.finetune.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _report(
     if verdict is not None:
         if verdict.deploy:
             say(verdict.deploy)
-        say(f"{verdict.headline(dev_split)} {caveat}".strip())
+        say(f"{verdict.headline} {caveat}".strip())
         figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
     if trained.output is None:
         figures["exit_code"] = 3
@@ -118,10 +119,10 @@ def _report(
         if advice := verdict.advice():
             say(advice)
     if confirm is not None and trained.confirmed is not None:
-        said = trained.confirmed.headline(confirm)
-        counts = "" if verdict is None else verdict.which_counts(trained.confirmed, confirm)
-        say(f"{said} {counts}".strip())
+        counts = "" if verdict is None else verdict.which_counts(trained.confirmed)
+        say(f"{trained.confirmed} {counts}".strip())
         figures[confirm] = trained.confirmed.to_dict()
-    for text in filter(None, (trained.prior, trained.norm_warning)):
+    about_hashes = notice(trained.output) if trained.output else ""
+    for text in filter(None, (trained.prior, trained.norm_warning, about_hashes)):
         say(text)
     return figures

@@ -25,7 +25,7 @@ from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.pairs import Splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.choice import System
-from st_magnitude.evaluation.verdict import BEFORE, Control, Verdict
+from st_magnitude.evaluation.verdict import BEFORE, Verdict
 from st_magnitude.finetune.held_out import controls, encode
 from st_magnitude.finetune.trainer import reading
 from st_magnitude.judge import Difference, judge
@@ -40,6 +40,7 @@ __all__ = ["CompareConfig", "CompareResult", "compare"]
 PROGRESS = "progress.json"
 FEWEST = 2  # candidates that a budget is to hold
 FEWEST_STEPS = 10
+MARGIN = 1.2  # of a budget, over the time that trainings took
 
 
 def compare(
@@ -154,7 +155,7 @@ class _Run:
     trials: Trials
     output: Path
     progress: _Progress
-    verdict_on: Callable[[System, float], Verdict]  # of `controls`
+    verdict_on: Callable[..., Verdict]  # of `controls`
     seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
@@ -173,8 +174,7 @@ class _Run:
         wanted = self.trials.rungs[-1]
         pace = self.trials.seconds_per_step(self.output / "models")
         left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)
-        left -= 2 * self.seconds
-        of_one = left / (FEWEST + 2 + 2 * self.trials.folds) - 2 * measuring
+        of_one = (left - 2 * self.seconds) / self._trainings(FEWEST) - 2 * measuring
         if of_one >= wanted * pace:
             return None
         steps = min(wanted, max(FEWEST_STEPS, int(of_one / pace)))
@@ -205,11 +205,28 @@ class _Run:
 
     def _is_time_up(self) -> bool:
         """Whether the budget leaves no time for one more candidate and what comes after it."""
-        longest = max(entry.seconds for entry in self.progress.entries)
-        # the candidate, two with a second seed, and plain cosine and the first in folds
-        needed = (1 + 2 + 2 * self.trials.folds) * longest
-        needed += 2 * self.seconds
+        needed = self._trainings(1) * self._longest + 2 * self.seconds
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
+
+    def _trainings(self, candidates: int) -> int:
+        """The trainings of so many candidates, of two with a second seed, and in folds of plain
+        cosine and the first."""
+        return candidates + 2 + 2 * self.trials.folds
+
+    @property
+    def _longest(self) -> float:
+        return max(entry.seconds for entry in self.progress.entries)
+
+    def _budget_needed(self) -> str:
+        """The budget in which `FEWEST` candidates have all their steps, if this one has cut the
+        steps or left fewer candidates; else empty."""
+        last = self.trials.rungs[-1]
+        fewest = min(FEWEST, len(self.trials.grid))
+        if last == self.trials.wanted_steps and len(self.progress.entries) >= fewest:
+            return ""
+        seconds = self._longest * self.trials.wanted_steps / last
+        needed = self._trainings(FEWEST) * seconds + 4 * self.seconds
+        return f"{max(1, math.ceil(MARGIN * needed / 60))}m"
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
@@ -286,7 +303,8 @@ class _Run:
         finished = self._finished()
         compared = {entry.candidate.loss for entry in finished}
         missing = [c.loss for c in grid if c.loss not in compared]
-        verdict, over_cosine = self._judge(finished)
+        needed = self._budget_needed()
+        verdict, over_cosine = self._judge(finished, not needed)
         result = CompareResult(
             name,
             entries,
@@ -297,13 +315,16 @@ class _Run:
             left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
             notes=tuple(splits.notes),
+            steps=self.trials.wanted_steps,
+            budget_needed=needed,
         )
-        options = result.winner.candidate.options(self.trials.config, self.trials.rungs[-1])
-        result = replace(result, train_options=options)
+        if not result.is_alone:
+            options = result.winner.candidate.options(self.trials.config, result.steps)
+            result = replace(result, train_options=options)
         self._write(result)
         return result
 
-    def _judge(self, finished: list[Entry]) -> tuple[Verdict, Difference | None]:
+    def _judge(self, finished: list[Entry], decides: bool) -> tuple[Verdict, Difference | None]:
         """The verdict on the winner, and what the first candidate gains over plain cosine, if it is
         another one."""
         cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
@@ -312,20 +333,20 @@ class _Run:
         self.say("Measuring the best candidates.")
         seed = self.trials.config.seed
         winner = cosine
-        found = {cosine.name: self.trials.judge(cosine, self.folder(cosine.candidate))}
+        found = {cosine.name: self._search(cosine)}
         over_cosine = None
         if (first := finished[0]) is not cosine:
-            found[first.name] = self.trials.judge(first, self.folder(first.candidate))
-            over_cosine = found[first.name].minus(found[cosine.name], seed=seed)
+            found[first.name] = self._search(first)
+            gained, plain = found[first.name].ranking, found[cosine.name].ranking
+            over_cosine = gained.minus(plain, seed=seed)
             winner = first if over_cosine.is_better else cosine
-        after = System(winner.name, found.pop(winner.name), winner.exponent == 1.0)
-        verdict = self.verdict_on(after, winner.exponent)
-        rows = (
-            Control(of, ranking.mean, after.ranking.minus(ranking, seed=seed))
-            for of, ranking in found.items()
-        )
-        shown = (*rows, *verdict.controls)
-        return replace(verdict, controls=shown, folds=self.trials.folds), over_cosine
+        after = found.pop(winner.name)
+        verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
+        return replace(verdict, folds=self.trials.folds, split="test"), over_cosine
+
+    def _search(self, entry: Entry) -> System:
+        ranking = self.trials.judge(entry, self.folder(entry.candidate))
+        return System(entry.name, ranking, entry.exponent)
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""

@@ -71,6 +71,8 @@ class CompareResult(Result):
     not_compared: tuple[str, ...]  # losses of which no candidate was trained to its end
     notes: tuple[str, ...]  # sentences about the data
     train_options: str = ""  # of ``st-magnitude train``, for the winner
+    steps: int = 0  # of a candidate by the settings
+    budget_needed: str = ""  # for two candidates with these steps, if the budget held less
 
     @property
     def first(self) -> Entry:
@@ -88,6 +90,11 @@ class CompareResult(Result):
         return self.over_cosine is not None and self.over_cosine.is_better
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the budget was over before a second candidate."""
+        return bool(self.left_out) and len(self.candidates) == 1
+
+    @property
     def winner(self) -> Entry:
         """The recommended candidate: the first if it is clear, else cosine."""
         return self.first if self.is_clear else self.cosine
@@ -99,6 +106,11 @@ class CompareResult(Result):
         if test.nothing:
             return test.nothing
         name = self.winner.name
+        if self.is_alone:
+            return (
+                f"Nothing is recommended: the budget was over after one candidate, {name}. With"
+                f" --budget {self.budget_needed} at least two are compared. {test.headline}"
+            )
         found = [f"Train with {name}."]
         if test.is_worse:
             found = [f"Keep the pretrained model. The best candidate, {name}, is clearly worse."]
@@ -109,7 +121,13 @@ class CompareResult(Result):
                 f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
                 f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
             )
-        found.append(test.headline("test"))
+        found.append(test.headline)
+        if self.first.steps < self.steps:
+            found.append(
+                f"The budget has cut {self.steps:,} steps to {self.first.steps:,}, after which"
+                f" another one may be first: --budget {self.budget_needed} holds all of them for at"
+                " least two candidates."
+            )
         exponent = self.winner.exponent
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
@@ -129,7 +147,7 @@ class CompareResult(Result):
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "winner": self.winner.name,
+            "winner": None if self.is_alone else self.winner.name,
             "recommendation": self.recommendation,
             "clear_difference": self.is_clear,
             **super().to_dict(),
@@ -137,12 +155,12 @@ class CompareResult(Result):
         }
 
     def tables(self) -> Iterable[Table | str]:
-        if self.test.deploy:
+        if self.test.decision is not None:
             yield self.test.deploy
         yield self.test_table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
-        title = f"Dev split, {self.dev_queries:,} queries, after {self.first.steps:,} steps"
+        title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
         note = f"The pretrained model has {self.pretrained:.4f}."
         if again := [entry for entry in self.candidates if entry.second_seed is not None]:
             shown = " and ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
@@ -153,7 +171,8 @@ class CompareResult(Result):
             )
         yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
         yield self.recommendation
-        yield f"Train again with the options {self.train_options}"
+        if self.train_options and not self.test.nothing:
+            yield f"Train again with the options {self.train_options}"
 
 
 def _or_lowest(ndcg: float) -> float:

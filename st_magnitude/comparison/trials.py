@@ -153,9 +153,14 @@ class Trials:
     @property
     def rungs(self) -> list[int]:
         """The steps after which a candidate is measured: a third, after the warm-up, and all."""
-        steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
-        steps = min(self.config.max_steps, max(1, steps), self.steps or steps)
+        steps = min(self.wanted_steps, self.steps or self.wanted_steps)
         return sorted({max(1, steps // 3), steps})
+
+    @property
+    def wanted_steps(self) -> int:
+        """The steps of a candidate by the settings, which a budget may cut."""
+        steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
+        return min(self.config.max_steps, max(1, steps))
 
     def seconds_per_step(self, folder: Path) -> float:
         """How long a step of training takes, by a few steps of the first candidate."""

@@ -179,6 +179,24 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         return values
 
     @property
+    def by_chance(self) -> Floats:
+        """Mean nDCG@10 that the results of the other queries have for each query, nan without an
+        answer, (n,)."""
+        found = self.columns[self.has_answer, :10]
+        discounts = np.broadcast_to(_discounts(found.shape[1]), found.shape)
+        is_found = found >= 0
+        number = len(self.data.document_ids)
+        sums = np.bincount(found[is_found], discounts[is_found], minlength=number)  # (m,)
+        ideal = _ideal([grades.values() for grades in self._relevant], 10)
+        sums_of = [
+            sum(grade * sums[self.data.position[document]] for document, grade in grades.items())
+            for grades in self._relevant
+        ]
+        values = np.full(len(self), np.nan)
+        values[self.has_answer] = np.array(sums_of) / ideal - self.ndcg[self.has_answer]
+        return values / max(1, len(found) - 1)
+
+    @property
     def mean(self) -> float:
         """Mean nDCG@10 of the queries that have an answer."""
         return float(np.nanmean(self.ndcg))
@@ -225,8 +243,16 @@ def ndcg(gains: ArrayLike, relevant: Iterable[Collection[int]], k: int = 10) -> 
     Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with
         linear gains, as in trec_eval, mteb and InformationRetrievalEvaluator.
     """
-    discounts = 1 / np.log2(np.arange(2, k + 2))
     ranked = np.asarray(gains, dtype=np.float64)[:, :k]
+    return ranked @ _discounts(ranked.shape[1]) / _ideal(relevant, k)
+
+
+def _discounts(number: int) -> Floats:
+    """The discounts of the first ranks."""
+    return 1 / np.log2(np.arange(2, number + 2))
+
+
+def _ideal(relevant: Iterable[Collection[int]], k: int) -> Floats:
+    """The discounted gain of each query with the highest grades first, (n,)."""
     best = [sorted(grades, reverse=True)[:k] for grades in relevant]
-    ideal = [np.dot(grades, discounts[: len(grades)]) for grades in best]
-    return ranked @ discounts[: ranked.shape[1]] / ideal
+    return np.array([np.dot(grades, _discounts(len(grades))) for grades in best])

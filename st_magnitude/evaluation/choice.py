@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,8 +182,34 @@ class System:
 
     name: str
     ranking: Ranking
-    is_cosine: bool = False
+    exponent: float = 0.0  # of the documents of a model; 1 is cosine
     how: Fusion | str = ""  # with BM25: the fusion, or the tokens of BM25 alone
+
+    @property
+    def tokens(self) -> str:
+        """The tokens of BM25; empty without BM25."""
+        return self.how.tokens if isinstance(self.how, Fusion) else self.how
+
+    @property
+    def model(self) -> str:
+        """The name of the model; empty for BM25 alone."""
+        if isinstance(self.how, Fusion):
+            return self.name.removesuffix(WITH_BM25)
+        return "" if self.how else self.name
+
+    @property
+    def way(self) -> tuple[str, Fusion | str]:
+        """The model and its fusion, in which other queries are searched. A fusion with the weight 1
+        or 0 is the model or BM25 alone."""
+        if not isinstance(self.how, Fusion) or 0 < self.how.weight < 1:
+            return self.model, self.how
+        return (self.model, "") if self.how.weight else ("", self.how.tokens)
+
+    def again(self, dense: Ranking | None, lexical: Ranking | None) -> Ranking:
+        """The ranking of other queries from those of `model` and of BM25 by `tokens`."""
+        if isinstance(self.how, Fusion):
+            return self.how(cast(Ranking, dense), cast(Ranking, lexical))
+        return cast(Ranking, lexical if self.how else dense)
 
 
 def systems_of(
@@ -196,7 +222,7 @@ def systems_of(
     bm25 = choose(lexical, folds)
     found = [System("BM25", bm25.of(lexical), how=bm25.value)]
     for model in models:
-        options = fusions(model.ranking, lexical, model.is_cosine)
+        options = fusions(model.ranking, lexical, model.exponent == 1.0)
         fused = choose(options, folds)
         name = f"{model.name}{WITH_BM25}"
         found += [model, System(name, fused.of(options), how=fused.value)]
@@ -214,6 +240,8 @@ class Decision:
         over: Name of the best simpler system, or "".
         lead: The difference to that one.
         is_trained: Whether it searches with the trained model.
+        rival: Name of the best other system, which searches otherwise, or "".
+        over_rival: The difference to that one.
     """
 
     name: str
@@ -222,13 +250,16 @@ class Decision:
     over: str
     lead: Difference | None
     is_trained: bool = False
+    rival: str = ""
+    over_rival: Difference | None = None
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
         said = f"Deploy {self.name}{how}: nDCG@10 {self.ndcg:.4f}"
-        if self.lead is None:
-            return f"{said}. Nothing else is clearly better."
-        return f"{said}, {self.lead} over {self.over}."
+        said += "." if self.lead is None else f", {self.lead} over {self.over}."
+        if self.over_rival is not None and self.over_rival.mean < 0:
+            return f"{said} It is not clearly behind {self.rival}, the best: {self.over_rival}."
+        return f"{said} Nothing else is better." if self.lead is None else said
 
     def save(self, folder: Path) -> None:
         """Writes the decision into the folder of a model."""
@@ -245,8 +276,8 @@ class Decision:
             known = json.loads(path.read_text(encoding="utf-8"))
             how = known["how"]
             known["how"] = how if isinstance(how, str) else Fusion(**how)
-            lead = known["lead"]
-            known["lead"] = None if lead is None else Difference(**lead)
+            for name in ("lead", "over_rival"):
+                known[name] = Difference(**known[name]) if known.get(name) else None
             return cls(**known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error
@@ -263,5 +294,13 @@ def decide(systems: Sequence[System], seed: int = 0) -> Decision:
     place, system = next(pair for pair in enumerate(systems) if not is_beaten(pair[1]))
     simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
     lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
-    over = "" if simpler is None else simpler.name
-    return Decision(system.name, system.ranking.mean, system.how, over, lead)
+    others = [other for other in falling if other.way != system.way]
+    return Decision(
+        system.name,
+        system.ranking.mean,
+        system.how,
+        over="" if simpler is None else simpler.name,
+        lead=lead,
+        rival=others[0].name if others else "",
+        over_rival=system.ranking.minus(others[0].ranking, seed=seed) if others else None,
+    )

@@ -124,7 +124,7 @@ def bm25_run(
     """
     ranking = LexicalIndex(data, tokenizer, stopwords).search(data, top_k)
     without = np.flatnonzero(ranking.columns[:, 0] < 0)
-    if len(without) > (1 - FEW_HITS) * len(ranking):
+    if len(ranking) - len(without) < FEW_HITS * len(ranking):
         logger.warning(
             f"BM25 finds no document for {len(without):,} of {len(ranking):,} queries, such as"
             f" {ranking.query_ids[without[0]]!r}: no document has one of their words."

@@ -1,9 +1,10 @@
-"""Held-out queries, and what a trained model has to beat on them: the pretrained model and BM25."""
+"""Held-out queries, what a trained model has to beat on them, and what was deployed on others."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -25,9 +26,18 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import exponent_curve
 from st_magnitude.evaluation.choice import System
-from st_magnitude.evaluation.lexical import LARGE, TOKENS, bm25_run, words
+from st_magnitude.evaluation.lexical import LARGE, TOKENS, LexicalIndex, bm25_run, words
 from st_magnitude.evaluation.magnitude import geometry_figures
-from st_magnitude.evaluation.verdict import AFTER, BEFORE, Verdict, verdict_of
+from st_magnitude.evaluation.verdict import (
+    AFTER,
+    BEFORE,
+    Confirmation,
+    Verdict,
+    row_of,
+    scored_of,
+    scoring_name,
+    verdict_of,
+)
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.finetune.trainer import make_rows, train_copy
 from st_magnitude.judge import warn_if_few
@@ -36,7 +46,8 @@ from st_magnitude.surgery.raw import is_cut, normalizes_output
 from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.training.stopping import refuse_diverged
 
-__all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "cross_validate", "num_folds"]
+__all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "confirm", "cross_validate"]
+__all__ += ["num_folds"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,17 +107,62 @@ def encode(
     return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
 
 
+def system_of(name: str, task: EncodedTask) -> System:
+    """A model that searches for the queries of a task."""
+    return System(name, task.search(DEPTH), float(task.similarity.exponents[1]))
+
+
 def controls(
     data: RetrievalData, tasks: Mapping[str, EncodedTask], seed: int
-) -> Callable[[System, float], Verdict]:
-    """Searches by BM25 and by models, of which the pretrained one comes first, and returns the
-    function that judges a trained model, with its document exponent, next to them."""
-    before, *also = [
-        System(name, task.search(DEPTH), task.similarity.exponents[1] == 1.0)
-        for name, task in tasks.items()
-    ]
+) -> Callable[..., Verdict]:
+    """Searches by BM25 and by models, of which the pretrained one comes first, and returns
+    `verdict_of`, which judges a trained model next to them."""
+    before, *also = [system_of(name, task) for name, task in tasks.items()]
     lexical, no_control = bm25_control(data)
-    return partial(verdict_of, before, also=also, lexical=lexical, no_control=no_control, seed=seed)
+    return partial(
+        verdict_of,
+        before,
+        also=also,
+        lexical=lexical,
+        no_control=no_control,
+        split=split_of(data),
+        seed=seed,
+    )
+
+
+def split_of(data: RetrievalData) -> str:
+    """The name of the split, "held-out" for data without one."""
+    named = re.search(r", (.+) split$", data.name)
+    return named[1] if named else "held-out"
+
+
+def confirm(
+    data: RetrievalData, verdict: Verdict | None, models: Mapping[str, System], seed: int
+) -> Confirmation:
+    """What the verdict deploys, or the trained model, measured on other queries as it is, next to
+    the systems that the decision names and the pretrained model.
+
+    Args:
+        data: The queries, which choose nothing.
+        models: All models of the verdict, which have searched for the queries.
+    """
+    data = data.only(data.query_ids)
+    systems = dict(models)
+    names = [AFTER, BEFORE]
+    if verdict is not None and verdict.decision is not None:
+        decision = verdict.decision
+        systems = {system.name: system for system in verdict.systems}
+        names = [decision.name, decision.over, decision.rival, BEFORE]
+    lexical: dict[str, Ranking] = {}
+    found = []
+    for name in filter(None, dict.fromkeys(names)):
+        system = systems[name]
+        if (tokens := system.tokens) and tokens not in lexical:
+            lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
+        dense = models[system.model].ranking if system.model else None
+        found.append(replace(system, ranking=system.again(dense, lexical.get(tokens))))
+    rows = tuple(row_of(system, found[0], seed) for system in found)
+    return Confirmation(split_of(data), len(data.query_ids), rows)
 
 
 def card_figures(
@@ -125,7 +181,8 @@ def card_figures(
     if task is None:
         texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
         sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
-        task = sample.encode(model, "cosine", before_normalize=True, only=texts)
+        # norms and directions judge nothing
+        task = sample.encode(model, "cosine", before_normalize=True, only=texts, even_read=True)
         sides = {"document": task.documents, "query": task.queries}
     else:
         sides = {"document": task.documents[drawn], "query": task.queries[asked]}
@@ -195,7 +252,7 @@ class Baseline:
     queries, only the norms of a sample of the data, whose answers to any split are given by ids.
 
     The attribute ``tasks`` has the last encoding of each model, from which another measurement of
-    the same corpus, ``like`` this one, takes the documents.
+    the same corpus takes the documents.
     """
 
     def __init__(
@@ -206,9 +263,9 @@ class Baseline:
         answers: Collection[str],
         config: TrainConfig,
         also: Mapping[str, SentenceTransformer] | None = None,
-        like: Baseline | None = None,
     ) -> None:
         self.model = model
+        self.others = dict(also or {})
         self.tasks: dict[str, EncodedTask] = {}
         self.config = config
         self.is_judged = held_out is not None
@@ -219,19 +276,23 @@ class Baseline:
         began = time.perf_counter()
         if self.is_judged:
             warn_if_few(data.query_ids, "a model")
-            for name, encoder in {BEFORE: model, **(also or {})}.items():
-                self._encode(name, encoder, like)
+            models = {BEFORE: model, **self.others}
+            self.tasks = {name: encode(encoder, data) for name, encoder in models.items()}
             self.verdict_on = controls(data, self.tasks, config.seed)
         self.geometry = self._geometry(self.tasks.get(BEFORE))
         self.seconds = time.perf_counter() - began
 
-    def _encode(self, name: str, model: SentenceTransformer, like: Baseline | None) -> EncodedTask:
-        known = None if like is None else like.tasks.get(name)
-        self.tasks[name] = encode(model, self.data, known)
-        return self.tasks[name]
+    def searches(self, data: RetrievalData, name: str = BEFORE) -> dict[str, System]:
+        """The searches for other queries by the model, under a name, and before training also by
+        the other ones."""
+        models = {name: self.model} | (self.others if name == BEFORE else {})
+        return {
+            of: system_of(of, encode(model, data, self.tasks.get(of)))
+            for of, model in models.items()
+        }
 
     def compare(
-        self, of_folds: Ranking | None = None, folds: int = 0, like: Baseline | None = None
+        self, of_folds: Ranking | None = None, folds: int = 0
     ) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
         of its norms."""
@@ -239,9 +300,10 @@ class Baseline:
         task = None
         if of_folds is not None:
             exponent = scoring_of(self.model, before_normalize=True).exponents[1]
-            verdict = replace(self._verdict(of_folds, float(exponent)), folds=folds)
+            system = System(AFTER, of_folds, float(exponent))
+            verdict = replace(self.verdict_on(system), folds=folds)
         elif self.is_judged:
-            task = self._encode(AFTER, self.model, like)
+            task = self.tasks[AFTER] = encode(self.model, self.data)
             verdict = self._choose_scoring(task)
         return verdict, self._geometry(task)
 
@@ -251,18 +313,22 @@ class Baseline:
     def _choose_scoring(self, task: EncodedTask) -> Verdict:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`, of which each
         fold of the queries is ranked by the choice of the others."""
-        trained = self._verdict(task.search(), float(task.similarity.exponents[1]))
+        trained = system_of(AFTER, task)
         if normalizes_output(self.model):
-            return trained
+            return self.verdict_on(trained)
         curve = exponent_curve(task, seed=self.config.seed)
-        found = curve.choice.of(task.sweep({curve.best, *curve.choice.by_query}, DEPTH))
         best = trained
         if curve.best != curve.present:
-            best = self._verdict(found, curve.best)
-        saved = trained if self.config.keep_scoring else best
-        shown = curve.to_dict()["ndcg@10"]
-        return replace(saved, as_trained=trained.saved, best=best.saved, curve=shown)
-
-    def _verdict(self, found: Ranking, exponent: float) -> Verdict:
-        """The verdict on a ranking of the trained model by a document exponent."""
-        return self.verdict_on(System(AFTER, found, exponent == 1.0), exponent)
+            options = task.sweep({curve.best, *curve.choice.by_query}, DEPTH)
+            best = System(AFTER, curve.choice.of(options), curve.best)
+        saved, other = (trained, best) if self.config.keep_scoring else (best, trained)
+        name = f"{AFTER}, {scoring_name(other.exponent)} (not saved)"
+        shown = [] if other is saved else [replace(other, name=name)]
+        verdict = self.verdict_on(saved, shown=shown)
+        before = next(system for system in verdict.systems if system.name == BEFORE)
+        return replace(
+            verdict,
+            as_trained=scored_of(trained, before, self.config.seed),
+            best=scored_of(best, before, self.config.seed),
+            curve=curve.to_dict()["ndcg@10"],
+        )

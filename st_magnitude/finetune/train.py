@@ -20,11 +20,12 @@ from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.choice import Decision
-from st_magnitude.evaluation.verdict import Verdict
+from st_magnitude.evaluation.choice import Decision, System
+from st_magnitude.evaluation.verdict import AFTER, Confirmation, Verdict
 from st_magnitude.finetune.held_out import (
     Baseline,
     RetrievalEvaluator,
+    confirm,
     cross_validate,
     num_folds,
 )
@@ -73,7 +74,7 @@ class TrainedModel:
     output: Path | None
     # with ``config.prior``: what it was counted from, or why it was left out
     prior: str | None = None
-    confirmed: Verdict | None = None  # the same on test data
+    confirmed: Confirmation | None = None  # what is deployed, on test data
 
     @property
     def norm_warning(self) -> str:
@@ -108,7 +109,7 @@ def train(
     With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
     it was given and with BM25. It is saved as it was trained, unless another document exponent is
     clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
-    in ``output/checkpoints`` and are removed when the model is saved.
+    in ``output/.st-magnitude.work`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
@@ -117,7 +118,7 @@ def train(
         dev: Held-out data to compare on.
         dev_is_drawn: Whether dev was drawn at random from the same source as data. Where folds are
             the default, it joins the training data.
-        test: Data to measure the saved model on, once.
+        test: Data to measure once, with what is deployed: nothing is chosen on them.
         also_relevant: Ids of documents that answer queries of other splits, such as
             `load_splits(folder).relevant_documents()`. Without them they count as
             never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
@@ -165,7 +166,8 @@ def train(
         rows = make_rows(data, config.negatives, config.seed)
         warn_of_left_out(data, rows)
         _warn_without_negatives(config.loss, data, rows, answers)
-        baseline = of_folds = on_test = None
+        baseline = of_folds = None
+        on_test: dict[str, System] = {}
         if is_first:
             if held_out is not None and not folds:
                 say(f"Measuring the pretrained model: {len(held_out.corpus):,} documents.")
@@ -173,21 +175,23 @@ def train(
             if held_out is not None and folds:
                 of_folds = cross_validate(model, data, held_out, config, folds, output)
             if test is not None:
-                kept = replace(config, keep_scoring=True)
-                on_test = Baseline(model, test, test, answers, kept, others, baseline)
-                on_test.tasks.clear()
+                on_test = baseline.searches(test)
             baseline.tasks.clear()  # which takes memory while the model trains
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
+        remember_rows(trainer)  # checkpoints, too, say what they have read
         with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint)
-        remember_rows(trainer)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         if baseline.is_judged and not folds:
             say(f"Measuring the trained model, about {baseline.seconds:.0f} s.")
-        trained = _judge(trainer, baseline, of_folds, folds, on_test)
+        trained = _judge(trainer, baseline, of_folds, folds)
+        if test is not None:
+            on_test |= baseline.searches(test, AFTER)
+            confirmed = confirm(test, trained.verdict, on_test, config.seed)
+            trained = replace(trained, confirmed=confirmed)
         return _save_unless_worse(trained, output, config, baseline.data.name, name)
 
 
@@ -217,7 +221,6 @@ def _judge(
     baseline: Baseline,
     of_folds: Ranking | None,
     folds: int,
-    on_test: Baseline | None,
 ) -> TrainedModel:
     """Compares the trained model with the pretrained one, and gives it the scoring to save."""
     verdict, after = baseline.compare(of_folds, folds)
@@ -225,11 +228,10 @@ def _judge(
         exponent = verdict.saved.exponent
         prepare(baseline.model, Similarity(gamma_query=1.0, gamma_document=exponent))
         baseline.tasks.clear()  # of the model before it
-    confirmed = None if on_test is None else on_test.compare(like=baseline)[0]
     geometry = {"before": baseline.geometry, "after": after}
     rows = cast(Dataset, trainer.train_dataset)
     prior = _about_prior(rows) if baseline.config.prior else None
-    return TrainedModel(trainer, geometry, verdict, None, prior, confirmed)
+    return TrainedModel(trainer, geometry, verdict, None, prior)
 
 
 def _answers(data: RetrievalData, *others: RetrievalData | None) -> set[str]:

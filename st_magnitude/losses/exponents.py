@@ -18,7 +18,7 @@ from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.raw import normalizes_output, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     ) -> None:
         super().__init__(model, Similarity(gamma_query, gamma_document), **options)
 
-    def prepare_model(self) -> None:
-        self._has_warned = False
-        self._copied: Tensor | None = None  # exponents of the batch before, which a GPU has copied
+    def check_model(self) -> None:
         model = unwrapped(self.model)
         # of the model's ExponentNorm, or given
         gamma_query, gamma_document = self.similarity.exponents
@@ -120,18 +118,21 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 f" gamma_query={gamma_query} and gamma_document={gamma_document}. For fixed ones"
                 " use MagnitudeRankingLoss(model, Similarity(...))."
             )
-        self.check_model()
-        if not isinstance(model[-1], ExponentNorm):
-            if isinstance(self.model, DistributedDataParallel):
-                raise InputError(
-                    "LearnableNormLoss adds exponents to the model, which DistributedDataParallel"
-                    " would not average over the processes. Build the loss before you wrap the"
-                    " model."
-                )
-            model.append(ExponentNorm(gamma_query, gamma_document).to(model.device))
+        super().check_model()
+        has_exponents = isinstance(model[-1], ExponentNorm) and not normalizes_output(model)
+        if isinstance(self.model, DistributedDataParallel) and not has_exponents:
+            raise InputError(
+                "LearnableNormLoss adds exponents to the model, which DistributedDataParallel"
+                " would not average over the processes. Build the loss before you wrap the model."
+            )
+
+    def prepare_model(self) -> None:
+        self._has_warned = False
+        self._copied: Tensor | None = None  # exponents of the batch before, which a GPU has copied
+        super().prepare_model()
+        model = unwrapped(self.model)
         # a power of two, by which a division is exact: what resumes goes on from the same numbers
         model[-1].learn(2.0 ** round(math.log2(EXPONENT_RATE / usual_rate(model))))
-        super().prepare_model()
 
     @property
     def similarity(self) -> Similarity:

@@ -29,6 +29,7 @@ class Texts:
     bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys
     log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
     labels: Tensor | None = None  # as the data have them
+    sizes: Sequence[Sequence[int]] = ()  # of the columns of each rank, if the loss gathers
     learned: Sequence[Tensor] = ()  # exponents of a cached step, 0-d; else the model has them
     are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
     order: Sequence[

@@ -123,8 +123,7 @@ class FalseNegatives:
         keys = {"log_q": ranks.join_columns(documents)}
         if ranks.has_queries:
             keys["log_q_queries"] = ranks.join_queries(queries)
-        # in a ring ids may repeat on other ranks
-        if not ranks.is_ring and not any(_may_repeat(Ids(x, x)) for x in keys.values()):
+        if not any(_may_repeat(Ids(x, x)) for x in keys.values()):
             return {}
         return {name: Copies(x, ranks.numbers(x)) for name, x in keys.items()}
 
@@ -144,9 +143,7 @@ class FalseNegatives:
             others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
             of_pairs = [ranks.join_columns(x) for x in (documents, [queries, *others])]
             rules += [Ids(x, ~x if self.same_text == "once" else x) for x in of_pairs]
-        # in a ring ids may repeat on other ranks
-        within = ranks.compares_a_kind
-        return rules if ranks.is_ring else [x for x in rules if _may_repeat(x, within)]
+        return [x for x in rules if _may_repeat(x, within=ranks.compares_a_kind)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -264,7 +261,7 @@ def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: boo
         raise InputError(
             f"{name} takes lists of texts as negatives, in columns after the positives; not of a"
             " stream, not with labels='teacher', 'doc_to_doc' or keep_explicit_negatives, which ask"
-            " whose negatives they are, and on several processes with gather_across_devices='ring'"
-            " or False. Give each text a column of its own: negative_1, negative_2, and so on."
+            " whose negatives they are. Give each text a column of its own: negative_1, negative_2,"
+            " and so on."
         )
     return [size for number, size in zip(noted, sizes, strict=True) if number is None]

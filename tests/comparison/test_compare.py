@@ -4,7 +4,9 @@ import errno
 import json
 import math
 import re
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.comparison.trials import Trials, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.evaluation.choice import Decision
-from st_magnitude.evaluation.verdict import Control, Scored, Verdict
+from st_magnitude.evaluation.verdict import Scored, Verdict
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
 
@@ -53,9 +55,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
+def model_path(tmp_path_factory, small_static):
     """A table of 32 dimensions, of which searches keep 8: all make no mistake on these texts."""
-    (whole,) = stm.load("wordllama", device="cpu")
+    (whole,) = stm.load(small_static, device="cpu")
     weights = whole.embedding.weight.detach()[:, :32].clone()
     table = StaticEmbedding(whole.tokenizer, embedding_weights=weights)
     place = str(tmp_path_factory.mktemp("static"))
@@ -301,37 +303,54 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 
     def slow(*arguments):
         clock[0] += 40
-        return train(*arguments)
+        return replace(train(*arguments), seconds=40.0)
 
     monkeypatch.setattr(Trials, "train", slow)
     config = replace(SMALL, budget="30s")
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
-    assert result.left_out == 3
-    assert result.not_compared == ("qnorm",)
-    assert all(part in result.recommendation for part in ("3 of 4", "qnorm"))
+    assert (result.left_out, result.not_compared) == (3, ("qnorm",))
+    # two and their second seeds take 160 s, and a fifth is for chance: 192 s
+    assert result.budget_needed == "4m"
+    said = " ".join(str(result).split())
+    assert "Nothing is recommended: the budget was over after one candidate" in said
+    assert "--budget 4m at least two are compared" in said
+    assert result.to_dict()["winner"] is None
+    assert (result.test.decision, result.train_options) == (None, "")
+    assert not (tmp_path / "out" / "model" / "deploy.json").exists()
+    assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
-@pytest.mark.parametrize(("pace", "steps"), [(0.0, 40), (5.0, 30), (50.0, 10)])
-def test_a_budget_is_for_several_candidates(folder, model_path, tmp_path, monkeypatch, pace, steps):
-    """Of steps that take so many seconds; a call that continues has as many."""
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
+def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
+    """Of steps that take so many seconds."""
+    trials = SimpleNamespace(rungs=[13, 40], folds=0, config=replace(SMALL, budget="600s"))
+    trials.seconds_per_step = lambda _: pace
     said = []
+    run = compare_module._Run(trials, tmp_path, None, None, 0.0, time.perf_counter(), said.append)
+    assert run.plan(0.0) == pytest.approx(steps, abs=1)
+    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
+
+
+def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, monkeypatch):
 
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pace)
+    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: 60.0)
     config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
     with monkeypatch.context() as patch:
         patch.setattr(Trials, "judge", stop)
         with pytest.raises(KeyboardInterrupt):
-            stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
+            stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
-    result = stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
-    assert result.winner.steps == steps
-    assert f"--max-steps {steps}" in result.train_options
-    assert any("600s are for 2 candidates" in line for line in said) == (steps < 40)
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    assert result.winner.steps == 10
+    assert "--max-steps 40" in result.train_options  # which the budget cut
+    assert "has cut 40 steps to 10" in result.recommendation
+    assert result.budget_needed
+    assert result.test.decision is None
+    assert "Deploy" not in str(result)
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
@@ -378,8 +397,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
     scored = Scored(1.0, 0.5, over_pretrained)
-    bm25 = Control("BM25", 0.4, over_bm25)
-    test = Verdict(300, 0.5, scored, None, scored, None, (bm25,))
+    test = Verdict(300, 0.5, scored, None, scored, None, over_bm25=over_bm25, split="test")
     return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
 
 

@@ -1,6 +1,7 @@
 """Fusion by a weight, choices out of fold and the system to deploy, against plain loops."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from st_magnitude.data.folds import folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.choice import WEIGHTS, System, choose, decide, fusions
+from st_magnitude.evaluation.choice import WEIGHTS, Fusion, System, choose, decide, fusions
 
 
 def data_of(rng, number=12):
@@ -31,9 +32,12 @@ def ranking_of(data, rng, k=8, empty=0.1):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("is_cosine", [True, False])
 def test_a_fusion_is_a_weighted_sum_of_scores(seed, is_cosine):
+    """Every fourth model has negative scores alone, as dot products can be."""
     rng = random.Random(seed)
     data = data_of(rng)
     dense = ranking_of(data, rng, empty=0.0)
+    if seed % 4 == 0:
+        dense = Ranking(data, dense.query_ids, dense.columns, dense.scores - 2.0)
     lexical = {"words": ranking_of(data, rng), "4-grams": ranking_of(data, rng)}
     found = fusions(dense, lexical, is_cosine)
     assert [fusion.weight for fusion in found] == [*WEIGHTS] * 2
@@ -62,13 +66,16 @@ def test_a_fusion_is_a_weighted_sum_of_scores(seed, is_cosine):
 def test_a_choice_is_judged_by_queries_that_did_not_make_it(seed):
     rng = random.Random(seed)
     data = data_of(rng)
+    for query in ("q3", "q7"):  # which have no answer, and choose nothing
+        del data.relevant[query]
     options = {name: ranking_of(data, rng) for name in "abc"}
     folds = folds_of(data, 4, seed)
     choice = choose(options, folds)
     means = {name: ranking.mean for name, ranking in options.items()}
     assert choice.value == max(means, key=lambda name: (round(means[name], 12), -ord(name)))
     for fold in folds:
-        others = [row for row, query in enumerate(data.query_ids) if query not in fold]
+        asked = enumerate(options["a"].query_ids)
+        others = [row for row, query in asked if query not in fold and query in data.relevant]
         by_others = {name: options[name].ndcg[others].mean() for name in "abc"}
         best = max("abc", key=lambda name: (round(by_others[name], 12), -ord(name)))
         for query in fold:
@@ -111,4 +118,24 @@ def test_what_is_deployed_is_the_simplest_that_nothing_clearly_beats(seed):
         assert f"over {best.name}" in str(decision)
     else:
         assert (decision.over, decision.lead) == ("", None)
-        assert str(decision).endswith("Nothing else is clearly better.")
+    others = [system for system in systems if system is not systems[place]]
+    rival = max(others, key=lambda system: system.ranking.mean)
+    gain = systems[place].ranking - rival.ranking
+    assert (decision.rival, decision.over_rival) == (rival.name, gain)
+    said = f"It is not clearly behind {rival.name}, the best: {gain}."
+    assert (said in str(decision)) == (gain.mean < 0)
+    assert ("Nothing else is better." in str(decision)) == (not place and gain.mean >= 0)
+
+
+def test_a_fusion_without_one_side_is_no_rival():
+    """It would be the same search again, of which the difference to itself says nothing."""
+    rng = random.Random(0)
+    data = data_of(rng, number=100)
+    model, bm25, fused = (system_of(name, data, 0.9, rng) for name in ("m", "BM25", "m with BM25"))
+    for weight, system in ((1.0, model), (0.0, replace(bm25, how="words"))):
+        same = replace(fused, how=Fusion(weight, 1.0, 1.0, "words"))
+        assert same.way == system.way
+        assert decide([system, same]).rival == ""
+    half = replace(fused, how=Fusion(0.5, 1.0, 1.0, "words"))
+    assert half.way == ("m", half.how)
+    assert decide([model, half]).rival == "m with BM25"

@@ -125,3 +125,10 @@ def test_a_terminal_sees_the_progress_of_large_corpora(monkeypatch, capsys, is_t
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     bm25_run(RetrievalData({"q": "tea"}, {"d": "tea", "e": "rain"}, {}))
     assert ("BM25S Compute Scores" in capsys.readouterr().err) == is_terminal
+
+
+@pytest.mark.parametrize(("without", "warns"), [(2, False), (3, True)])
+def test_a_warning_where_more_than_a_fifth_of_the_queries_find_nothing(caplog, without, warns):
+    queries = {f"q{i}": "tea" if i >= without else "wax" for i in range(10)}
+    bm25_run(RetrievalData(queries, {"d": "tea"}, {}))
+    assert (f"no document for {without} of 10 queries, such as 'q0'" in caplog.text) == warns

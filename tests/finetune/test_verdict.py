@@ -8,11 +8,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
+from st_magnitude.data.folds import folds_of
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.evaluation import choice
 from st_magnitude.evaluation import verdict as verdict_module
-from st_magnitude.evaluation.verdict import Control, Scored, Verdict
+from st_magnitude.evaluation.choice import Decision
+from st_magnitude.evaluation.verdict import BEFORE, Confirmation, Row, Scored, Verdict
 from st_magnitude.finetune.held_out import Baseline
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.judge import Difference
@@ -52,7 +54,7 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert found.saved.ndcg == 1.0
     assert found.is_better
     assert (found.gained, found.lost) == (NUMBER, 0)
-    assert "Better: +36.9 points" in found.headline("dev")
+    assert "Better: +36.9 points" in found.headline
     assert "(saved)" in str(found)
 
     kept = judged(model, task, keep_scoring=True)
@@ -60,7 +62,13 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert kept.best == found.best
     assert not kept.is_better
     assert "--keep-scoring" not in kept.advice()  # the same as the pretrained one
-    assert "No clear difference" in kept.headline("dev")
+    assert "No clear difference" in kept.headline
+    for one, saved, other in ((found, found.saved, "dot"), (kept, kept.saved, kept.best.name)):
+        names = [row.name for row in one.rows]
+        assert names[0] == BEFORE
+        assert names[1:3] == [
+            f"the trained model, {saved.name} (saved)", f"the trained model, {other} (not saved)"
+        ]  # fmt: skip
 
     modules = [*model, Normalize()]
     normalised = SentenceTransformer(modules=modules, similarity_fn_name="cosine", device="cpu")
@@ -68,6 +76,29 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0
     assert found.to_dict()["best"] is None
+
+
+def test_a_chosen_exponent_is_judged_by_queries_that_did_not_choose_it():
+    """Half of the answers are first at .5 alone, and half at .9 alone. Four folds choose what suits
+    them, and the fifth, of which the other half is larger, loses by it."""
+    words, queries, corpus, relevant = [], {}, {}, {}
+    for i in range(NUMBER):
+        words += [f"word{i}", f"filler{i}"]
+        queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
+        right, long = ((15, 80), (2, 6))[i % 2]
+        for name, count, fillers in (("short", 1, 0), ("right", 4, right), ("long", 6, long)):
+            corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    data = RetrievalData(queries, corpus, relevant)
+    expected = []
+    for fold in folds_of(data, 5, 0):
+        others = [int(query[1:]) % 2 for query in data.queries if query not in fold]
+        suited = 0 if others.count(0) > others.count(1) else 1
+        expected += [1.0 if int(q[1:]) % 2 == suited else 1 / np.log2(3) for q in fold]
+    found = judged(model, data)
+    assert found.saved.exponent == 0.9
+    assert found.saved.ndcg == pytest.approx(np.mean(expected))
+    assert found.saved.ndcg < found.curve["0.9"]
 
 
 def test_a_tie_keeps_the_scoring_of_the_loss(planted):
@@ -123,18 +154,22 @@ def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
     assert by_hand.saved.gain.mean == pytest.approx(-0.03393, abs=1e-5)
     assert (by_hand.saved.gain.changed, by_hand.gained, by_hand.lost) == (4, 2, 2)
     assert by_hand.saved.exponent == 0.0
-    bm25, *fused = by_hand.controls
-    assert [one.name for one in fused] == [
-        f"the {x} model with BM25" for x in ("pretrained", "trained")
+    before, after, bm25, *fused = by_hand.rows
+    assert [one.name for one in (before, after, bm25, *fused)] == [
+        BEFORE,
+        "the trained model, dot",
+        "BM25 of words",
+        "the pretrained model with BM25",
+        "the trained model with BM25",
     ]
-    assert bm25.name == "BM25 of words"
-    assert (bm25.ndcg, bm25.gain.mean) == pytest.approx((0.83393, -0.10775), abs=1e-5)
+    assert by_hand.over_bm25.mean == pytest.approx(-0.10775, abs=1e-5)
     assert by_hand.decision.name == "BM25"  # five queries tell nothing apart
-    assert str(by_hand.decision) == (
-        "Deploy BM25 (words): nDCG@10 0.8339. Nothing else is clearly better."
-    )
-    for scored in (by_hand.saved, *by_hand.controls):
-        assert scored.gain.low < scored.gain.mean < scored.gain.high
+    assert str(by_hand.decision) == "Deploy BM25 (words): nDCG@10 0.8339. Nothing else is better."
+    assert (bm25.ndcg, bm25.gain) == (pytest.approx(0.83393, abs=1e-5), None)
+    assert before.gain.mean == pytest.approx(0.83393 - 0.76012, abs=1e-5)
+    assert after.gain.mean == pytest.approx(0.10775, abs=1e-5)
+    for gain in (by_hand.saved.gain, *(row.gain for row in (before, after, *fused))):
+        assert gain.low < gain.mean < gain.high
 
 
 def test_a_system_with_bm25_is_recorded_by_its_weight_and_scales(monkeypatch):
@@ -173,13 +208,13 @@ OPEN = Difference(0.02, -0.01, 0.08, 200, 100)
 WORSE = Difference(-0.04, -0.07, -0.01, 200, 100)
 
 
-def verdict_of(gain, changed=100, best=None, controls=(), **options) -> Verdict:
+def verdict_of(gain, changed=100, best=None, over_bm25=None, **options) -> Verdict:
     """A verdict on 200 queries, of a model with .5 before; a gain of the exponent .5, if given."""
     trained = Scored(0.0, 0.5 + gain.mean, replace(gain, changed=changed))
     chosen = best and Scored(0.5, 0.5 + best.mean, replace(best, changed=changed))
-    rows = [("BM25", 0.4), ("the trained model with BM25", 0.6)][: len(controls)]
-    others = tuple(Control(*row, over) for row, over in zip(rows, controls, strict=True))
-    return Verdict(200, 0.5, trained, chosen, trained, None, others, **options)
+    rows = (Row(BEFORE, 0.5, trained.gain), Row("the trained model, dot", trained.ndcg, None))
+    given = {"rows": rows, "over_bm25": over_bm25, "split": "dev"} | options
+    return Verdict(200, 0.5, trained, chosen, trained, None, **given)
 
 
 TRAIN = "Train on more pairs or with another learning rate, or keep the old model. "
@@ -202,7 +237,7 @@ POWER = f"{TRAIN}So many queries show a gain of about 4.3 points in four of five
     ],
 )
 def test_the_interval_of_the_saved_model_decides(found, name, advice):
-    assert found.headline("dev").startswith(name)
+    assert found.headline.startswith(name)
     assert found.is_better == name.startswith("Better")
     assert found.is_worse == (name.startswith("Worse") and advice == POWER)
     assert found.advice().startswith(advice)
@@ -210,23 +245,52 @@ def test_the_interval_of_the_saved_model_decides(found, name, advice):
 
 
 @pytest.mark.parametrize(
-    ("controls", "headline", "advice"),
+    ("over_bm25", "headline"),
     [
-        ((BETTER, BETTER), "", ""),
-        ((OPEN, OPEN), "It is not clearly better than BM25, which needs no training.", ""),
-        ((WORSE, OPEN), "BM25, which needs no training, is better: 0.4000.", ""),
-        ((), "BM25 is none.", ""),
+        (BETTER, ""),
+        (OPEN, "It is not clearly better than BM25, which needs no training."),
+        (WORSE, "BM25, which needs no training, is better."),
+        (None, "BM25 is none."),
     ],
 )
-def test_what_is_said_about_controls(controls, headline, advice):
-    found = verdict_of(BETTER, controls=controls, no_control="" if controls else "BM25 is none.")
-    assert found.headline("dev").endswith(f"on 200 dev queries. {headline}".strip())
-    assert found.advice() == advice
-    rows = [line for line in str(found).splitlines() if "BM25" in line]
-    assert len(rows) == (len(controls) or 1)  # without controls the note
-    if controls:
-        assert rows[0].split(None, 2) == ["BM25", "0.4000", str(controls[0])]
-        assert str(controls[1]) in rows[1]
+def test_what_is_said_about_bm25(over_bm25, headline):
+    found = verdict_of(BETTER, over_bm25=over_bm25, no_control="" if over_bm25 else "BM25 is none.")
+    assert found.headline.endswith(f"on 200 dev queries. {headline}".strip())
+    assert found.advice() == ""
+    assert ("BM25 is none." in str(found)) == (over_bm25 is None)
+    assert str(found).splitlines()[:3] == [
+        "nDCG@10 on 200 dev queries",
+        "search                  nDCG@10  the trained model over it",
+        "the pretrained model     0.5000  +5.0 points [+1.0, +9.0]",
+    ]
+
+
+@pytest.mark.parametrize(("training", "said"), [(None, 0), (OPEN, 1), (BETTER, 0)])
+def test_a_gain_of_training_is_said_once(training, said):
+    """It is the lead where the pretrained model with BM25 is the best simpler system."""
+    decision = Decision("the trained model with BM25", 0.6, "", "the pretrained one", BETTER)
+    found = verdict_of(BETTER, decision=decision, training=training).deploy
+    assert found.count("the training changes") == said
+    assert found.count(str(BETTER)) == 1
+
+
+@pytest.mark.parametrize(
+    ("over_chance", "finds"),
+    [
+        (Difference(0.01, 0.005, 0.019, 2000, 99), False),  # clear, and nothing to speak of
+        (Difference(0.01, 0.005, 0.02, 2000, 99), True),
+        (Difference(0.09, -0.01, 0.2, 60, 9), False),  # open, and small
+        (Difference(0.3, -0.1, 0.6, 5, 4), True),  # too few queries to tell
+        (Difference(0.05, 0.01, 0.09, 200, 99), True),
+    ],
+)
+def test_nothing_is_recommended_where_chance_finds_as_much(over_chance, finds):
+    found = verdict_of(OPEN, over_chance=over_chance)
+    assert bool(found.nothing) != finds
+    assert found.deploy == found.nothing
+    assert bool(found.advice()) == finds
+    if not finds:
+        assert f"is 0.5200, which is {over_chance} against the" in found.nothing
 
 
 def test_low_figures_of_every_model_are_said_to_be_of_the_data():
@@ -245,26 +309,33 @@ def test_other_grades_are_other_data():
     assert one.digest != other.digest == same.digest
 
 
-def confirmed(gain, queries, **options) -> Verdict:
-    return replace(verdict_of(gain, **options), queries=queries)
+def confirmed(gain, queries) -> Confirmation:
+    rows = (Row("the trained model", 0.6, None), Row(BEFORE, 0.5, replace(gain, queries=queries)))
+    return Confirmation("test", queries, rows)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
         (verdict_of(BETTER), confirmed(BETTER, 90), ""),
-        # 90 * (1.43 * 3 / 5)^2 = 66.3 test queries, were their interval half as wide as this one
         (
             verdict_of(BETTER),
             confirmed(OPEN, 90),
-            "The verdict on held-out queries counts, as it rests on more of them (200 against 90)."
-            " To show 5.0 points in four of five draws, the test split would need about 67.",
+            "The verdict on held-out queries counts, as it rests on more of them (200 against 90).",
         ),
-        (verdict_of(BETTER), confirmed(OPEN, 200), "The line on the test split counts"),
+        # 90 * (1.43 * 6 / 5)^2 = 265.01, of which the lower half of an interval has 5 points
+        (
+            verdict_of(BETTER),
+            confirmed(replace(OPEN, low=-0.04), 90),
+            "To show 5.0 points in four of five draws, the test split would need about 266.",
+        ),
+        (verdict_of(BETTER), confirmed(OPEN, 200), "This line counts"),
         (verdict_of(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
+        # the pretrained model is deployed
+        (verdict_of(BETTER), Confirmation("test", 90, (Row(BEFORE, 0.5, None),)), ""),
     ],
 )
 def test_which_of_two_verdicts_counts(first, second, said):
-    found = first.which_counts(second, "test")
+    found = first.which_counts(second)
     assert said in found
     assert bool(found) == bool(said)

@@ -88,9 +88,9 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
     """The figures of `train`, and those of the loop, of one file."""
     given = []
 
-    def spy(before, after, exponent, also, lexical, *rest):
+    def spy(before, after, also, lexical, **options):
         given.append((before, after, also, lexical))
-        return verdict_of(before, after, exponent, also, lexical, *rest)
+        return verdict_of(before, after, also, lexical, **options)
 
     splits = stm.load_splits(rows)
     config = TrainConfig(folds=5, keep_anyway=True)
@@ -109,14 +109,14 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
     for name, system in (("pretrained", before), ("trained", after), ("MiniLM", encoder)):
         run = {q: system.ranking[q] for q in qrels}
         loop[name] = by_trec(run, qrels)
-        unit = 1.0 if system.is_cosine else np.mean([max(of.values()) for of in run.values()])
+        unit = 1.0 if system.exponent == 1.0 else np.mean([max(of.values()) for of in run.values()])
         weights = product(runs.values(), (round(0.1 * i, 1) for i in range(11)))
         fused = [by_trec(summed(run, bm25, w, unit), qrels) for bm25, w in weights]
         if fused:
             loop[f"{name} + BM25"] = chosen(fused, folds)
             by_rank = reciprocal_rank_fusion([run, runs["words"]], top_k=100)
             loop[f"{name}, RRF"] = by_trec(by_rank, qrels)
-    ours = [verdict.pretrained, verdict.saved.ndcg, *(x.ndcg for x in verdict.controls)]
+    ours = [row.ndcg for row in verdict.rows if "(not saved)" not in row.name]
     theirs = [np.mean(list(loop[name].values())) for name in ("pretrained", "trained")]
     systems = ["BM25", "pretrained + BM25", "trained + BM25", "MiniLM", "MiniLM + BM25"]
     theirs += [np.mean(list(loop[name].values())) for name in systems[: len(ours) - 2]]
