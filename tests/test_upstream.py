@@ -151,3 +151,14 @@ def test_cpu_bf16():
         hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     )
     assert isinstance(_upstream.has_fast_bf16(), bool)
+
+
+def test_writes_are_counted():
+    """Into what was detached too, and not into what `data` gave, by which they are told apart."""
+    weight = nn.Parameter(torch.zeros(2))
+    whole = weight.data
+    before = _upstream.num_writes(whole)
+    whole.detach().fill_(1.0)
+    with torch.no_grad():
+        weight.add_(1)
+    assert _upstream.num_writes(whole) == before + 1

@@ -93,8 +93,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     Raises:
         ValueError: As MagnitudeRankingLoss does, or if an exponent starts at 0 or 1.
 
-    Build an optimizer of your own after the loss. Load the saved model with
-    :func:`st_magnitude.load`.
+    Build an optimizer of your own after the loss, with the same rate for all weights. Load the
+    saved model with :func:`st_magnitude.load`.
     """
 
     learns_exponents = True

@@ -272,6 +272,9 @@ def table_that_reads(words):
 def test_equal_ids_of_other_vocabularies_are_other_texts(model, query, document):
     """Routes with two tables a and b, or a transformer t, whose side has a prompt."""
     words = sorted({word for row in TWICE for text in row for word in text.split()})
+    text = TWICE[0][0]
+    mirrored = " ".join(words[-1 - words.index(word)] for word in text.split())
+    rows = [*TWICE, (text, mirrored, "see below")]  # the ids of both are equal in a and b
     readers = {"a": table_that_reads(words), "b": table_that_reads(words[::-1]), "t": [*model]}
     again = table_that_reads(words) if query == document else readers[document]
     router = Router({"query": readers[query], "document": again}, default_route="document")
@@ -279,13 +282,13 @@ def test_equal_ids_of_other_vocabularies_are_other_texts(model, query, document)
     columns = []
     for column, task in enumerate(["query", "document", "document"]):
         prompt = "what " if (query, document)[task == "document"] == "t" else None
-        texts = [row[column] for row in TWICE]
+        texts = [row[column] for row in rows]
         columns.append(dict(routes.preprocess(texts, task=task, prompt=prompt)) | {"task": task})
     loss = stm.CosineRankingLoss(routes)
     texts = loss.read(columns)
     for i, j in itertools.product(range(3), repeat=2):
         found = texts.bare[i][:, None] == texts.bare[j]
-        same = torch.tensor([[one[i] == other[j] for other in TWICE] for one in TWICE])
+        same = torch.tensor([[one[i] == other[j] for other in rows] for one in rows])
         can_tell = query == document or (i == 0) == (j == 0)
         assert torch.equal(found, same if can_tell else torch.zeros_like(same))
     assert loss(columns).isfinite()
