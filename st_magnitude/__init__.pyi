@@ -5,7 +5,6 @@ from .comparison.compare import compare as compare
 from .data.pairs import load_splits as load_splits
 from .data.retrieval import RetrievalData as RetrievalData
 from .diagnosis.diagnose import diagnose as diagnose
-from .evaluation.abstention import calibrate_abstention as calibrate_abstention
 from .evaluation.calibration import calibrate_exponent as calibrate_exponent
 from .evaluation.calibration import calibrate_prior as calibrate_prior
 from .evaluation.mining import mine_negatives as mine_negatives

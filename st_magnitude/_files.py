@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,9 +15,6 @@ OWN = ".st-magnitude."  # prefix of the names that only this package uses
 _LOCK = f"{OWN}lock"
 _NEW = f"{OWN}new"  # what is being written inside of a folder
 _MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
-
-# The modules.json of a model whose files are being moved: nothing loads it, and errors show this.
-_INCOMPLETE = f"incomplete_model.Move_the_files_of_{_MOVING}_here"
 
 
 @contextmanager
@@ -109,8 +105,8 @@ def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]
 
     A move takes no room on the disk. ``replace_all`` replaces the whole content of the folder;
     without it nothing is replaced (FileExistsError), except files that a killed process has moved
-    there. The file ``last`` is moved last, and until then a model does not load. After an error,
-    the folder is as it was.
+    there. The file ``last`` is moved last, but for config.json, without which no encoder loads.
+    After an error, the folder is as it was.
     """
     new = path / _NEW
     moving = path / _MOVING
@@ -122,7 +118,7 @@ def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]
         names = {file.name for file in new.iterdir()}
         old = [x for x in path.iterdir() if not x.name.startswith(OWN)]
         old = [x for x in old if replace_all or x.name in names]
-        if old and not (replace_all or is_moving(path, last)):
+        if old and not (replace_all or is_moving(path)):
             raise FileExistsError(
                 f"{path} holds {old[0].name}, which somebody else wrote and this would replace. "
                 "Move it somewhere else."
@@ -131,21 +127,20 @@ def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]
         new.rename(moving)
     finally:
         _remove(new)
-    if last == "modules.json":
-        modules = [{"idx": 0, "name": "0", "path": "", "type": _INCOMPLETE}]
-        (moving / _NEW).write_text(json.dumps(modules), encoding="utf-8")
-        (moving / _NEW).replace(path / last)
-    for file in old:
-        if file.name != last:
-            _remove(file)
-    for source in sorted(moving.iterdir(), key=lambda file: file.name == last):
+
+    def place(file: Path) -> tuple[bool, bool]:
+        return file.name == "config.json", file.name == last
+
+    for file in sorted(old, key=place, reverse=True):
+        _remove(file)
+    for source in sorted(moving.iterdir(), key=place):
         source.replace(path / source.name)
     moving.rmdir()
 
 
-def is_moving(path: Path, last: str) -> bool:
+def is_moving(path: Path) -> bool:
     """Whether a process was killed while it moved files into a folder (see `moved_in`)."""
-    return (path / _MOVING / last).exists()
+    return (path / _MOVING).exists()
 
 
 def _remove(path: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import gradcache
 from sentence_transformers.base.losses.gradcache import (
     CachedLossMixin,
     _create_minibatch,
@@ -45,6 +46,10 @@ def batch_size_of(features: Mapping[str, Tensor]) -> int:
     """The number of texts in the features of one text column; flattened inputs make this more than
     a shape."""
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
+
+
+# Below 6.2 a cached loss synchronises gradients at each mini-batch: ranks with more of them wait.
+SYNCHRONIZES_ONCE = hasattr(gradcache, "_ddp_replay_context")
 
 
 class CachedLoss(CachedLossMixin):
@@ -93,6 +98,11 @@ def load_with_classes(
     return SentenceTransformer._load_with_module_classes(path, dict(classes), **options)
 
 
+def card_text_of(model: SentenceTransformer) -> str:
+    """The model card that a model was loaded with; it has no public name, nor has its folder."""
+    return model._model_card_text or ""
+
+
 def tell_texts_by_numbers(sampler: NoDuplicatesBatchSampler, rows: Dataset) -> None:
     """Gives a sampler a number for each different text.
 
@@ -136,6 +146,11 @@ def forget_adapter(model: PreTrainedModel) -> None:
 def forward_hooks(module: nn.Module) -> list[object]:
     """The forward hooks of a module; torch can add and remove hooks, but cannot list them."""
     return list(module._forward_hooks.values())
+
+
+def num_writes(x: Tensor) -> int:
+    """How often a tensor, or one that was detached from it, was written into in place."""
+    return x._version
 
 
 def has_fast_bf16() -> bool:

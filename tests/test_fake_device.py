@@ -114,7 +114,8 @@ DEVICE_LOSSES = {
     "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query")}),
     "learnable": (stm.LearnableNormLoss, {"prior": True}),
     "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm"}),
-    "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32), scale=None)}),
+    "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32))}),
+    "sigreg, drawn": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(8, dims=(8, 32), scale=None)}),
     "regression": (stm.SimilarityMSELoss, {}),
 }
 

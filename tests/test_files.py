@@ -76,6 +76,27 @@ def test_files_are_moved_in_only_when_all_are_there(tmp_path):
     assert step > 3
 
 
+def test_an_encoder_loads_only_when_all_its_files_are_there(tmp_path):
+    """Without modules.json, config.json alone would load as another model."""
+    names = ("weights", "modules.json", "config.json")
+
+    def save(text):
+        with moved_in(tmp_path, "modules.json", replace_all=True) as new:
+            for name in names:
+                (new / name).write_text(text)
+
+    for step in itertools.count():
+        save("old")
+        code = killed_at(step, lambda: save("new"))
+        found = {(tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}
+        if (tmp_path / "config.json").exists():
+            assert all((tmp_path / name).exists() for name in names)
+            assert len(found) == 1
+        if code == 0:
+            break
+    assert step > 5
+
+
 def test_what_is_there_is_not_replaced(tmp_path):
     (tmp_path / "last").write_text("mine")
     with pytest.raises(FileExistsError, match="holds last"):

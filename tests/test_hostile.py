@@ -19,6 +19,7 @@ import st_magnitude as stm
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.train import TrainConfig, train
+from st_magnitude.training.run_folder import WORK
 
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
 
@@ -151,9 +152,9 @@ def test_a_checkpoint_to_resume_from_is_not_unpickled(tiny_path, tmp_path, mark,
     place = (str(tiny_path), DATA, tmp_path / "out")
     train(*place, TrainConfig(max_steps=1, **options))
     for file in (tmp_path / "out").iterdir():
-        if file.name != "checkpoints":
+        if file.name != WORK:
             shutil.rmtree(file) if file.is_dir() else file.unlink()
-    torch.save({"state": Payload(mark)}, tmp_path / "out" / "checkpoints" / "checkpoint-1" / name)
+    torch.save({"state": Payload(mark)}, tmp_path / "out" / WORK / "checkpoint-1" / name)
     # not of training_args.bin, which nobody reads
     with contextlib.suppress(pickle.UnpicklingError):
         train(*place, TrainConfig(max_steps=2, resume=True, **options))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sentence_transformers
 import torch
 from _tiny import decoder, tokenizer
 from datasets import Dataset, concatenate_datasets
@@ -48,6 +49,11 @@ def test_features_of_a_text_column(model):
     assert _upstream.batch_size_of(features) == 3
     part = _upstream.minibatch_of(dict(features), 1, 3)
     assert torch.equal(part["input_ids"], features["input_ids"][1:])
+
+
+def test_the_releases_in_which_cached_losses_synchronise_once():
+    release = tuple(map(int, sentence_transformers.__version__.split(".")[:2]))
+    assert _upstream.SYNCHRONIZES_ONCE is (release >= (6, 2))
 
 
 def test_encodes_alone(model):
@@ -99,6 +105,13 @@ def test_load_with_classes(model, tmp_path):
     loaded = _upstream.load_with_classes(str(tmp_path), {name: ExponentNorm}, device="cpu")
     assert isinstance(loaded, SentenceTransformer)
     assert isinstance(loaded[-1], ExponentNorm)
+
+
+def test_the_card_that_a_model_was_loaded_with(model, tmp_path):
+    assert _upstream.card_text_of(model) == ""
+    model.save_pretrained(str(tmp_path))
+    (tmp_path / "README.md").write_text("a card")
+    assert _upstream.card_text_of(SentenceTransformer(str(tmp_path))) == "a card"
 
 
 def test_load_checkpoint_into_a_trainer():

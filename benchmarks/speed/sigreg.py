@@ -1,80 +1,66 @@
 """SIGReg: what it costs, and what it does to a collapsed cone.
 
-    python benchmarks/speed/sigreg.py [a] [b]
+    OMP_NUM_THREADS=1 python benchmarks/speed/sigreg.py [a] [b]
 
-(a) Time and memory, forward and backward on embeddings, D = 384, 1,024 directions, 17 knots: of the
-naive form (the N x K x knots tensor under autograd), of SIGReg, and of the matrix products alone.
+(a) Processor milliseconds and memory, forward and backward on embeddings: of CosineRankingLoss and
+of SIGRegInfoNCE, which adds SIGReg over all directions, on N / 2 pairs; and of SIGReg alone over
+all directions, with LeJEPA's 1,024 and as in the listing of the blog post.
 (b) Embeddings in a cone, moved by Adam down SIGReg alone: IsoScore (over what a Gaussian sample of
-the size reaches) and mean cosine, for 16 to 1,024 directions, scaled by sqrt(D), unscaled, and as
-in the listing of the blog post. Expected of that, before the run: level, because Adam divides the
-size of the gradient out, and .02 higher or lower where it weighs large knots more.
+the size reaches) and mean cosine, for 16 to 1,024 directions and all, scaled by sqrt(D), unscaled,
+and as in the listing. Expected of that, before the run: level, because Adam divides the size of the
+gradient out, and .02 higher or lower where it weighs large knots more.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from benchmarks.speed.kernel import seconds
-from benchmarks.speed.memory import peak_bytes
+from benchmarks.speed.memory import MIB, peak_bytes
 from benchmarks.studies.estimates import markdown
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW, Dense
 from torch import Tensor
 
-from st_magnitude import SIGReg, geometry
+from st_magnitude import CosineRankingLoss, MagnitudeRankingLoss, SIGReg, SIGRegInfoNCE, geometry
 
 # --- (a) cost -------------------------------------------------------------------------------------
 
-
-def naive(x: Tensor, directions: Tensor) -> Tensor:
-    """SIGReg() as one writes it down."""
-    knots = torch.linspace(0, 3, 17, device=x.device)
-    target = torch.exp(-knots.square() / 2)
-    # (N, K, T)
-    angles = (F.normalize(x, dim=1) * x.shape[1] ** 0.5 @ directions)[..., None] * knots
-    error = (angles.cos().mean(dim=0) - target).square() + angles.sin().mean(dim=0).square()
-    return 2 * torch.trapezoid(error * target, knots).mean() * len(x)
+SIZES = [(n, 384) for n in (64, 256, 1024, 4096, 16_384)] + [(n, 768) for n in (64, 256, 2048)]
 
 
-def cost(size: int, dim: int, num_directions: int, repeats: int = 8) -> None:
-    torch.manual_seed(0)
+def cost(size: int, dim: int) -> list[str]:
+    """Milliseconds of each loss, of SIGRegInfoNCE over InfoNCE, and MiB of all directions."""
+    columns = [torch.randn(size // 2, dim, requires_grad=True) for _ in range(2)]
     x = torch.randn(size, dim, requires_grad=True)
-    directions = F.normalize(torch.randn(dim, num_directions), dim=0)
-    sigreg = SIGReg()
-    losses: dict[str, Callable[[], Tensor]] = {
-        "naive": lambda: naive(x, directions),
-        "SIGReg": lambda: sigreg(x, directions),
-        "SIGReg, drawing": lambda: SIGReg(num_directions)(x),
+    model = SentenceTransformer(modules=[BoW(["tea"]), Dense(1, dim)], device="cpu")
+
+    def of_columns(loss: MagnitudeRankingLoss) -> None:
+        value = loss.compute_loss_from_embeddings(columns, None)
+        terms = value.values() if isinstance(value, dict) else [value]
+        sum(terms, torch.zeros(())).backward()
+
+    def of_rows(loss: SIGReg) -> None:
+        loss(x).backward()
+
+    steps = {
+        "InfoNCE": partial(of_columns, CosineRankingLoss(model)),
+        "SIGRegInfoNCE": partial(of_columns, SIGRegInfoNCE(model)),
+        "all": partial(of_rows, SIGReg()),
+        "1,024": partial(of_rows, SIGReg(1024)),
+        "listing": partial(of_rows, SIGReg(16, statistic="plain_mean")),
     }
-    torch.testing.assert_close(losses["SIGReg"](), losses["naive"](), rtol=1e-3, atol=0)
-
-    def step(loss: Callable[[], Tensor]) -> Callable[[], None]:
-        def run() -> None:
-            x.grad = None
-            loss().backward()
-
-        return run
-
-    steps = {name: step(loss) for name, loss in losses.items()}
-    a, out, back = x.detach(), x.new_empty(size, num_directions), x.new_empty(size, dim)
-
-    def products() -> None:
-        torch.mm(a, directions, out=out)
-        torch.mm(out, directions.T, out=back)
-
-    steps["products"] = products
-    measured = seconds(steps, repeats)
-    memory = {name: peak_bytes(run) for name, run in steps.items()}
-    rows = []
-    for name, t in measured.items():
-        part = f"1/{memory['naive'] / memory[name]:.0f}" if memory[name] else "-"
-        sizes = [f"{memory[name] / 2**20:.0f}", part]
-        rows.append([name, f"{t * 1e3:.0f}", f"{measured['naive'] / t:.1f}", *sizes])
-    print(f"\n(a) N = {size}, D = {dim}, {num_directions} directions, 17 knots\n")
-    head = ["form", "ms", "times as fast", "MB", "part of its memory"]
-    print("\n".join(markdown(head, rows)), flush=True)
+    repeats = max(2, min(40, 2**14 // size))
+    found = seconds(steps, repeats, clock=time.process_time)
+    ratio = found["SIGRegInfoNCE"] / found["InfoNCE"]
+    memory = peak_bytes(steps["all"]) / MIB
+    ms = [f"{1e3 * value:.3g}" for value in found.values()]
+    return [f"{size:,}", str(dim), *ms, f"{ratio:.1f}", f"{memory:.2g}"]
 
 
 # --- (b) a collapsed cone -------------------------------------------------------------------------
@@ -89,23 +75,14 @@ def cone(size: int, dim: int) -> Tensor:
     return F.normalize((noise + 2 * F.normalize(torch.ones(dim), dim=0)) @ rotation, dim=1)
 
 
-def unscaled(x: Tensor, number: int) -> Tensor:
+def unscaled(x: Tensor, number: int | None) -> Tensor:
     return SIGReg(number, scale=None)(F.normalize(x, dim=1))
 
 
-def of_blog(x: Tensor, number: int) -> Tensor:
-    """16 knots from 0 to 3, whose errors count alike, and no factor N."""
-    directions = F.normalize(torch.randn(x.shape[1], number), dim=0)
-    knots = torch.linspace(0, 3, 16)
-    angles = (F.normalize(x, dim=1) * x.shape[1] ** 0.5 @ directions)[..., None] * knots
-    real = angles.cos().mean(dim=0) - torch.exp(-knots.square() / 2)
-    return (real.square() + angles.sin().mean(dim=0).square()).mean()
-
-
-FORMS: dict[str, Callable[[Tensor, int], Tensor]] = {
+FORMS: dict[str, Callable[[Tensor, int | None], Tensor]] = {
     "scaled": lambda x, number: SIGReg(number)(x),
     "unscaled": unscaled,
-    "the blog's": of_blog,
+    "the blog's": lambda x, number: SIGReg(number, statistic="plain_mean")(x),
 }
 
 
@@ -131,10 +108,10 @@ def collapse(dims: tuple[int, ...], numbers: tuple[int, ...], size: int, steps: 
     header = ["directions", *(f"D = {dim}" for dim in dims)]
     rows = [["before", *(", ".join(measures(cone(size, dim))) for dim in dims)]]
     for name, form in FORMS.items():
-        for number in numbers:
+        for number in numbers if name == "unscaled" else (*numbers, None):
             loss = partial(form, number=number)
             found = [", ".join(open_cone(size, dim, loss, steps)) for dim in dims]
-            rows.append([f"{name} {number}", *found])
+            rows.append([f"{name} {number or 'all'}", *found])
     print("\n".join(markdown(header, rows)), flush=True)
 
 
@@ -146,8 +123,9 @@ def main() -> None:
     parts = parser.parse_args().parts or ["a", "b"]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
     if "a" in parts:
-        for size in (512, 2048):
-            cost(size, 384, 1024)
+        print("\n(a) processor ms, forward and backward\n")
+        head = ["N", "D", "InfoNCE", "SIGRegInfoNCE", "all", "1,024", "listing", "ratio", "MiB"]
+        print("\n".join(markdown(head, [cost(*size) for size in SIZES], "r")), flush=True)
     if "b" in parts:
         collapse((64, 384, 768), (16, 256, 1024), 512, 200)
 

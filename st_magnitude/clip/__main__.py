@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 from torch import nn
 
@@ -17,9 +16,29 @@ from st_magnitude.clip.model import rescale_output, unnormalize
 def main(arguments: Sequence[str] | None = None) -> None:
     with needs("python -m st_magnitude.clip", "clip"):
         from open_clip_train import main as program
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # those are open_clip's
-    parser.add_argument("--preset", choices=PRESETS, default="imgnorm-i2t", help="A row of Table 6")
+    parser = argparse.ArgumentParser(
+        "python -m st_magnitude.clip",
+        description=__doc__,
+        epilog="All arguments of open_clip's program follow.",
+        add_help=False,
+        allow_abbrev=False,  # those are open_clip's
+    )
+    parser.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="imgnorm-i2t",
+        help="Which side keeps its norm, and the direction of the loss (docs/clip.md). Default:"
+        " %(default)s.",
+    )
     own, theirs = parser.parse_known_args(arguments)
+    if {"-h", "--help"} & set(theirs):
+        parser.print_help()
+    args = program.parse_args(theirs)
+    if args.siglip or args.distill_model:
+        parser.error("--siglip and --distill-model have losses of their own; leave them out.")
+    data = args.train_data, args.val_data, args.imagenet_val, args.imagenet_v2
+    if not any(data) and args.dataset_type != "synthetic":
+        parser.error("There are no data: name a CSV file or shards with --train-data.")
     create_model = program.create_model_and_transforms
 
     def create_raw_model(*values: Any, **options: Any) -> tuple[Any, ...]:
@@ -28,13 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return rescale_output(unnormalize(model)), *transforms
 
     def create_loss(args: argparse.Namespace) -> nn.Module:
-        if args.siglip or args.distill:
-            parser.error("--siglip and --distill-model have losses of their own; leave them out.")
         return AsymmetricClipLoss.from_preset(own.preset, gather_across_devices=args.distributed)
 
-    ours: Any = {"create_model_and_transforms": create_raw_model, "create_loss": create_loss}
-    with patch.multiple(program, **ours):
+    given = dict(vars(program))
+    vars(program).update(create_model_and_transforms=create_raw_model, create_loss=create_loss)
+    try:
         program.main(theirs)
+    finally:
+        vars(program).update(given)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from st_magnitude.commands.core import (
     say,
 )
 from st_magnitude.comparison.config import CompareConfig
+from st_magnitude.data.memory import notice
 
 
 @command
@@ -49,5 +50,5 @@ def compare(
     typer.echo(f"\n{result}")
     shown = {"model": model, **vars(settings)}
     save_report(report, f"Comparison on {splits.name}", result.test, shown, settings.seed)
-    say(f"Saved to {output}: model/, compare.md, compare.json.")
+    say(f"Saved to {output}: model/, compare.md, compare.json. {notice(output / 'model')}")
     return result.to_dict()

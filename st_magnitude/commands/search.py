@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from st_magnitude._checks import InputError
 from st_magnitude.commands.core import DataOptions, Figures, ModelId, command, say, show_progress
 
 if TYPE_CHECKING:
     from st_magnitude.data.ranking import Ranking
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.data.task import EncodedTask
-    from st_magnitude.evaluation.abstention import Abstention
     from st_magnitude.evaluation.choice import Fusion
 
 
@@ -52,28 +49,17 @@ def search(
     only: Annotated[
         Only | None, Option(help="Search with the model or BM25 alone; default: as recommended.")
     ] = None,
-    risk: Annotated[
-        float | None,
-        Option(help="Largest share of wrong answers, as 0.1: say whether to answer."),
-    ] = None,
 ) -> Figures:
     """Show what a retriever finds for a question.
 
     All documents of the data are searched, by what `train` recommended: the model, BM25, or both
     with a weight. A search always finds something, so the last line compares the best score with
-    those of questions that have an answer. With --risk, such as 0.1, the dev split gives a rule
-    that says when nothing answers.
+    those of questions that have an answer.
     """
     from st_magnitude.data.beir import canonical
     from st_magnitude.data.memory import AllReadError
 
     splits = source.splits(is_quiet=True)
-    if risk is not None:
-        from st_magnitude.evaluation.abstention import check_range
-
-        check_range(risk)
-        if "dev" not in splits:
-            raise InputError("--risk needs questions that nobody trained on: add a dev split.")
     answers: dict[str, set[str]] = {}
     for part in splits.values():
         for query, grades in part.relevant.items():
@@ -84,37 +70,21 @@ def search(
     try:
         known = splits.unread(split, model)[1]
     except AllReadError:
-        if risk is not None:
-            raise
         says_share = False
     names = [name for name in (model, against) if name]
-    fusions = [_fusion(name, only) for name in names]
-    if risk is not None and fusions[0] is not None:
-        raise InputError(
-            "--risk is a guarantee on scores of a model without BM25: add --only model."
-        )
-    searchers = [
-        _Searcher(name, known, fusion, top_k) for name, fusion in zip(names, fusions, strict=True)
-    ]
-    rule = None if risk is None else searchers[0].rule_for(risk)
+    searchers = [_Searcher(name, known, _fusion(name, only), top_k) for name in names]
     searches = []
     for text in [question] if question else _questions():
-        tasks = [searcher.ask(text) for searcher in searchers]
-        rankings = [one.search(task) for one, task in zip(searchers, tasks, strict=True)]
+        rankings = [searcher.search(searcher.ask(text)) for searcher in searchers]
         pairs = zip(searchers, rankings, strict=True)
         found = [searcher.hits(ranking, top_k) for searcher, ranking in pairs]
         _show(found, known.corpus, answers.get(canonical(text), set()))
-        answered = None
-        if not says_share:
-            say(f"No share is shown: {model} was trained on all questions of these data.")
-        elif rule is None:
+        if says_share:
             say(searchers[0].compare(rankings[0]))
         else:
-            best = replace(tasks[0], similarity=rule.similarity).search(2)
-            answered = bool(rule.answers(best.scores)[0])
-            say("The first one answers, by the rule." if answered else "By the rule, none answers.")
-        searches.append({"question": text, "found": found, "answered": answered})
-    return {"model": model, "against": against, "rule": rule, "searches": searches}
+            say(f"No share is shown: {model} was trained on all questions of these data.")
+        searches.append({"question": text, "found": found})
+    return {"model": model, "against": against, "searches": searches}
 
 
 def _questions() -> Iterator[str]:
@@ -150,7 +120,11 @@ class _Searcher:
         self.model = load(name)
         self.depth = max(DEPTH, top_k)
         self.fusion = fusion
-        self.task = known.encode(self.model, only=known.queries, show_progress_bar=show_progress())
+        # what the first model has read is out of them, unless it has read all
+        bar = show_progress()
+        self.task = known.encode(
+            self.model, only=known.queries, even_read=True, show_progress_bar=bar
+        )
         if fusion is not None:
             from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
             from st_magnitude.similarity import Similarity
@@ -183,14 +157,6 @@ class _Searcher:
         norms = self.task.documents[found.columns[0, :top_k]].norm(dim=1).tolist()
         rows = zip(found[question].items(), norms, strict=False)
         return [Hit(*of, norm if keeps else None) for of, norm in rows]
-
-    def rule_for(self, risk: float) -> Abstention | None:
-        """Prints the rule that the known questions give; None if they are too few for one."""
-        from st_magnitude.evaluation.abstention import rule_of
-
-        rule = rule_of(self.task, risk)
-        typer.echo(f"{rule}\n")
-        return rule if math.isfinite(rule.threshold) else None
 
     def compare(self, found: Ranking) -> str:
         """A sentence on the best score next to those of questions that have an answer."""

@@ -20,6 +20,7 @@ from st_magnitude.commands.core import (
     save_report,
     say,
 )
+from st_magnitude.data.memory import notice
 from st_magnitude.finetune.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def _report(
         counts = "" if verdict is None else verdict.which_counts(trained.confirmed)
         say(f"{trained.confirmed} {counts}".strip())
         figures[confirm] = trained.confirmed.to_dict()
-    for text in filter(None, (trained.prior, trained.norm_warning)):
+    about_hashes = notice(trained.output) if trained.output else ""
+    for text in filter(None, (trained.prior, trained.norm_warning, about_hashes)):
         say(text)
     return figures

@@ -32,7 +32,7 @@ from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.surgery.scoring import score_by_cosine
-from st_magnitude.surgery.vocabulary import remembered_tokens
+from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.training.run_folder import refuse_others
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]

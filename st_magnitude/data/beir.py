@@ -102,16 +102,28 @@ _INVISIBLE = re.compile(
 
 
 class _Separators(dict[int, str]):
-    """A space for punctuation and for a cell of Braille without dots, by code point."""
+    """By code point: a space for punctuation and for a cell of Braille without dots, "-" for any
+    dash or minus, and "." for a decimal point; `_LOOSE` finds those that belong to no number."""
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)
-        is_punctuation = unicodedata.category(letter)[0] == "P" and letter not in _MEANS_SOMETHING
-        self[code] = " " if is_punctuation or letter == "\u2800" else letter
+        kind = unicodedata.category(letter)
+        if kind == "Pd":
+            self[code] = "-"
+        elif (kind[0] == "P" and letter not in _MEANS_SOMETHING) or letter == "\u2800":
+            self[code] = " "
+        else:
+            self[code] = letter
         return self[code]
 
 
-_SEPARATORS = _Separators()
+_SEPARATORS = _Separators({ord("."): ".", 0x066B: ".", 0x2212: "-"})  # Arabic point, minus
+# A point or a sign that is not part of a number: no digit follows, or a letter (but the e of 1e-5)
+# or its like stands before it
+_LOOSE = re.compile(
+    r"[-.](?:(?<=\.)(?!\d)|(?<=-)(?!\.?\d)|(?<=[^\W\d_][-.])(?<!\de-)|(?<=\.\.)|(?<=--))"
+)
+_EXPONENT = re.compile("[\u00b2\u00b3\u00b9\u2070\u2071\u2074-\u207f]+")
 # of ASCII, a byte for each byte and the bytes to delete, which is several times faster
 _PLAIN = "".join(map(chr, range(128))).lower().translate(_SEPARATORS).ljust(256).encode()
 _DELETED = "".join(_INVISIBLE.findall("".join(map(chr, range(128))))).encode()
@@ -121,20 +133,28 @@ def canonical(text: str) -> str:
     """A text in one spelling: two queries with one canonical text are one query.
 
     Case, width and composition of letters (NFKC), spaces, punctuation and what nothing shows do not
-    count. Symbols do, such as + and #. A text without anything else is kept.
+    count. Symbols do, such as + and #, and what makes another number: the sign and the decimal
+    point before a digit, unless a letter stands before it, and exponents, which are spelled with ^.
+    A text without anything else is kept.
 
     Example:
         >>> canonical("Hello,  World?"), canonical("C++"), canonical("?!")
         ('hello world', 'c++', '?!')
+        >>> canonical("Is x² = -1.5?"), canonical("10−2."), canonical("Covid-19, no.1")
+        ('is x^2 = -1.5', '10-2', 'covid 19 no 1')
     """
-    if text.isascii():
-        words = text.encode().translate(_PLAIN, _DELETED).decode().split()
-        if words:
-            return " ".join(words)
-    plain = _INVISIBLE.sub("", text)
+    if text.isascii() and (words := _words(text.encode().translate(_PLAIN, _DELETED).decode())):
+        return " ".join(words)
+    plain = _EXPONENT.sub(r"^\g<0>", _INVISIBLE.sub("", text))
     for _ in range(2):  # lower case can need another composition
         plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", plain.casefold()))
-    return " ".join(plain.translate(_SEPARATORS).split()) or plain.strip()
+    return " ".join(_words(plain.translate(_SEPARATORS))) or plain.strip()
+
+
+def _words(text: str) -> list[str]:
+    """Splits a text at spaces, without the points and signs that are not part of a number."""
+    text = f"{text} ".replace(". ", " ")  # most of them, in a tenth of the time of a search
+    return (_LOOSE.sub(" ", text) if "." in text or "-" in text else text).split()
 
 
 def check_layout(folder: Path, split: str) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from st_magnitude._checks import shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
-from st_magnitude.data.memory import AllReadError, Keys, digest, keys_of, read_by
+from st_magnitude.data.memory import AllReadError, Keys, are_read, digest, keys_of
 
 if TYPE_CHECKING:  # commands read their data before they load torch
     from datasets import Dataset
@@ -267,29 +267,22 @@ class RetrievalData:
     def unread_by(self, *models: SentenceTransformer | str) -> RetrievalData:
         """The same data without the queries that one of the models was trained on.
 
-        A query also counts as read if it was a document of a training row. The log says how many
-        are left out.
+        `encode` does this for one model; models that are compared need the same queries. A query
+        also counts as read if it was a document of a training row. The log says how many are left
+        out.
 
         Raises:
             AllReadError: If no query with a relevant document is left, a DataError.
         """
-        read = np.concatenate([read_by(model) for model in models])
-        if not len(read):
+        is_read = are_read(self.queries.values(), *models)
+        if not (number := int(is_read.sum())):
             return self
-        is_read = np.isin(keys_of(self.queries.values()), read)
         unread = self.only({q for q, known in zip(self.queries, is_read, strict=True) if not known})
-        if not unread.relevant:
-            raise AllReadError(
-                f"The model was trained on all {len(self.queries):,} queries of these data, so no"
-                " figure on them says how it answers new ones: measure it on others, such as those"
-                " of the test split. A table that is judged in folds reads dev as well; a training"
-                " with --folds 0 leaves it out."
-            )
-        if left := len(self.queries) - len(unread.queries):
-            logger.warning(
-                f"Left out {left:,} of {len(self.queries):,} queries, on which the model was"
-                " trained."
-            )
+        if not (unread.relevant if self.relevant else unread.queries):
+            raise AllReadError(len(self.queries))
+        logger.warning(
+            f"Left out {number:,} of {len(self.queries):,} queries, on which the model was trained."
+        )
         return unread
 
     def joined(self, other: RetrievalData) -> RetrievalData:
@@ -335,24 +328,29 @@ class RetrievalData:
         *,
         before_normalize: bool = False,
         only: Collection[str] | None = None,
+        even_read: bool = False,
         **encode: Any,
     ) -> EncodedTask:
         """The embeddings of queries and corpus, with the similarity by which a search ranks.
 
         They are taken before a closing ExponentNorm, by ``encode_query`` and ``encode_document``.
+        Every measurement of this package takes them from here. Queries that the model was trained
+        on are left out (see `unread_by`), also of the ``data`` of the result.
 
         Args:
             similarity: A Similarity or its name; by default the model's.
             before_normalize: Takes the embeddings before a closing Normalize, too. The similarity
                 of such a model is then cosine, which ranks alike.
             only: Ids of the n queries to encode; by default those with a relevant document.
+            even_read: Also encodes queries that the model has read. A figure on them says how well
+                it fits its training data, and nothing about new queries.
             **encode: ``query_prompt``, ``query_prompt_name``, ``corpus_prompt``,
                 ``corpus_prompt_name``, and options of ``encode`` such as ``batch_size`` and
                 ``show_progress_bar``.
 
         Raises:
-            ValueError: If the model scores by a distance, an embedding is not finite, or the texts
-                of one side all have the same.
+            ValueError: If the model scores by a distance, has read all queries, an embedding is not
+                finite, or the texts of one side all have the same.
 
         Example:
             >>> from sentence_transformers import SentenceTransformer
@@ -364,8 +362,9 @@ class RetrievalData:
         """
         from st_magnitude.data.task import encoded
 
-        asked = self.query_ids if only is None else only
-        return encoded(model, self, asked, similarity, before_normalize, **encode)
+        data = self if even_read else self.unread_by(model)
+        asked = data.query_ids if only is None else [q for q in only if q in data.queries]
+        return encoded(model, data, asked, similarity, before_normalize, **encode)
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"

@@ -70,11 +70,11 @@ def diagnose(
         >>> found.cohens_d, found["exponent"].verdict
         (inf, 'not enough data')
     """
-    data = data.unread_by(model)
     _check(data, min_gain, tolerance)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
     task = data.encode(model, similarity, **encode | {"before_normalize": True})
+    _check(task.data, min_gain, tolerance)  # without what the model has read
     today = task.similarity
     answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = data.is_relevant | np.isin(data.document_ids, list(also_relevant))
@@ -97,10 +97,10 @@ def diagnose(
         recommended=bench.task.similarity.name,
         normalizes=normalizes_output(model),
         has_magnitude=has_magnitude,
-        query_ids=data.query_ids,
+        query_ids=list(task.query_ids),
         document_ids=data.document_ids,
         is_relevant=is_relevant,
-        queries=measure.norm_statistics(task.queries, list(data.asked.values())),
+        queries=measure.norm_statistics(task.queries, list(task.data.asked.values())),
         documents=answers,
         **measure.effect_sizes(answers, is_relevant),
         exponent=curve,
@@ -117,7 +117,7 @@ def diagnose(
 
 
 def _check(data: RetrievalData, min_gain: float, tolerance: float) -> None:
-    """Refuses data and arguments before anything is encoded."""
+    """Refuses arguments, and data that are too few."""
     if len(data.query_ids) < 2 or len(data.document_ids) < 2:
         raise InputError(
             "A diagnosis needs at least two queries with a relevant document and two documents, "

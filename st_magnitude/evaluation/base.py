@@ -128,9 +128,10 @@ class SearchEvaluator(SentenceEvaluator):
         if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
             warn_of_unused_prompt(model)
         self._has_encoded = True
-        self.task = self.data.unread_by(model)
+        found = self.data.encode(model, self.similarity, **self.encoding, **self.prompts)
+        self.task = found.data
         self.queries_ids = self.task.query_ids
-        return self.task.encode(model, self.similarity, **self.encoding, **self.prompts)
+        return found
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""

@@ -114,6 +114,16 @@ class ExponentCurve(_Curve):
         not find clearly worse than `highest`. Models with 1 and 0 load without this package."""
         return self.choice.value
 
+    @property
+    def stock(self) -> float:
+        """The better one of 0 (dot) and 1 (cosine), whose models load without this package."""
+        return float(self.ndcg[-1] >= self.ndcg[0])
+
+    @cached_property
+    def versus_stock(self) -> Difference:
+        """nDCG@10 at the model's exponent of today minus that at `stock`."""
+        return self.at(self.present).minus(self.at(self.stock), seed=self.seed)
+
     @cached_property
     def versus_cosine(self) -> Difference:
         """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 at exponent 1."""
@@ -147,6 +157,12 @@ class ExponentCurve(_Curve):
             why = "the model has today" if is_kept else "loads anywhere, without st_magnitude"
             found = f"Exponent {self.highest:g} is not clearly better than"
             yield f"{found} {self.best:g}, which {why}."
+        if 0 < self.present < 1:
+            name = "cosine" if self.stock else "dot"
+            yield (
+                f'For stock modules, stm.prepare(model, "{name}") rounds the exponent'
+                f" {self.present:.3g} to {self.stock:g}: today's is {self.versus_stock} over it."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
@@ -204,9 +220,8 @@ def calibrate_exponent(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
-    data = data.unread_by(model)
-    warn_if_few(data.query_ids, "an exponent")
     task = data.encode(model, **encode)
+    warn_if_few(task.query_ids, "an exponent")
     if are_unit(norms(task.documents)):  # by a module of another name than Normalize
         raise InputError(UNIT_NORMS)
     return exponent_curve(task, gammas, seed)
@@ -351,10 +366,10 @@ def calibrate_prior(
     Recommendations, RecSys 2019; Bachrach et al., Speeding Up the Xbox Recommender System Using a
     Euclidean Transformation for Inner-Product Spaces, RecSys 2014, on a bias as a dimension.
     """
-    data = data.unread_by(model)
     prior = aligned_prior(data, log_p)
-    warn_if_few(data.query_ids, "a weight")
-    return prior_curve(data.encode(model, similarity, **encode), prior, seed)
+    task = data.encode(model, similarity, **encode)
+    warn_if_few(task.query_ids, "a weight")
+    return prior_curve(task, prior, seed)
 
 
 def prior_curve(task: EncodedTask, prior: Array, seed: int = 0) -> PriorCurve:

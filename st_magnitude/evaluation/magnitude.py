@@ -91,7 +91,7 @@ class MagnitudeEvaluator(SearchEvaluator):
                 "rate, or train this model with CosineRankingLoss."
             )
         sides = {"query": encoded.queries, "document": encoded.documents}
-        is_relevant = self.task.is_relevant | self.answers_others
+        is_relevant = self.data.is_relevant | self.answers_others
         return metrics | geometry_figures(sides, is_relevant)
 
 

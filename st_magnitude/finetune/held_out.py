@@ -181,7 +181,8 @@ def card_figures(
     if task is None:
         texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
         sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
-        task = sample.encode(model, "cosine", before_normalize=True, only=texts)
+        # norms and directions judge nothing
+        task = sample.encode(model, "cosine", before_normalize=True, only=texts, even_read=True)
         sides = {"document": task.documents, "query": task.queries}
     else:
         sides = {"document": task.documents[drawn], "query": task.queries[asked]}

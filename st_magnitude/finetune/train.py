@@ -48,7 +48,8 @@ from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 from st_magnitude.surgery.scoring import score_by_cosine
-from st_magnitude.surgery.vocabulary import remembered_tokens, trimmed_vocabulary
+from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 
@@ -108,7 +109,7 @@ def train(
     With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
     it was given and with BM25. It is saved as it was trained, unless another document exponent is
     clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
-    in ``output/checkpoints`` and are removed when the model is saved.
+    in ``output/.st-magnitude.work`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
@@ -179,9 +180,9 @@ def train(
         trainer = make_trainer(model, data, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
+        remember_rows(trainer)  # checkpoints, too, say what they have read
         with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint)
-        remember_rows(trainer)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
         if baseline.is_judged and not folds:

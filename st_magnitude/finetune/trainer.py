@@ -38,6 +38,7 @@ from st_magnitude.surgery.adapters import add_lora, has_adapter
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of, readers_of
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
+from st_magnitude.training.run_folder import WORK
 
 __all__ = ["is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
 __all__ += ["train_copy", "warn_of_left_out"]
@@ -242,7 +243,7 @@ def _arguments(
     arguments = _Arguments(
         prompts={name: prompt for name, prompt in prompts.items() if prompt} or None,
         router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
-        output_dir=str(output / "checkpoints"),
+        output_dir=str(output / WORK),
         num_train_epochs=cast(float, config.epochs),
         max_steps=config.max_steps or -1,
         per_device_train_batch_size=cast(int, config.batch_size),

@@ -1,1 +1,1 @@
-"""infonce, the kernel of every contrastive loss: plain, in tiles, and in a ring of processes."""
+"""infonce, the kernel of every contrastive loss, plain and in tiles."""

@@ -10,17 +10,15 @@ from torch import Tensor
 from torch.amp import is_autocast_available
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude._distributed import num_ranks
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
-from st_magnitude.kernel.ring import refuse_in_ring, ring_infonce
 from st_magnitude.kernel.terms import Plan, Term
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
-Backend = Literal["auto", "plain", "tiled", "ring"]
+Backend = Literal["auto", "plain", "tiled"]
 PLAIN_SCORES = 2**17  # of all terms, up to which backend="auto" is plain, the faster engine there
 
 
@@ -99,10 +97,7 @@ def infonce(
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
             ``"auto"``: plain while the scores of all terms are at most 2^17 numbers and autocast,
-            which would multiply the gradients in half precision, is off. ``"ring"``: queries (B, D)
-            and documents (M, D) of each process, positives first, are those of one batch, whose
-            loss is the mean over the processes. B and M may differ; ids are equal for equal texts
-            of all processes, and ``exclude`` has as many on each. A softmax has one direction.
+            which would multiply the gradients in half precision, is off.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
             CPU it is 2^20 / M, but at least 256.
 
@@ -142,11 +137,7 @@ def infonce(
         log_q_queries=log_q_queries,
         hardness_strength=hardness_strength,
     )
-    if backend == "ring":
-        others = {x: getattr(batch, x) for x in ("all_queries", "targets", "targets_queries")}
-        refuse_in_ring("backend", softmaxes, offset=offset or None, **others)
-    if backend != "ring" or num_ranks() == 1:  # in a ring all ranks agree on what one refuses
-        batch.check(directions, terms)
+    batch.check(directions, terms)
     return infonce_of(batch, terms, Similarity.named(similarity), softmaxes, backend, tile_rows)
 
 
@@ -159,10 +150,8 @@ def infonce_of(
     tile_rows: int | None = None,
 ) -> Tensor:
     """:func:`infonce` of a batch that fits together, over softmaxes of `softmaxes_of`."""
-    if backend == "ring" and num_ranks() > 1:
-        return ring_infonce(batch, terms, similarity, softmaxes, tile_rows)
     num_rows = len(batch.queries)
-    if backend in ("auto", "ring"):
+    if backend == "auto":
         # several directions are slower than their scores, as each divides by the norms anew
         num_directions = sum(map(len, softmaxes))
         num_scores = num_rows * len(batch.documents) * len(terms) * num_directions**3

@@ -17,7 +17,7 @@ Rule = Callable[[slice, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Panel:
-    """A rectangle of scores: rows, a block of columns, and the rules of their pairs."""
+    """A rectangle of scores: rows, columns, and the rules of their pairs."""
 
     rows: Vectors  # (B, D)
     columns: Vectors  # (M, D)
@@ -31,23 +31,17 @@ def panel_of(
     direction: Direction,
     rows: Vectors,
     columns: Vectors,
-    offset: int | None,
-    of_pairs: Tensor | None = None,
+    offset: int,
 ) -> Panel:
-    """The panel of rows (B,), which are queries or their positives, and a block of columns (M,).
-
-    Args:
-        of_pairs: The scores (B,) of rows with their positives, which the block may lack.
-    """
+    """The panel of rows (B,), which are queries or their positives, and columns (M,)."""
     excluded = _same_ids(rows.ids, columns.ids, rows.x.dtype)
     same_positive = _same_ids(rows.positive_id, columns.positive_id, rows.x.dtype)
     if direction in ("query_to_query", "doc_to_doc"):
-        assert offset is not None  # a ring has neither direction
         # a text does not count for itself or for a text of its pair
         excluded += [_same_pair(batch, rows, columns, offset), *same_positive]
         return Panel(rows, columns, None, tuple(excluded))
     if batch.above is not None:
-        excluded.append(_too_close(batch.above, rows, columns, offset, of_pairs))
+        excluded.append(_too_close(batch.above, rows, columns, offset))
     targets = same_positive[0] if same_positive else _named(batch, direction, offset)
     return Panel(rows, columns, offset, tuple(excluded), targets)
 
@@ -84,18 +78,12 @@ def _same_pair(batch: Batch, rows: Vectors, columns: Vectors, offset: int) -> Ru
     return _equal(pairs(rows, batch.offset), pairs(columns, batch.offset - offset))
 
 
-def _too_close(
-    above: Above, rows: Vectors, columns: Vectors, offset: int | None, of_pairs: Tensor | None
-) -> Rule:
+def _too_close(above: Above, rows: Vectors, columns: Vectors, offset: int) -> Rule:
     """The columns that score above the threshold and are not spared."""
     spared = _same_ids(rows.spared, columns.spared, rows.x.dtype)
 
     def rule(tile: slice, scores: Tensor) -> Tensor:
-        if offset is not None:
-            positives = scores.diagonal(offset + tile.start)
-        else:
-            assert of_pairs is not None
-            positives = of_pairs[tile]
+        positives = scores.diagonal(offset + tile.start)
         too_close = (scores > above.threshold(positives)[:, None]).to(rows.x.dtype)
         for same in spared:
             too_close.mul_(same(tile, scores) == 0)
@@ -104,7 +92,7 @@ def _too_close(
     return rule
 
 
-def _named(batch: Batch, direction: Direction, offset: int | None) -> Rule | None:
+def _named(batch: Batch, direction: Direction, offset: int) -> Rule | None:
     """The targets of the rows; a row of zeros has its positive as the only one."""
     given = batch.targets_queries if direction == "doc_to_query" else batch.targets
     if given is None and isinstance(batch.targets, Tensor):

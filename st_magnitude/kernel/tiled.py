@@ -10,45 +10,24 @@ A **score** is an inner product of a row and a column. A **slope** is d loss / d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction
+from st_magnitude.kernel.known import Known
 from st_magnitude.kernel.panels import Panel, panel_of
 from st_magnitude.kernel.terms import LOG2_E, Plan
 from st_magnitude.kernel.vectors import Vectors, vectors_of
 from st_magnitude.similarity import Similarity, without_autocast
 
-# (direction, rows, columns, whether gradients are added) -> the blocks of columns that rows meet
-Round = Callable[[Direction, Vectors, Vectors, bool], Iterator[Panel]]
-
-
-class _Known(torch.autograd.Function):
-    """A loss with known gradients, which backward multiplies by the outer gradient."""
-
-    @staticmethod
-    def forward(
-        loss: Tensor, gradients: Sequence[Tensor | None], *tensors: Tensor | None
-    ) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # these gradients would be constants
-            raise RuntimeError(
-                "The tiled engine of infonce has no second derivative, which create_graph=True and"
-                " torch.func ask for. Use backend='plain'."
-            )
-        return None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors)
+NO_SECOND_DERIVATIVE = (
+    "The tiled engine of infonce has no second derivative, which create_graph=True and torch.func"
+    " ask for. Use backend='plain'."
+)
 
 
 def tiled_infonce(
@@ -56,9 +35,8 @@ def tiled_infonce(
     similarity: Similarity,
     softmaxes: Sequence[tuple[Direction, ...]],
     plan: Plan,
-    ring: Round | None = None,
 ) -> Tensor:
-    """The mean loss of softmaxes; with ``ring``, they run over the columns of all ranks."""
+    """The mean loss of softmaxes."""
     with without_autocast(batch.queries):
         divided = partial(vectors_of, batch, plan.dims)
         queries = divided(batch.queries, similarity.gamma_query, is_query=True, first=batch.offset)
@@ -76,15 +54,11 @@ def tiled_infonce(
             for directions in softmaxes:
                 softmax = Softmax(plan, temperatures, batch)
                 compared = [_compared(batch, direction, *vectors) for direction in directions]
-                if ring is None:
-                    panels = [panel_of(batch, *arguments) for arguments in compared]
-                    visit(softmax, panels, finds_sums=True, adds_gradients=learns)
-                else:
-                    _visit_ring(softmax, partial(ring, *compared[0][:3]), learns)
+                visit(softmax, [panel_of(batch, *x) for x in compared], learns)
                 found.append(softmax.loss())
             loss, of_terms = (torch.stack(x).sum(dim=0) for x in zip(*found, strict=True))
             gradients = [of_terms, *(x for v in vectors for x in (v.grad, v.grad_scale))]
-        known: Tensor = _Known.apply(loss, gradients, *tensors)
+        known: Tensor = Known.apply(loss, gradients, NO_SECOND_DERIVATIVE, *tensors)
         return known
 
 
@@ -101,17 +75,9 @@ def _compared(
     return direction, rows, columns, 0 if columns is queries else batch.offset
 
 
-def _visit_ring(softmax: Softmax, blocks: Callable[[bool], Iterator[Panel]], learns: bool) -> None:
-    """Visits the columns of a ring, which pass twice: for the sums and for the gradients."""
-    for is_second in (False, True) if learns else (False,):
-        for panel in blocks(is_second):
-            visit(softmax, [panel], finds_sums=not is_second, adds_gradients=is_second)
-            del panel  # frees the block before the next one is asked for
-
-
 class Softmax:
-    """The softmax of each row over the columns so far. Logits are relative to that of the pair of
-    the row, because in float32 the difference of two large, rounded logits is not exact."""
+    """The softmax of each row over all columns. Logits are relative to that of the pair of the row,
+    because in float32 the difference of two large, rounded logits is not exact."""
 
     def __init__(self, plan: Plan, temperatures: Tensor, batch: Batch) -> None:
         row_weights = temperatures.new_ones(len(batch.queries))  # (B,)
@@ -124,13 +90,13 @@ class Softmax:
         # (T, B), weights of the rows' losses in the loss of the batch
         self.weights = torch.stack(of_terms) * row_weights / plan.num_losses
         self.grad_per_probability = self.weights * self.inverse  # (T, B)
-        self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
+        self.log_sums = torch.zeros_like(self.weights)  # (T, B), of exponentials, to base 2
         self.pair_scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.pair_biases = torch.zeros_like(row_weights)  # (B,)
         # Sums over the positives of a row: weighted scores of each prefix and biases, and targets
         self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
         self.biases = torch.zeros_like(row_weights)  # (B,)
-        self.targets = torch.zeros_like(row_weights)  # (B,)
+        self.targets = torch.ones_like(row_weights)  # (B,)
         self.grad_inverse = torch.zeros_like(temperatures)  # (T,)
         self.learns_temperatures = temperatures.requires_grad
 
@@ -140,17 +106,12 @@ class Softmax:
         logits = (scores - self.pair_scores[k][tile]) * self.inverse[t] - self.pair_biases[tile]
         return LOG2_E * (logits + self.plan.hardness_strength * scores)
 
-    def add(self, t: int, tile: slice, log_sums: Tensor) -> None:
-        """Adds the log-sum-exp (n,) of more columns to that of some rows."""
-        sums = self.log_sums[t, tile]  # a view
-        torch.logaddexp2(sums, log_sums, out=sums)
-
-    def add_positives(
+    def set_positives(
         self, k: int, tile: slice, targets: Tensor, scores: Tensor, shift: Tensor
     ) -> None:
-        """Adds the sum of scores by targets (n, M) for prefix k; scores lack a shift (n,)."""
+        """Sets the sum of scores by targets (n, M) for prefix k; scores lack a shift (n,)."""
         of_positives = torch.linalg.vecdot(targets, scores)  # (n,)
-        self.scores[k][tile] += of_positives + targets.sum(dim=1) * shift
+        self.scores[k][tile] = of_positives + targets.sum(dim=1) * shift
 
     def grad_per_target(self, k: int, tile: slice) -> Tensor:
         """The gradient of a unit target in all terms of a prefix, (n,)."""
@@ -168,14 +129,9 @@ class Softmax:
         return loss, -grad_inverse * self.inverse[:, 0] ** 2
 
 
-def visit(
-    softmax: Softmax, panels: Sequence[Panel], *, finds_sums: bool, adds_gradients: bool
-) -> None:
-    """Adds panels to the softmax of their rows, and their contributions to the gradients.
-
-    One visit does both if it has all panels of a row. Otherwise a first round of visits finds the
-    sums, and a second one adds the gradients. The positives are in the first panel.
-    """
+def visit(softmax: Softmax, panels: Sequence[Panel], adds_gradients: bool) -> None:
+    """Finds the softmax of each row over all panels, of which the first one has the positives, and
+    adds to the gradients."""
     plan = softmax.plan
     num_rows = len(panels[0].rows.x)
     edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
@@ -191,7 +147,7 @@ def visit(
     for start in range(0, num_rows, height):
         tile = slice(start, min(start + height, num_rows))
         buffers = [x[: tile.stop - tile.start] for x in memory]
-        _visit_tile(softmax, panels, parts, tile, buffers, finds_sums, adds_gradients)
+        _visit_tile(softmax, panels, parts, tile, buffers, adds_gradients)
 
 
 # Rows of a tile, columns, and where their scores lie in the buffer
@@ -204,10 +160,10 @@ def _visit_tile(
     parts: Sequence[slice],  # where the columns of a panel are
     tile: slice,
     buffers: list[Tensor],  # (n, M) each, with the columns of all panels
-    finds_sums: bool,
     adds_gradients: bool,
 ) -> None:
     plan, offset, longest = softmax.plan, panels[0].offset, len(softmax.plan.dims) - 1
+    assert offset is not None  # of the first panel, which has the positives
     scores, slopes = buffers[: longest + 1], buffers[longest + 1]  # (K) x (n, M), (n, M)
     blocks = [(x.rows.part(tile), x.columns, part) for x, part in zip(panels, parts, strict=True)]
     # The scores of all prefixes. Those of columns that rules leave out become very low.
@@ -215,8 +171,7 @@ def _visit_tile(
         _multiply(plan, block, scores)
     targets = _apply_rules(panels, parts, tile, scores)  # (n, M) of the first panel
     bias = _biases([panel.columns for panel in panels])  # (M,)
-    if finds_sums:
-        _start(softmax, offset, tile, [x[:, parts[0]] for x in scores], targets, bias)
+    _start(softmax, offset, tile, [x[:, parts[0]] for x in scores], targets, bias)
 
     # From the longest prefix to the shortest: the slope of a shorter one takes the memory of the
     # scores of the longer one, which nothing needs any more.
@@ -224,10 +179,10 @@ def _visit_tile(
         slope = slopes if k == longest else scores[k + 1]
         powers = buffers[-1] if len(buffers) > longest + 2 else slope  # exponentials
         pair = softmax.pair_scores[k][tile]  # (n,)
-        best = _best(plan, scores[k], pair)  # (n,)
+        best = _best(plan, scores[k])  # (n,)
         relative = _relative(plan, scores[k], best, scores[k] if k == longest else powers)
-        if finds_sums and targets is not None:
-            softmax.add_positives(k, tile, targets, relative[:, parts[0]], best - pair)
+        if targets is not None:
+            softmax.set_positives(k, tile, targets, relative[:, parts[0]], best - pair)
 
         # The softmax of each term: its log-sum-exp, and its probabilities.
         for t in plan.members[k]:
@@ -242,12 +197,11 @@ def _visit_tile(
                     anchor += _apply_options(powers, anchor, bias, offset, tile)
                 powers.exp2_()
             total = powers.sum(dim=1)  # (n,)
-            if finds_sums:
-                softmax.add(t, tile, total.log2() + anchor)
+            softmax.log_sums[t, tile] = total.log2() + anchor
             if not adds_gradients:
                 continue
             # The probability of a column over its exponential; a logarithm of the sum would round.
-            share = 1 / total if finds_sums else (anchor - softmax.log_sums[t, tile]).exp2_()
+            share = 1 / total
             if softmax.learns_temperatures:
                 shift = pair - best if k == longest else pair
                 expected = torch.linalg.vecdot(powers, scores[k]) - shift * total
@@ -329,26 +283,24 @@ def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None)
 
 def _start(
     softmax: Softmax,
-    offset: int | None,
+    offset: int,
     tile: slice,
     scores: list[Tensor],  # (K) x (n, M)
     targets: Tensor | None,
     bias: Tensor | None,  # (>= M,)
 ) -> None:
-    """Adds scores, biases and targets of positives, which are in the first panel of a tile."""
-    if offset is not None:
-        for pairs, of_prefix in zip(softmax.pair_scores, scores, strict=True):
-            pairs[tile] = of_prefix.diagonal(offset + tile.start)
-        if bias is not None:
-            softmax.pair_biases[tile] = bias[offset + tile.start : offset + tile.stop]
+    """Sets scores, biases and targets of positives, which are in the first panel of a tile."""
+    for pairs, of_prefix in zip(softmax.pair_scores, scores, strict=True):
+        pairs[tile] = of_prefix.diagonal(offset + tile.start)
+    if bias is not None:
+        softmax.pair_biases[tile] = bias[offset + tile.start : offset + tile.stop]
     if targets is None:
-        softmax.targets[tile] += offset is not None
         return
     total = targets.sum(dim=1)  # (n,)
-    softmax.targets[tile] += total
+    softmax.targets[tile] = total
     if bias is not None:
-        softmax.biases[tile] += targets @ bias[: targets.shape[1]]
-        softmax.biases[tile] -= total * softmax.pair_biases[tile]
+        of_positives = targets @ bias[: targets.shape[1]]
+        softmax.biases[tile] = of_positives - total * softmax.pair_biases[tile]
 
 
 def _biases(columns: Sequence[Vectors]) -> Tensor | None:
@@ -358,13 +310,9 @@ def _biases(columns: Sequence[Vectors]) -> Tensor | None:
     return torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
 
 
-def _best(plan: Plan, scores: Tensor, of_pairs: Tensor) -> Tensor:
-    """The best score of each row, (n,), or 0 where no exponential can overflow. The pair counts,
-    because it is in the softmax even if it is in another block, and all of this one are excluded.
-    """
-    if plan.bounded:
-        return scores.new_zeros(len(scores))
-    return torch.maximum(scores.amax(dim=1), of_pairs)
+def _best(plan: Plan, scores: Tensor) -> Tensor:
+    """The best score of each row, (n,), or 0 where no exponential can overflow."""
+    return scores.new_zeros(len(scores)) if plan.bounded else scores.amax(dim=1)
 
 
 def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tensor:
@@ -374,7 +322,7 @@ def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tenso
 
 
 def _apply_options(
-    logits: Tensor, best: Tensor, bias: Tensor | None, offset: int | None, tile: slice
+    logits: Tensor, best: Tensor, bias: Tensor | None, offset: int, tile: slice
 ) -> Tensor:
     """Adds what makes logits more than a multiple of scores: biases, and pairs without hardness.
 
@@ -384,24 +332,23 @@ def _apply_options(
         best: The logit of a negative with the best score, less that of the pair, (n,).
 
     Returns:
-        The largest logit less ``best``, (n,). The pair counts, as in `_best`.
+        The largest logit less ``best``, (n,).
     """
     if bias is not None:
         logits.add_(bias * LOG2_E)
-    if offset is not None:
-        logits.diagonal(offset + tile.start).copy_(-best)
-    largest = torch.maximum(logits.amax(dim=1), -best)
+    logits.diagonal(offset + tile.start).copy_(-best)
+    largest = logits.amax(dim=1)
     logits.sub_(largest[:, None])
     return largest
 
 
 def _subtract_targets(
-    slope: Tensor, unit: Tensor, offset: int | None, tile: slice, targets: Tensor | None
+    slope: Tensor, unit: Tensor, offset: int, tile: slice, targets: Tensor | None
 ) -> None:
     """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
     if targets is not None:
         slope.addcmul_(targets, unit[:, None], value=-1)
-    elif offset is not None:
+    else:
         slope.diagonal(offset + tile.start).sub_(unit)
 
 

@@ -24,12 +24,18 @@ from torch import Tensor, nn
 
 from st_magnitude._checks import InputError, positive
 from st_magnitude._distributed import engine_of, num_ranks
+from st_magnitude._upstream import SYNCHRONIZES_ONCE
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.groups import Numbers, embed_in_groups
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
-from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.normalize import (
+    append_exponents,
+    set_similarity_function,
+    strip_normalize,
+    why_normalize_stays,
+)
 from st_magnitude.surgery.raw import (
     normalizes_output,
     output_width,
@@ -40,6 +46,8 @@ from st_magnitude.surgery.raw import (
 )
 
 logger = logging.getLogger(__name__)
+
+SMALLEST_NORM = 1e-6  # the mean of smaller ones is not divided by
 
 CITATION = """
 @misc{feng2026beyond,
@@ -94,6 +102,7 @@ class EmbeddingLoss(nn.Module):
     reaches the embeddings. So a loss keeps no state, and growing norms do not act as a falling
     temperature. The size is 1 for cosine, whose scale is ``unit``.
 
+    A loss that learns from norms removes ``Normalize`` from the end of the model, and says so.
     With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
     model to ``model``, which the loss prepares as it did the first one. The wrappers of DDP and
     torch.compile around the same model change nothing.
@@ -123,6 +132,7 @@ class EmbeddingLoss(nn.Module):
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
         self._has_begun = False
+        self._has_removed_normalize = False
         self.watch = FiniteWatch(self.name)
         # of the texts of each column of a batch, the rows (B,) in the order of forward passes
         self.order: list[Numbers] = []
@@ -134,26 +144,54 @@ class EmbeddingLoss(nn.Module):
             self.prepare_model()
 
     def prepare_model(self) -> None:
-        """Checks the model, sets its similarity function, and starts a new run."""
+        """Checks the model, prepares it for the similarity, and starts a new run."""
         self.check_model()
         self._has_begun = False
-        if isinstance(unwrapped(self.model), SentenceTransformer):
-            set_similarity_function(self.model, self.similarity)
+        model = unwrapped(self.model)
+        if not isinstance(model, SentenceTransformer):
+            return
+        similarity = self.similarity  # also that of an ExponentNorm after Normalize
+        normalizes = self.uses_norms and normalizes_output(model)
+        if normalizes:
+            strip_normalize(model)
+        append_exponents(model, similarity)
+        set_similarity_function(model, similarity)
+        if normalizes and not self._has_removed_normalize:
+            self._has_removed_normalize = True
+            logger.warning(
+                "%s has removed Normalize from the end of the model, which is scored by %s from now"
+                ' on; stm.prepare(model, "cosine") puts it back.',
+                self.name,
+                model.similarity_fn_name,
+            )
 
     def check_model(self) -> None:
         """Refuses a model that the loss cannot train, before it changes it."""
-        if self.similarity.keeps_magnitude and normalizes_output(self.model):
+        model = unwrapped(self.model)
+        if not self.uses_norms or not normalizes_output(model):
+            return
+        if why := why_normalize_stays(model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
+            call = f"prepare(model, {argument})"
+            if not self.similarity.keeps_magnitude:
+                call = "strip_normalize(model)"
             raise InputError(
-                f"{self.name} with {self._similarity} learns from the norm of embeddings, but this"
-                " model ends in Normalize, so every embedding has norm 1. Call stm.prepare(model,"
-                f" {argument}) before you build the loss."
+                f"{self.name} learns from the norm of embeddings, but this model ends in Normalize"
+                f" {why}, where the loss does not remove it by itself. Call stm.{call} before you"
+                " build the loss."
             )
+        if not self.learns_exponents:  # which can be all that is learned
+            refuse_frozen(model)
 
     @property
     def similarity(self) -> Similarity:
         return self._similarity
+
+    @property
+    def uses_norms(self) -> bool:
+        """Whether the loss of embeddings changes with their norms."""
+        return self.similarity.keeps_magnitude
 
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
         """The raw embeddings of each column of texts, (B, D)."""
@@ -207,7 +245,14 @@ class EmbeddingLoss(nn.Module):
             )
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as engine_of names it, that would train the loss wrongly or fail."""
+        """Refuses ranks, and an engine, as engine_of names it, that would train the loss wrongly,
+        fail, or wait forever."""
+        if self.uses_gradient_cache and num_ranks() > 1 and not SYNCHRONIZES_ONCE:
+            raise InputError(
+                f"{self.name} with mini_batch_size on {num_ranks()} processes would wait forever"
+                " where one has more texts than another. Install sentence-transformers 6.2 or"
+                " later, or leave mini_batch_size out."
+            )
         if engine is None:
             return
         if self.learns_exponents and engine != "DeepSpeed ZeRO-2":
@@ -318,8 +363,16 @@ def _by_mean_norm(
     total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
     if gathers and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
-    mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+    mean = total[0] / total[1]
+    # without norms there is no size, and a division would make gradients overflow
+    mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
     return [x / mean for x in embeddings]
+
+
+def to_host(flags: Tensor) -> Tensor:
+    """A copy of flags on the host, which does not wait for a GPU: it is False until they come."""
+    found = torch.zeros(flags.shape, dtype=torch.bool, pin_memory=flags.is_cuda)
+    return found.copy_(flags, non_blocking=flags.is_cuda)
 
 
 class FiniteWatch:
@@ -350,8 +403,7 @@ class FiniteWatch:
         if all(x.is_cpu and math.isfinite(x.detach().sum()) for x in watched.values()):
             return
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
-        flags = torch.zeros(broken.shape, dtype=torch.bool, pin_memory=broken.is_cuda)
-        flags.copy_(broken, non_blocking=broken.is_cuda)
+        flags = to_host(broken)
         ready = self._found if broken.is_cuda else (list(watched), flags)
         self._found = list(watched), flags
         if ready is None:

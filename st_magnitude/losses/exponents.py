@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
@@ -17,9 +18,12 @@ from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.raw import normalizes_output, unwrapped
+
+logger = logging.getLogger(__name__)
 
 EXPONENT_RATE = 1e-2  # of the biases of exponents, where the model has its usual rate
+SATURATED = 1e-3  # an exponent this close to 0 or 1 hardly learns
 
 
 def usual_rate(model: SentenceTransformer) -> float:
@@ -104,7 +108,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     ) -> None:
         super().__init__(model, Similarity(gamma_query, gamma_document), **options)
 
-    def prepare_model(self) -> None:
+    def check_model(self) -> None:
         model = unwrapped(self.model)
         # of the model's ExponentNorm, or given
         gamma_query, gamma_document = self.similarity.exponents
@@ -114,23 +118,48 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 f" gamma_query={gamma_query} and gamma_document={gamma_document}. For fixed ones"
                 " use MagnitudeRankingLoss(model, Similarity(...))."
             )
-        self.check_model()
-        if not isinstance(model[-1], ExponentNorm):
-            if isinstance(self.model, DistributedDataParallel):
-                raise InputError(
-                    "LearnableNormLoss adds exponents to the model, which DistributedDataParallel"
-                    " would not average over the processes. Build the loss before you wrap the"
-                    " model."
-                )
-            model.append(ExponentNorm(gamma_query, gamma_document).to(model.device))
+        super().check_model()
+        has_exponents = isinstance(model[-1], ExponentNorm) and not normalizes_output(model)
+        if isinstance(self.model, DistributedDataParallel) and not has_exponents:
+            raise InputError(
+                "LearnableNormLoss adds exponents to the model, which DistributedDataParallel"
+                " would not average over the processes. Build the loss before you wrap the model."
+            )
+
+    def prepare_model(self) -> None:
+        self._has_warned = False
+        self._copied: Tensor | None = None  # exponents of the batch before, which a GPU has copied
+        super().prepare_model()
+        model = unwrapped(self.model)
         # a power of two, by which a division is exact: what resumes goes on from the same numbers
         model[-1].learn(2.0 ** round(math.log2(EXPONENT_RATE / usual_rate(model))))
-        super().prepare_model()
 
     @property
     def similarity(self) -> Similarity:
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
+
+    def start(self) -> None:
+        super().start()
+        norm = exponent_norm(self.model)
+        if self._has_warned or norm is None or not torch.is_grad_enabled():
+            return
+        exponents = torch.stack(self._learned()).detach()
+        copied = torch.empty(2, dtype=exponents.dtype, pin_memory=exponents.is_cuda)
+        copied.copy_(exponents, non_blocking=exponents.is_cuda)
+        ready, self._copied = self._copied if exponents.is_cuda else copied, copied
+        reached = [] if ready is None else ready.tolist()
+        if any(not SATURATED < gamma < 1 - SATURATED for gamma in reached):
+            self._has_warned = True
+            logger.warning(
+                "Exponents of LearnableNormLoss have reached (%.4f, %.4f): at 0 and 1 they no"
+                " longer learn. The loss multiplies the rate of the optimizer for them by %g, so"
+                " give them no parameter group with a higher rate of its own. If you have not, fix"
+                " them: MagnitudeRankingLoss(model, stm.Similarity(%.0f, %.0f)).",
+                *reached,
+                norm.gain,
+                *reached,
+            )
 
     def get_log(self) -> dict[str, float]:
         query, document = (float(exponent.detach()) for exponent in self._learned())

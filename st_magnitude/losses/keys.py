@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.modules import Router
 from sentence_transformers.util import get_rank
 from torch import Tensor, nn
 
@@ -27,6 +29,7 @@ class Texts:
     bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys
     log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
     labels: Tensor | None = None  # as the data have them
+    sizes: Sequence[Sequence[int]] = ()  # of the columns of each rank, if the loss gathers
     learned: Sequence[Tensor] = ()  # exponents of a cached step, 0-d; else the model has them
     are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
     order: Sequence[
@@ -67,9 +70,11 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
     return ids.flatten(), texts.flatten(), (mask.cumsum(dim=1) * mask - 1).flatten()
 
 
-def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> Tensor:
+def text_keys(
+    features: Features, column: int = 0, start: int | Tensor = 0, vocabulary: int = 0
+) -> Tensor:
     """A 64-bit hash (B,) of the tokens of each text of a column from place ``start`` on, whatever
-    the padding.
+    the padding, as another vocabulary spells no text.
 
     Inputs without token ids get keys that are unique across columns and ranks.
     """
@@ -80,27 +85,39 @@ def text_keys(features: Features, column: int = 0, start: int | Tensor = 0) -> T
     ids, texts, places = tokens
     places = places - start
     # A sum over tokens of a mix of id and place: products with odd numbers modulo 2^64, and shifts
-    mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
+    mixed = (ids.long() + 1 + vocabulary) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
     mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
     return mixed.new_zeros(batch_size_of(features)).index_add_(0, texts, mixed)
 
 
-def bare_keys(columns: Sequence[Features], keys: list[Tensor], model: nn.Module) -> list[Tensor]:
+def vocabulary_of(features: Features, model: nn.Module) -> int:
+    """A number of the vocabulary from which the ids of a column are: 0 without a Router, whose
+    routes may have several. Other processes have the same number."""
+    model = unwrapped(model)
+    if not isinstance(next(model.children(), None), Router) or tokens_of(features) is None:
+        return 0
+    words = tokenizer_of(cast(BaseModel, model), features.get("task")).get_vocab()
+    return zlib.crc32(repr(sorted(words.items())).encode()) << 31  # above the ids
+
+
+def bare_keys(
+    columns: Sequence[Features], keys: list[Tensor], model: nn.Module, vocabularies: Sequence[int]
+) -> list[Tensor]:
     """The keys of the texts of columns without their prompts, whose length a Transformer notes."""
     if not any("prompt_length" in features for features in columns):
         return keys
     found = []
     for column, features in enumerate(columns):
-        start = features.get("prompt_length", 0)
-        if "prompt_length" not in features and is_plain_text(features):
-            # the special tokens with which every text begins, as a prompt does
+        start, is_table = features.get("prompt_length", 0), "offsets" in features
+        if isinstance(start, Tensor):
+            start = start.flatten()[0]
+        elif "prompt_length" not in features and is_plain_text(features) and not is_table:
+            # the special tokens with which every text begins, as a prompt does; a table has none
             tokenizer = tokenizer_of(cast(BaseModel, unwrapped(model)), features.get("task"))
             mask = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
             start = [*mask, 0].index(0)
-        elif isinstance(start, Tensor):
-            start = start.flatten()[0]
-        found.append(text_keys(features, column, start))
+        found.append(text_keys(features, column, start, vocabularies[column]))
     return found
 
 

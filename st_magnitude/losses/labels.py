@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from st_magnitude._checks import InputError, positive
+from st_magnitude.losses.base import to_host
 from st_magnitude.losses.keys import unlike_all
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import at_least_float32, without_autocast
@@ -20,22 +21,47 @@ Labels = Literal["weights", "classes", "teacher"]
 Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 
 
-def check_labels(
-    name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]
-) -> None:
+class SilentLabels:
+    """Labels that say nothing: all 1, or all 0 as ``InputExample`` has them by default.
+
+    One value holds for a run. On a GPU another one is refused at the next batch, which keeps the
+    host from waiting.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._value: float | None = None
+        self._differs = torch.zeros(())  # on a GPU, those of the batch before
+
+    def __call__(self, labels: Tensor, size: int) -> None:
+        """Refuses the labels of a batch of this size if they are others."""
+        is_first = self._value is None
+        value = float(labels.flatten()[0] == 1) if self._value is None else self._value
+        differs = to_host(labels.ne(value).any())
+        if labels.is_cuda and not is_first:
+            differs, self._differs = self._differs, differs
+        if differs or labels.shape != (size,):
+            raise InputError(
+                f"{self.name} would train every pair as relevant, whatever its label, but the data"
+                f" have labels ({labels.dtype}) that are neither all 1 nor all 0. Train on scores,"
+                " and on labels 0 and 1, with SimilarityMSELoss. Or keep the relevant pairs, give"
+                " texts that are not relevant as a further column of negatives, and remove the"
+                ' labels: dataset.remove_columns("label"). A ranking loss can also read labels as'
+                " weights of rows, as classes, or as scores of a teacher: labels='weights',"
+                " 'classes' or 'teacher'."
+            )
+        if is_first:
+            self._value = value
+            logger.warning(
+                "Labels that are all %g say nothing to %s, which trains every pair as relevant, as"
+                " MultipleNegativesRankingLoss does.",
+                value,
+                self.name,
+            )
+
+
+def check_labels(name: str, kind: Labels, labels: Tensor | None, sizes: Sequence[int]) -> None:
     """Checks that the labels of a batch, with columns of these sizes, are what a loss takes."""
-    if kind is None:
-        if labels is None:
-            return
-        raise InputError(
-            f"{name} would train every pair as relevant, whatever its label, but the dataset has a"
-            f" column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with"
-            " SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a"
-            " further column of negatives, and remove the labels:"
-            ' dataset.remove_columns("label"). A ranking loss can also read labels as weights of'
-            " rows, as classes, or as scores of a teacher: labels='weights', 'classes' or"
-            " 'teacher'."
-        )
     if labels is None:
         raise InputError(
             f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'."
@@ -139,7 +165,9 @@ def targets_of(
     ranks: Gathered,
 ) -> dict[str, Any]:
     """The fields that labels give a Batch, for documents (B, D) of each column."""
-    if labels is None or kind == "weights":
+    if labels is None or kind is None:
+        return {}
+    if kind == "weights":
         return {"weights": labels}
     if teacher is not None:
         of_queries, of_documents = teacher.targets(labels, ranks)

@@ -22,6 +22,7 @@ from st_magnitude.losses.keys import (
     is_plain_text,
     text_keys,
     unlike_all,
+    vocabulary_of,
 )
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import DOT, Similarity
@@ -77,14 +78,24 @@ class FalseNegatives:
         self._first: Tensor | None = None  # (2, n), of rows of the first batch, as `count` has them
         self._number: Tensor | int = 0  # of negatives left out since the last line of the log
         self._total = 0  # of all documents but the positives, since then
+        self._vocabularies: dict[str | None, int] = {}  # of the columns of a task
 
     def texts(self, model: nn.Module, columns: Sequence[Features]) -> Texts:
         """The keys of the texts of a batch that the model reads."""
         are_plain = all(map(is_plain_text, columns))
         if self.same_text == "keep":
             return Texts(are_plain=are_plain)
-        keys = [text_keys(features, i) for i, features in enumerate(columns)]
-        return Texts(keys, bare_keys(columns, keys, model), are_plain=are_plain)
+        vocabularies = [self._vocabulary(features, model) for features in columns]
+        keys = [
+            text_keys(features, i, vocabulary=vocabularies[i]) for i, features in enumerate(columns)
+        ]
+        return Texts(keys, bare_keys(columns, keys, model, vocabularies), are_plain=are_plain)
+
+    def _vocabulary(self, features: Features, model: nn.Module) -> int:
+        task = features.get("task")
+        if task not in self._vocabularies:
+            self._vocabularies[task] = vocabulary_of(features, model)
+        return self._vocabularies[task]
 
     def exclude(
         self, texts: Texts, ranks: Gathered, documents: Sequence[Tensor]
@@ -112,8 +123,7 @@ class FalseNegatives:
         keys = {"log_q": ranks.join_columns(documents)}
         if ranks.has_queries:
             keys["log_q_queries"] = ranks.join_queries(queries)
-        # in a ring ids may repeat on other ranks
-        if not ranks.is_ring and not any(_may_repeat(Ids(x, x)) for x in keys.values()):
+        if not any(_may_repeat(Ids(x, x)) for x in keys.values()):
             return {}
         return {name: Copies(x, ranks.numbers(x)) for name, x in keys.items()}
 
@@ -133,9 +143,7 @@ class FalseNegatives:
             others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
             of_pairs = [ranks.join_columns(x) for x in (documents, [queries, *others])]
             rules += [Ids(x, ~x if self.same_text == "once" else x) for x in of_pairs]
-        # in a ring ids may repeat on other ranks
-        within = ranks.compares_a_kind
-        return rules if ranks.is_ring else [x for x in rules if _may_repeat(x, within)]
+        return [x for x in rules if _may_repeat(x, within=ranks.compares_a_kind)]
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
@@ -183,13 +191,12 @@ class FalseNegatives:
                 self.margin,
             )
 
-    def share_without_negatives(self, columns: Sequence[Features]) -> float:
+    def share_without_negatives(self, model: nn.Module, columns: Sequence[Features]) -> float:
         """The share of queries of a batch to which ``same_text`` leaves no negative."""
         if self.same_text == "keep":
             return 0.0
-        keys = [text_keys(f, column) for column, f in enumerate(columns)]
-        queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in keys]
-        texts = Texts(keys, bare=keys)
+        texts = self.texts(model, columns)
+        queries, *documents = [torch.zeros(len(x), 1, device=x.device) for x in texts.keys]
         ranks = Gathered(queries)
         copies = self.copies(texts, ranks).get("log_q")
         batch = Batch(queries, torch.cat(documents), exclude=self._ids(texts, ranks))
@@ -254,7 +261,7 @@ def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: boo
         raise InputError(
             f"{name} takes lists of texts as negatives, in columns after the positives; not of a"
             " stream, not with labels='teacher', 'doc_to_doc' or keep_explicit_negatives, which ask"
-            " whose negatives they are, and on several processes with gather_across_devices='ring'"
-            " or False. Give each text a column of its own: negative_1, negative_2, and so on."
+            " whose negatives they are. Give each text a column of its own: negative_1, negative_2,"
+            " and so on."
         )
     return [size for number, size in zip(noted, sizes, strict=True) if number is None]

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from st_magnitude._checks import InputError, at_least, one_of
 from st_magnitude._distributed import num_ranks
-from st_magnitude._upstream import CachedLoss, minibatch_of
+from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
-from st_magnitude.kernel.infonce import Backend, infonce_of, softmaxes_of
-from st_magnitude.kernel.ring import refuse_in_ring
+from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
 from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import Texts
-from st_magnitude.losses.labels import Labels, Teacher, check_labels, targets_of
+from st_magnitude.losses.labels import Labels, SilentLabels, Teacher, check_labels, targets_of
 from st_magnitude.losses.negatives import (
     FalseNegatives,
     MarginStrategy,
@@ -49,7 +48,7 @@ class RankingOptions(TypedDict, total=False):
     temperature: float | None
     regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
     mini_batch_size: int | None
-    gather_across_devices: bool | Literal["ring"]
+    gather_across_devices: bool
     directions: Sequence[Direction]
     partition_mode: PartitionMode
     same_text: SameText
@@ -81,7 +80,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
 
     Args:
-        model: The model to train. The loss sets the ``similarity_fn_name`` that ranks alike.
+        model: The model to train, which the loss prepares as :func:`~st_magnitude.prepare` does:
+            one whose similarity keeps norms removes ``Normalize``, and says so in the log.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
@@ -96,9 +96,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             sums and logs. A method ``of_columns`` gets the list of columns, (B, D) each, instead.
         mini_batch_size: Number of texts for which the model holds activations at a time, by
             gradient caching (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
-        gather_across_devices: Whether the documents of all ranks are negatives. True gathers them
-            on each rank. ``"ring"`` passes them around instead: memory does not grow with the
-            number of ranks, and batches may differ in size.
+        gather_across_devices: Whether the documents of all ranks, gathered on each of them, are
+            negatives. Batches may differ in size.
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
             of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
@@ -113,7 +112,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             value of the positive's score, which suits scores that norms make large.
         keep_explicit_negatives: Whether the explicit negatives of a row count for its query
             whatever ``margin`` says. Set it for negatives that people have chosen.
-        labels: What a label column holds. None: data with labels are refused. ``"weights"``:
+        labels: What a label column holds. None: data with labels are refused, unless these are all
+            1, or all 0 as ``InputExample`` has them by default. ``"weights"``:
             factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,), below 0 for
             none; rows of one class are positives of each other. ``"teacher"``: a teacher's scores
             of the documents of the row, (B, n), as for DistillKLDivLoss, or its embeddings of all
@@ -126,10 +126,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     Raises:
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
-        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or
-            sentence-transformers' ``MatryoshkaLoss``, which normalises every prefix, is wrapped
-            around the loss; if caching is on and the model embeds by table lookup; if the data have
-            labels that ``labels`` does not announce; if an argument is out of range.
+        ValueError: If the similarity keeps magnitude but only some routes of the model end in
+            ``Normalize``, or ``truncate_dim`` cuts what it returns; if sentence-transformers'
+            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if
+            caching is on and the model embeds by table lookup; if the data have labels that differ
+            and that ``labels`` does not announce; if an argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
     :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0
@@ -138,7 +139,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     Example:
         ::
 
-            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "qnorm")
+            model = SentenceTransformer("all-MiniLM-L6-v2")
             loss = stm.MagnitudeRankingLoss(model, similarity="qnorm")
             SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
@@ -157,7 +158,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         temperature: float | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
-        gather_across_devices: bool | Literal["ring"] = False,
+        gather_across_devices: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint",
         same_text: SameText = "once",
@@ -228,19 +229,19 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch, before modules change them in place."""
-        shares_negatives = bool(self.gather_across_devices) and num_ranks() > 1
-        check_on_all_ranks(
-            partial(self._check_inputs, columns, labels),
-            next(self.model.parameters()).device if shares_negatives else None,
-            needs_one_size=self.gather_across_devices != "ring",
-        )
+        sizes: list[list[int]] = []
+        if self.gather_across_devices and num_ranks() > 1:
+            check = partial(self._check_inputs, columns, labels)
+            sizes = check_on_all_ranks(check, next(self.model.parameters()).device)
+        else:
+            self._check_inputs(columns, labels)
         kind = tuple("prompt_length" in features for features in columns)
         if kind not in self._kinds:  # data sets differ, as in prompts for their columns
             self._kinds.add(kind)
             warn_without_prompts(columns, self.model, self.name)
         texts = self.false_negatives.texts(self.model, columns)
         log_q = () if self.prior is None else self.prior.log_q(columns[1:])
-        return replace(texts, labels=labels, log_q=log_q)
+        return replace(texts, labels=labels, log_q=log_q, sizes=sizes)
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
@@ -251,7 +252,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             texts = labels
         else:
             self.refuse_unequal(sizes)
-            check_labels(self.name, self.labels, labels, sizes)
+            self._check_labels(labels, sizes)
             if self.prior is not None:
                 raise InputError(
                     f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
@@ -269,19 +270,18 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         The embeddings are divided by their mean norms, and the documents are those of all ranks.
         :class:`~st_magnitude.kernel.plain.Comparison` has scores, targets and what is left out.
         """
-        backend: Backend = "ring" if self.gather_across_devices == "ring" else "auto"
-        return infonce_of(batch, self.scaled_terms, similarity, self.softmaxes, backend)
+        return infonce_of(batch, self.scaled_terms, similarity, self.softmaxes)
 
     def _losses(self, embeddings: list[Tensor], texts: Texts) -> dict[str, Tensor]:
         """The loss and the penalties by name, from raw embeddings (B, D) of each column."""
         self.start()
         queries, *documents = embeddings
         similarity = Similarity(*texts.learned) if texts.learned else self.similarity
-        gathers = bool(self.gather_across_devices)
+        gathers = self.gather_across_devices
         queries, documents = self.by_mean_norms(
             queries, documents, similarity, self.longest, gathers
         )
-        ranks = Gathered(queries, self.gather_across_devices, self.directions)
+        ranks = Gathered(queries, gathers, self.directions, texts.sizes)
         copies = self.false_negatives.copies(texts, ranks)
         log_q = {name: x.numbers.log() for name, x in copies.items()}
         if self.prior is not None:
@@ -296,12 +296,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             **targets_of(self.labels, texts.labels, self.teacher, documents, ranks),
             **log_q,
         )
-        if not ranks.is_ring:  # which checks on all ranks, and brings more documents
-            batch.check_embeddings(self.terms)
-            if torch.is_grad_enabled() and (texts.keys or self.false_negatives.margin is not None):
-                numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
-                self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
-        losses = {"infonce": self.loss_of(batch, similarity)}
+        batch.check_embeddings(self.terms)
+        if torch.is_grad_enabled() and (texts.keys or self.false_negatives.margin is not None):
+            numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
+            self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
+        losses = {"infonce": ranks.share * self.loss_of(batch, similarity)}
         if self.has_penalties:
             losses |= self.regularizers(embeddings)
         self.watch(embeddings, texts.labels, losses)
@@ -364,24 +363,24 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     def _check_arguments(self) -> None:
         if self.mini_batch_size is not None:
             at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
-        one_of("gather_across_devices", self.gather_across_devices, (False, True, "ring"))
+        given: object = self.gather_across_devices
+        if given == "ring":  # of earlier versions
+            raise InputError(
+                "gather_across_devices='ring' is gone. Pass gather_across_devices=True, which takes"
+                " batches of any size, too."
+            )
+        one_of("gather_across_devices", given, (False, True))
         one_of("labels", self.labels, (None, *get_args(Labels)))
-        if self.gather_across_devices == "ring":
-            refuse_in_ring("gather_across_devices", self.softmaxes, teacher=self.teacher)
-            if type(self).loss_of is not MagnitudeRankingLoss.loss_of:
-                raise InputError(
-                    f"{self.name} has a loss_of of its own, which in a ring would see the documents"
-                    " of one process alone. Use gather_across_devices=True."
-                )
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
+        self._silent_labels = SilentLabels(self.name)
         self.false_negatives.start()
         super().prepare_model()
-        self.check_dims(self.terms)
 
     def check_model(self) -> None:
         super().check_model()
+        self.check_dims(self.terms)
         if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
@@ -389,27 +388,28 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 " Leave mini_batch_size out."
             )
 
+    @property
+    def uses_norms(self) -> bool:
+        return super().uses_norms or self.regularizers.uses_norms
+
     def get_log(self) -> dict[str, float]:
         return self.false_negatives.get_log()
 
-    def _check_inputs(
-        self, columns: list[dict[str, Tensor]], labels: Tensor | None
-    ) -> tuple[int, int]:
-        """Refuses a batch that cannot be trained on; returns its numbers of columns and rows."""
+    def _check_inputs(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> list[int]:
+        """Refuses a batch that cannot be trained on; returns the sizes of its columns."""
         if len(columns) < 2:
             raise InputError(
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )
-        gathers = self.gather_across_devices is True and num_ranks() > 1
         asks_whose = (
             self.labels == "teacher"
             or "doc_to_doc" in self.directions
             or self.false_negatives.keep_explicit_negatives
         )
-        sizes = sizes_without_lists(self.name, columns, not (gathers or asks_whose))
+        sizes = sizes_without_lists(self.name, columns, not asks_whose)
         self.refuse_unequal(sizes)
-        check_labels(self.name, self.labels, labels, sizes)
+        self._check_labels(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.uses_gradient_cache or self.has_penalties:
             self.refuse_adaptive_layers("mini_batch_size or regularizers")
@@ -417,7 +417,13 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             self.refuse_matryoshka(advice)
         elif self.has_penalties:
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
-        return len(columns), sizes[0]
+        return [batch_size_of(features) for features in columns]
+
+    def _check_labels(self, labels: Tensor | None, sizes: Sequence[int]) -> None:
+        if self.labels is not None:
+            check_labels(self.name, self.labels, labels, sizes)
+        elif labels is not None:
+            self._silent_labels(labels, sizes[0])
 
     def get_config_dict(self) -> dict[str, object]:
         return {

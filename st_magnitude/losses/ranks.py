@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor
-from torch.nn.functional import pad
 
 from st_magnitude._checks import InputError
 from st_magnitude._distributed import agree, num_ranks
@@ -19,28 +18,33 @@ class Gathered:
 
     Args:
         queries: Queries of this rank, (B, D).
-        gather_across_devices: As for the loss. A ring passes documents around instead.
+        gathers: Whether the loss gathers.
         directions: As for the loss. Queries are gathered if a softmax runs over them.
+        sizes: The sizes of the columns of each rank, queries first. Without them, the columns of a
+            rank have one size, and the ranks tell it each other.
     """
 
     def __init__(
         self,
         queries: Tensor,
-        gather_across_devices: bool | str = False,
+        gathers: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
+        sizes: Sequence[Sequence[int]] = (),
     ) -> None:
         self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
         self.has_queries = any(x.endswith("query") for x in directions)  # among the columns
         self._dtype = torch.promote_types(queries.dtype, torch.float32)
-        ranks = num_ranks() if gather_across_devices else 1
-        self.is_ring = ranks > 1 and gather_across_devices == "ring"
-        self._gathers = ranks > 1 and not self.is_ring
+        self._gathers = gathers and num_ranks() > 1
         self.num_queries = len(queries)  # whom documents belong to
         self.offset = 0  # of our first query
+        self.share = 1.0  # of the loss of this rank in the mean over the ranks
         if self._gathers:
-            self.num_queries = ranks * len(queries)
-            self.offset = get_rank() * len(queries)
-        self.all_queries: Tensor | None = None  # (W·B, D), if a softmax runs over them
+            self._sizes = sizes or agree(queries.device, lambda: [len(queries)], 1)
+            numbers = [of_rank[0] for of_rank in self._sizes]
+            self.num_queries = sum(numbers)
+            self.offset = sum(numbers[: get_rank()])
+            self.share = len(numbers) * len(queries) / self.num_queries
+        self.all_queries: Tensor | None = None  # of all ranks, if a softmax runs over them
         self.num_columns = len(queries)  # of a softmax over queries
         self.first_column = 0  # our first query there
         if self._gathers and tuple(directions) != ("query_to_doc",):
@@ -48,15 +52,22 @@ class Gathered:
             self.num_columns = self.num_queries
             self.first_column = self.offset
 
-    def join(self, x: Tensor) -> Tensor:
-        """The rows of all ranks, with their gradients: (B, ...) -> (W·B, ...)."""
+    def join(self, x: Tensor, column: int = 0) -> Tensor:
+        """The rows of a column of all ranks, with their gradients: (B, ...) -> (sum of B, ...)."""
         if not self._gathers:
             return x
-        return all_gather_with_grad(x) if x.requires_grad else all_gather(x)
+        gather = all_gather_with_grad if x.requires_grad else all_gather
+        sizes = [of_rank[min(column, len(of_rank) - 1)] for of_rank in self._sizes]
+        most = max(sizes)
+        if min(sizes) == most:
+            return gather(x)
+        padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])
+        parts = zip(gather(padded).split(most), sizes, strict=True)
+        return torch.cat([part[:size] for part, size in parts])
 
     def join_columns(self, columns: Sequence[Tensor]) -> Tensor:
-        """The rows of all ranks, column by column, (M, ...)."""
-        joined = [self.join(x) for x in columns]
+        """The rows of the documents of all ranks, column by column, (M, ...)."""
+        joined = [self.join(x, column) for column, x in enumerate(columns, start=1)]
         return torch.cat(joined) if len(joined) > 1 else joined[0]
 
     def join_queries(self, x: Tensor) -> Tensor:
@@ -64,41 +75,30 @@ class Gathered:
         return x if self.all_queries is None else self.join(x)
 
     def numbers(self, keys: Tensor) -> Tensor:
-        """How many texts of all ranks have each of the joined keys (M,)."""
-        everywhere = keys
-        if self.is_ring:
-            sizes = [size for (size,) in agree(keys.device, lambda: [len(keys)], 1)]
-            most = max(sizes)
-            parts = all_gather(pad(keys, (0, most - len(keys)))).split(most)
-            everywhere = torch.cat([x[:size] for x, size in zip(parts, sizes, strict=True)])
-        ordered = everywhere.sort().values
+        """How many texts have each of the joined keys (M,)."""
+        ordered = keys.sort().values
         ends = torch.searchsorted(ordered, keys, right=True)
         return (ends - torch.searchsorted(ordered, keys)).to(self._dtype)
 
 
-def check_on_all_ranks(
-    check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool
-) -> None:
+def check_on_all_ranks(check: Callable[[], list[int]], device: torch.device) -> list[list[int]]:
     """Checks the batch of this rank, and that it matches those of other ranks.
 
-    ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the
-    device; None if they do not share negatives. Where one rank raises, all do.
+    ``check`` returns the sizes of the columns of this rank; the result has those of each rank,
+    which exchange them on the device. Where one rank raises, all do.
     """
-    if device is None:
-        check()
-        return
-    (num_columns, num_rows), *others = agree(device, check, 2)
-    for rank, (columns, rows) in enumerate(others, start=1):
+    sizes: list[int] = []
+
+    def number() -> list[int]:
+        sizes.extend(check())
+        return [len(sizes)]
+
+    (num_columns,), *others = agree(device, number, 1)
+    for rank, (columns,) in enumerate(others, start=1):
         if columns != num_columns:
             raise InputError(
                 "Negatives from all ranks need the same text columns on each of them, but the"
                 f" batch of rank 0 has {num_columns} columns and the batch of rank {rank} has"
                 f" {columns}."
             )
-        if rows != num_rows and needs_one_size:
-            raise InputError(
-                "gather_across_devices=True needs batches of one size, but the batch of rank 0 has"
-                f" {num_rows} rows and the batch of rank {rank} has {rows}. Set"
-                " dataloader_drop_last=True, or pass gather_across_devices='ring', which takes"
-                " batches of any size."
-            )
+    return agree(device, lambda: sizes, num_columns)

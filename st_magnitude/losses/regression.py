@@ -27,8 +27,8 @@ class SimilarityMSELoss(EmbeddingLoss):
     for comparison: s(a, b) != s(b, a) (Cor. 6.1), and the loss warns.
 
     Args:
-        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
-            stock function that ranks as the similarity does.
+        model: The SentenceTransformer to train, which the loss prepares as
+            :func:`~st_magnitude.prepare` does: ``Normalize`` goes if the similarity keeps norms.
         similarity: A Similarity or its name.
         scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves
             in, 1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at
@@ -36,9 +36,10 @@ class SimilarityMSELoss(EmbeddingLoss):
             (docs/research/norms.md).
 
     Raises:
-        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or
-            sentence-transformers' ``MatryoshkaLoss`` is wrapped around the loss; if there are not
-            two text columns and a score for each pair.
+        ValueError: If the similarity keeps magnitude but only some routes of the model end in
+            ``Normalize``, or ``truncate_dim`` cuts what it returns, or sentence-transformers'
+            ``MatryoshkaLoss`` is wrapped around the loss; if there are not two text columns and a
+            score for each pair.
 
     Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B,
         0 to 5, by 5. The loss warns about scores beyond 1 in the first batch.

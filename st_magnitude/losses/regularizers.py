@@ -16,12 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from st_magnitude._checks import InputError, InputTypeError, at_least, one_of, prefix_dims
 from st_magnitude._distributed import num_ranks
-from st_magnitude.similarity import at_least_float32, safe_norm
+from st_magnitude.losses.isotropy import NUM_KNOTS, Statistic, knots_of, over_all_directions
+from st_magnitude.similarity import at_least_float32, safe_norm, without_autocast
 
 # The most angles, each of a row, a direction and a knot, that are held at a time
 CHUNK = {"cpu": 2**20, "cuda": 2**24}
-NUM_KNOTS = {"epps_pulley": 17, "plain_mean": 16}  # with that at 0
-LARGEST_KNOT = 3.0
 
 CITATION = """
 @misc{balestriero2025lejepa,
@@ -74,6 +73,8 @@ class Penalties(nn.ModuleDict):
             self.weighted[self._new_name(regularizer)] = (regularizer, weight)
         modules = {k: r for k, (r, _) in self.weighted.items() if isinstance(r, nn.Module)}
         super().__init__(modules)
+        used = (getattr(r, "uses_norms", False) for r, _ in self.weighted.values())
+        self.uses_norms = any(used)
 
     def _new_name(self, regularizer: Regularizer) -> str:
         of_class = getattr(regularizer, "__name__", type(regularizer).__name__)
@@ -105,16 +106,25 @@ class SIGReg(nn.Module):
 
         SIGReg(x) = mean_a N · sum_k w_k |mean_i exp(i t_k a · x_i) - exp(-t_k²/2)|²
 
-    over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of
+    over all unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of
     the trapezoid rule, with 17 knots in [0, 3], for the integral over t from -3 to 3 with the
     density exp(-t²/2). Rows are first normalised and multiplied by sqrt(D), which gives the
     projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from the
     target have the expectation sum_k w_k (1 - exp(-t_k²)) = 1.0525 for any N.
 
+    The mean over all directions is exact, and the same each time. It is a polynomial P of the
+    cosines of all pairs of rows (:mod:`st_magnitude.losses.isotropy` has the formula),
+
+        SIGReg(x) = N · mean_ij P(cos(x_i, x_j))
+
+    in time that grows with N², and memory that grows with N.
+
     Args:
-        num_directions: Number of directions that a step draws; about D or more see all the space.
+        num_directions: Number of directions that a step draws instead, with noise, in time that
+            grows with N. LeJEPA takes 1,024; about D or more see all the space.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``).
-            None takes the embeddings as they are, with their norms.
+            None takes the embeddings as they are, with their norms, and needs a number of
+            directions.
         statistic: ``"plain_mean"``: without the factor N, with 16 knots that weigh 1 / 16 each, as
             in the listing from which sqrt(D) comes, ``SIGReg(16, statistic="plain_mean")``. The
             default is 1.5213 N times as much in expectation for N rows drawn from the target, and
@@ -125,10 +135,11 @@ class SIGReg(nn.Module):
 
     Raises:
         ValueError: If an argument is out of range.
+        RuntimeError: If somebody asks for a second derivative over all directions.
 
-    Directions come from torch's generator of the device, whose state the checkpoints of a Trainer
-    contain, so a run that resumes draws the same directions. With ``gather`` all ranks take the
-    directions of rank 0. Without gradient, as in evaluation, directions are always the same. SIGReg
+    Drawn directions come from torch's generator of the device, whose state the checkpoints of a
+    Trainer contain, so a run that resumes draws the same directions. With ``gather`` all ranks take
+    the directions of rank 0. Without gradient, as in evaluation, they are always the same. SIGReg
     computes in float32 with autocast off; float64 stays float64.
 
     Example:
@@ -140,24 +151,31 @@ class SIGReg(nn.Module):
 
     Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function,
         Biometrika 1983; Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4, which has
-        ``scale=None``.
+        ``SIGReg(1024, scale=None)``; Gretton et al., A Kernel Two-Sample Test, JMLR 2012.
     """
 
     def __init__(
         self,
-        num_directions: int = 1024,
+        num_directions: int | None = None,
         scale: Literal["sqrt_d"] | None = "sqrt_d",
         *,
-        statistic: Literal["epps_pulley", "plain_mean"] = "epps_pulley",
+        statistic: Statistic = "epps_pulley",
         dims: Iterable[int] | None = None,
         gather: bool = True,
     ) -> None:
         super().__init__()
-        at_least("num_directions", num_directions, 1)
         one_of("scale", scale, ("sqrt_d", None))
-        self.num_directions = num_directions
         one_of("statistic", statistic, tuple(NUM_KNOTS))
+        if num_directions is not None:
+            at_least("num_directions", num_directions, 1, " or None, which takes all directions")
+        elif scale is None:
+            raise InputError(
+                "scale=None keeps the norms, and the mean over all directions needs rows of one"
+                " norm. Give a number of directions: SIGReg(1024, scale=None)."
+            )
+        self.num_directions = num_directions
         self.scale = scale
+        self.uses_norms = scale is None
         self.statistic = statistic
         self.gather = gather
         self.dims = None if dims is None else prefix_dims(dims)
@@ -165,16 +183,21 @@ class SIGReg(nn.Module):
     def forward(self, embeddings: Tensor, directions: Tensor | None = None) -> Tensor:
         """The statistic of embeddings (n, D), which are not normalised.
 
-        ``directions`` are unit columns (D, K); None draws them. A prefix takes the first rows,
+        ``directions`` are unit columns (D, K) to take instead. A prefix takes the first rows,
         normalised again.
         """
         width = embeddings.shape[1]
         dims = (width,) if self.dims is None else self.dims
         if max(dims) > width:
             raise InputError(f"dims={list(dims)} exceed the {width} dimensions of the embeddings.")
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings):
             x = at_least_float32(embeddings)
-            directions = self._draw(x) if directions is None else directions.detach().to(x)
+            if directions is not None:
+                directions = directions.detach().to(x)
+            elif self.num_directions is None:
+                return over_all_directions(x, dims, self.statistic, self.gather)
+            else:
+                directions = self._draw(x, self.num_directions)
             return torch.stack([self._of_prefix(x[:, :dim], directions) for dim in dims]).mean()
 
     def _of_prefix(self, x: Tensor, directions: Tensor) -> Tensor:
@@ -183,7 +206,8 @@ class SIGReg(nn.Module):
             x = x / safe_norm(x) * dim**0.5  # (n, D)
         if dim < len(directions):
             directions = directions[:dim] / safe_norm(directions[:dim].T).T
-        knots, weights, target = self._knots_like(x)
+        numbers = torch.arange(1, NUM_KNOTS[self.statistic], dtype=x.dtype, device=x.device)
+        knots, weights, target = knots_of(self.statistic, numbers)
 
         # A few directions at a time, whose angles (n, C, T) the backward pass computes again
         size = max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // (len(x) * len(knots)))
@@ -204,22 +228,10 @@ class SIGReg(nn.Module):
         mean: Tensor = (error @ weights).mean()
         return mean if self.statistic == "plain_mean" else number * mean
 
-    def _knots_like(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The knots t_k > 0, their weights and the targets exp(-t_k²/2), (T,) each."""
-        number = NUM_KNOTS[self.statistic]
-        step = LARGEST_KNOT / (number - 1)
-        knots = step * torch.arange(1, number, dtype=x.dtype, device=x.device)
-        target = (-knots.square() / 2).exp()
-        if self.statistic == "plain_mean":
-            return knots, torch.full_like(knots, 1 / number), target
-        weights = 2 * step * target
-        weights[-1] /= 2
-        return knots, weights, target
-
-    def _draw(self, x: Tensor) -> Tensor:
+    def _draw(self, x: Tensor, number: int) -> Tensor:
         """The directions of this call, (D, K)."""
         generator = None if torch.is_grad_enabled() else torch.Generator(x.device).manual_seed(0)
-        shape = x.shape[1], self.num_directions
+        shape = x.shape[1], number
         directions = torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)
         if self.gather and num_ranks() > 1:
             dist.broadcast(directions, src=0)

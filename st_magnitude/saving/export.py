@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
-from st_magnitude.data.memory import MEMORY, recall, save_memory
+from st_magnitude.data.memory import MEMORY, read_by, recall, save_memory
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
@@ -48,10 +49,14 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     For the discrete similarities the folder has stock modules and the ``similarity_fn_name`` that
     ranks alike: SentenceTransformer, mteb and every vector database load it without this package. A
     fractional document exponent keeps its ``ExponentNorm``: load it with
-    :func:`st_magnitude.load`, or call ``del model[-1]`` before you save, and apply the exponent
-    when you index, ``Similarity(gamma_document=gamma).document(vectors)``. An adapter (LoRA) is
-    merged in a copy; ``model.save_pretrained`` saves it as such. The model card says how to index.
-    What was written is loaded again, and has to embed a few texts as the model does.
+    :func:`st_magnitude.load`, or round the exponent before, as
+    :func:`~st_magnitude.calibrate_exponent` says, or call ``del model[-1]`` before you save, and
+    apply the exponent when you index, ``Similarity(gamma_document=gamma).document(vectors)``. An
+    adapter (LoRA) is merged in a copy; ``model.save_pretrained`` saves it as such. The model card
+    says how to index. What was written is loaded again, and has to embed a few texts as the model
+    does. The hashes of the training texts, which ``model.save_pretrained`` writes as well, stay
+    behind: the folder can be published, and measurements of the model in it cannot leave out what
+    it has read.
 
     Args:
         model: The trained SentenceTransformer.
@@ -75,6 +80,9 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):
         write_model(model, folder)
+        shutil.rmtree(folder / Path(MEMORY).parts[0], ignore_errors=True)
+    if number := len(read_by(model)):
+        logger.info(f"{path} has no hashes of the {number:,} texts that the model has read.")
     return path
 
 
@@ -91,8 +99,8 @@ def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
             raise OSError(f"{type(error).__name__}: {error}") from error
         if isinstance(model[-1], ExponentNorm):
             _refer_to_package(folder)
-        complete_card(folder / "README.md", plain)
         save_memory(model, folder)
+        complete_card(folder / "README.md", plain)
         del plain  # room for the copy that is loaded
         check_saved(model, folder, texts)
 
@@ -131,8 +139,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, OURS, **kwargs)
-        memory = load_file_path(path, MEMORY, **place)
-    recall(model, memory)
+    recall(model, path)
     _refuse_unreadable(model, path)
     warn_of_unused_prompt(model)
     return model
@@ -165,7 +172,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         where = f"The {what} at {path!r}"
         said = str(error)
         is_folder = os.path.isdir(path)
-        if is_folder and is_moving(Path(path), "modules.json"):
+        if is_folder and is_moving(Path(path)):
             raise OSError(
                 f"{where} cannot be loaded because of a killed process: move the files of"
                 f" {path}/.st-magnitude.moving into {path}."

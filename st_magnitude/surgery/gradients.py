@@ -168,6 +168,7 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
         raise InputError(
             "This model has GradScale already: call close() on the handle of the first one."
         )
+    torch.compiler.reset()  # a compiled module without hooks does not look for new ones
     handle = ExitStack()
     for module in raw_producers(model):
         handle.callback(module.register_forward_hook(GradScale(power).hook).remove)

@@ -13,6 +13,7 @@ from st_magnitude._checks import InputError
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import (
+    is_cut,
     is_sentence_norm,
     normalizes_output,
     raw_producers,
@@ -21,7 +22,7 @@ from st_magnitude.surgery.raw import (
     unwrapped,
 )
 
-__all__ = ["prepare", "set_similarity_function", "strip_normalize"]
+__all__ = ["append_exponents", "prepare", "set_similarity_function", "strip_normalize"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +95,31 @@ def prepare(model: SentenceTransformer, similarity: str | Similarity) -> Sentenc
     strip_normalize(inner)
     if similarity == COSINE:
         inner.append(Normalize())
-    elif 0 < similarity.exponents[1] < 1:
-        query, document = similarity.exponents
-        inner.append(ExponentNorm(query, document).to(inner.device))
+    append_exponents(inner, similarity)
     set_similarity_function(inner, similarity)
     return model
+
+
+def append_exponents(model: SentenceTransformer, similarity: Similarity) -> None:
+    """Appends the ExponentNorm that a fractional document exponent needs, unless there is one."""
+    query, document = similarity.exponents
+    if 0 < document < 1 and not isinstance(model[-1], ExponentNorm):
+        model.append(ExponentNorm(query, document).to(model.device))
+
+
+def why_normalize_stays(model: nn.Module) -> str | None:
+    """Why only a user may remove the Normalize at the end of a model; None: a loss may, too."""
+    if not isinstance(model, SentenceTransformer):
+        return f"and is a {type(model).__name__}"
+    if not normalizes_output(model, all):
+        return "on some of its routes"
+    if is_cut(model):
+        return f"and is cut to truncate_dim={model.truncate_dim} after it"
+    routes = routes_of(model[-1]) if isinstance(model[-1], Router) else {}
+    for name, route in routes.items():
+        if not any(parameter.requires_grad for parameter in route.parameters()):
+            return f"on all of its routes, and the route {name!r} is frozen"
+    return None
 
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import weakref
-from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,23 +14,21 @@ from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel, Trainer
 
 from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.trimmed import Trimmed, trimmed
 
-__all__ = ["remembered_tokens", "trimmed_vocabulary"]
+__all__ = ["trimmed_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
 LEAST_SHARE = 0.1  # of the weights of a model that have to be left out
 NUM_TEXTS = 256  # are read at once
-MOST_KNOWN = 500_000  # texts whose tokens are remembered, about 200 MB
 
 Table: TypeAlias = nn.Embedding | nn.EmbeddingBag
 
@@ -46,23 +40,30 @@ def trimmed_vocabulary(
     """Within the block, training changes only those rows of a word table that its texts use.
 
     Most rows belong to tokens that no training text has. They have no gradient and never move, but
-    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight is a
-    parameter of the K used rows, and so are its gradient and the state of the optimizer. At the
-    end, after an error too, they are in the table again. Checkpoints and saved models hold all rows
-    under their usual names, ``optimizer.pt`` too: resume them with the block or without it.
+    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight holds
+    the K used rows, and so do its gradient and the state of the optimizer. State dicts, which are
+    live, checkpoints, ``optimizer.pt`` too, pickles and saved models hold all rows under their
+    usual names: resume them with the block or without it. At the end, after an error too, the
+    table has all its rows, and so has each deep copy that was made in the block.
 
     The weights are those of training without it: bit for bit on one thread of a CPU, for every
-    optimizer that treats each number alone, such as AdamW and SGD, but not Adafactor. On several
-    threads, the norm by which gradients are clipped may differ in its last digit. ``weight_decay``
-    does not shrink the other rows, and a warning says so: the data say nothing against their words.
+    optimizer that treats each number alone, such as AdamW and SGD. Adafactor does not, and trains
+    the whole table in a Trainer (ValueError in other loops). The norm by which gradients are
+    clipped may differ in its last digit on several threads, and if the width of the table is no
+    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so: the data
+    say nothing against their words.
+
+    An optimizer can live on from before the block, and after it. Moments of the other rows are
+    zero from then on. The gradient of the table does not cross either end of the block.
 
     ``encode`` and evaluators read any text. A batch that needs gradients must not have a token
     without a row, which on CUDA is torch's error for an index out of range. Static tables tokenize
     a text once, not in every epoch.
 
     Left as they are, with a line in the log: tied and sparse tables, streams of texts, FSDP,
-    DeepSpeed and DataParallel, a block in a block, and tables whose other rows are less than a
-    tenth of the model's weights. Frozen and quantized tables have nothing to save.
+    DeepSpeed and DataParallel, a Trainer with ``model_init``, a block in a block, and tables whose
+    other rows are less than a tenth of the model's weights. Frozen and quantized tables have
+    nothing to save.
 
     Args:
         trained: A Trainer, whose data set its collator reads once, with prompts. Or a model, which
@@ -71,8 +72,7 @@ def trimmed_vocabulary(
             does not show, such as words that a collator draws.
 
     Raises:
-        ValueError: If a model comes without texts; in training, if a batch has other tokens, or the
-            optimizer was made outside of the block.
+        ValueError: If a model comes without texts; in training, if a batch has other tokens.
 
     Example:
         ::
@@ -92,35 +92,19 @@ def trimmed_vocabulary(
         tables = _tables(model, trainer)
         stack.enter_context(remembered_tokens(model))
         is_used = _used_tokens(model, trainer, texts, tables) if tables else torch.empty(0)
-        trimmed = [
-            _Trimmed(table, kept)
-            for table in tables
-            if (kept := _rows_to_train(model, table, is_used)) is not None
-        ]
-        for table in trimmed:
-            stack.callback(table.close)
-        if trimmed and trainer is not None:
-            stack.callback(_forget, trainer, trainer.optimizer)
-            _forget(trainer, trainer.optimizer)
+        for table in tables:
+            if (kept := _rows_to_train(model, table, is_used)) is not None:
+                stack.enter_context(trimmed(table, kept))
+        if trainer is not None:
+            stack.callback(_unwrap, trainer)
+            _unwrap(trainer)
         yield
 
 
-@contextmanager
-def remembered_tokens(model: SentenceTransformer) -> Iterator[None]:
-    """Within the block, static tables of a model and of its copies tokenize a text once."""
-    with ExitStack() as stack:
-        for static in (part for part in model.modules() if isinstance(part, StaticEmbedding)):
-            if not isinstance(static.tokenizer, _Remembering):
-                stack.callback(setattr, static, "tokenizer", static.tokenizer)
-                static.tokenizer = cast(Tokenizer, _Remembering(static.tokenizer))
-        yield
-
-
-def _forget(trainer: Any, optimizer: Optimizer | None) -> None:
-    """Lets the next training make a wrapper of DistributedDataParallel, and an optimizer, anew:
-    within the block the parameters are others."""
+def _unwrap(trainer: Any) -> None:
+    """Lets the next training make a wrapper of DistributedDataParallel anew, because the weight of
+    the table has another shape."""
     trainer.model_wrapped = trainer.model
-    trainer.optimizer = optimizer
     for part in _modules(trainer):
         wrapped = getattr(part, "model", None)
         if isinstance(wrapped, nn.Module) and unwrapped(wrapped) is trainer.model:
@@ -164,13 +148,20 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
     if trainer is not None:
         if engine := engine_of_trainer(trainer):
             return f"{engine} divides it among processes"
+        if trainer.model_init is not None:
+            return "model_init makes another model when training begins"
+        if trainer.args.optim == "adafactor":
+            return "Adafactor has no number for each of its weights"
         if trainer.args.n_gpu > 1:
             return f"one process trains it on {trainer.args.n_gpu} GPUs"
         if isinstance(trainer.train_dataset, IterableDataset):
             return "its texts are a stream, which cannot be read in advance"
+    if isinstance(table, Trimmed):
+        return "an outer block has trimmed it"
     if "forward" in vars(table):
-        return "an outer block, or accelerate, has replaced its forward"
-    weights = [weight for part in parts for weight in part._parameters.values()]
+        return "accelerate, or another library, has replaced its forward"
+    named: Any = {"recurse": False, "remove_duplicate": False}
+    weights = [weight for part in parts for _, weight in part.named_parameters(**named)]
     if sum(weight is table.weight for weight in weights) > 1:
         return "it is tied to other weights"
     is_masked_bag = isinstance(table, nn.EmbeddingBag) and table.padding_idx is not None
@@ -221,160 +212,3 @@ def _rows_to_train(model: SentenceTransformer, table: Table, is_used: Tensor) ->
     what = "are trained" if is_enough else "are used, and all are trained"
     logger.info(f"{len(kept):,} of {num_rows:,} rows of the word table {what}.")
     return kept if is_enough else None
-
-
-# --- a table of which some rows are trained -------------------------------------------------------
-
-
-class _Trimmed:
-    """A word table whose weight is, until `close`, a parameter of the kept rows.
-
-    The module keeps its place, class, hooks and name, and state dicts hold the whole table.
-    """
-
-    def __init__(self, table: Table, kept: Tensor) -> None:
-        self.table = table
-        self.whole = table.weight  # (V, D), in which the kept rows are old until `_write`
-        self.kept = kept  # (K,)
-        self.places = torch.full((len(self.whole),), len(kept), device=kept.device)  # (V,)
-        self.places[kept] = torch.arange(len(kept), device=kept.device)
-        self.reader = copy.copy(table)
-        self.reader.padding_idx = None
-        self.small = copy.copy(table)  # has the parameters of the table, whatever they are
-        if table.padding_idx is not None:
-            self.small.padding_idx = int(self.places[table.padding_idx])
-        table.weight = nn.Parameter(self.whole.detach()[kept])  # (K, D)
-        table.forward = self.forward  # type: ignore[assignment]
-        self.optimizers: list[weakref.ref[Optimizer]] = []  # no copy of the model copies them
-        hooked: Any = table
-        self.hooks = [
-            hooked.register_state_dict_post_hook(partial(self._give_whole)),
-            hooked.register_load_state_dict_pre_hook(self._take_kept),
-            register_optimizer_step_pre_hook(self._join),
-        ]
-
-    def close(self) -> None:
-        self._write()
-        self.table.weight = self.whole
-        del self.table.forward
-        for hook in self.hooks:
-            hook.remove()
-        for alive in filter(None, (optimizer() for optimizer in self.optimizers)):
-            alive.register_step_pre_hook(_refuse)
-
-    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        places = self.places[ids]
-        if torch.is_grad_enabled():
-            self._check(ids, places)
-            return self.small.forward(places, *args, **kwargs)
-        is_kept = (places < len(self.kept))[..., None]
-        trained = self.table.weight[places.clamp(max=len(self.kept) - 1)]
-        rows = torch.where(is_kept, trained, self.whole[ids])  # of each token its own
-        reader: Any = copy.copy(self.reader)
-        reader._parameters = {"weight": rows.flatten(end_dim=-2)}
-        each = torch.arange(ids.numel(), device=ids.device).view_as(ids)
-        found: Tensor = reader.forward(each, *args, **kwargs)
-        return found
-
-    def _check(self, ids: Tensor, places: Tensor) -> None:
-        """Refuses tokens without a row. CUDA does so by itself, without waiting for the device."""
-        if ids.is_cuda or torch.compiler.is_compiling():
-            return
-        if (others := ids[places == len(self.kept)]).numel():
-            raise InputError(
-                f"The token {int(others[0])} of a training batch is in no text that"
-                " trimmed_vocabulary read, so it has no row to train. Pass the texts that have it,"
-                " with their prompts: trimmed_vocabulary(..., texts=[...]). Under torch.no_grad()"
-                " the model reads any text."
-            )
-
-    @torch.no_grad()
-    def _write(self) -> None:
-        self.whole.index_copy_(0, self.kept, self.table.weight)
-
-    def _give_whole(
-        self, _table: nn.Module, state: dict[str, Any], prefix: str, _metadata: object
-    ) -> None:
-        self._write()
-        state[prefix + "weight"] = self.whole.detach()
-
-    @torch.no_grad()
-    def _take_kept(self, _table: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        rows = state.get(prefix + "weight")
-        if rows is not None and rows.shape == self.whole.shape:
-            self.whole.copy_(rows)
-            state[prefix + "weight"] = self.whole[self.kept]
-
-    def _join(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """Before each step of any optimizer, which is made, and loads its state, in the block."""
-        weights = _weights(optimizer)
-        if any(weight is self.whole for weight in weights):
-            _refuse(optimizer)
-        if not any(weight is self.table.weight for weight in weights):
-            return
-        if not any(joined() is optimizer for joined in self.optimizers):
-            self.optimizers.append(weakref.ref(optimizer))
-            self.hooks.append(optimizer.register_state_dict_post_hook(self._save_whole))
-            if any(group.get("weight_decay") for group in optimizer.param_groups):
-                logger.warning(
-                    "weight_decay does not shrink the %s rows of the word table that no training"
-                    " text uses (trimmed_vocabulary).",
-                    f"{len(self.whole) - len(self.kept):,}",
-                )
-        state = optimizer.state.get(self.table.weight, {})
-        for name, value in state.items():
-            if torch.is_tensor(value) and value.shape == self.whole.shape:  # of a checkpoint
-                state[name] = value[self.kept.to(value.device)]
-
-    def _save_whole(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Makes a state of all rows, with the zeros that it has without trimming."""
-        for place, weight in enumerate(_weights(optimizer)):
-            if weight is self.table.weight and place in state["state"]:
-                values = state["state"][place] = dict(state["state"][place])
-                for name, value in values.items():
-                    if torch.is_tensor(value) and value.shape == weight.shape:
-                        rows = value.new_zeros(self.whole.shape)
-                        values[name] = rows.index_copy_(0, self.kept.to(value.device), value)
-
-
-def _weights(optimizer: Optimizer) -> list[Tensor]:
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
-
-
-def _refuse(*_: object) -> None:
-    raise InputError(
-        "This optimizer trains a word table as it is outside of a block of trimmed_vocabulary, or"
-        " as it was inside, and would leave it as it is. Make the optimizer where it trains; a"
-        " Trainer makes a new one if you set trainer.optimizer = None."
-    )
-
-
-class _Ids(NamedTuple):
-    ids: array[int]
-
-
-class _Remembering:
-    """A tokenizer of the package tokenizers that reads a text once, though each epoch, fold and
-    candidate has it. Copies share what it remembers."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.known: dict[tuple[Any, ...], _Ids] = {}  # by text and options
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer, name)
-
-    def __deepcopy__(self, _memo: object) -> _Remembering:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Remembering, (self.tokenizer,)
-
-    def encode_batch(self, texts: list[str], **options: Any) -> list[_Ids]:
-        if len(self.known) > MOST_KNOWN:
-            self.known = {}
-        keys = [(text, *options.values()) for text in texts]
-        new = [key for key in dict.fromkeys(keys) if key not in self.known]
-        encoded = self.tokenizer.encode_batch([text for text, *_ in new], **options)
-        self.known |= {x: _Ids(array("i", y.ids)) for x, y in zip(new, encoded, strict=True)}
-        return [self.known[key] for key in keys]

@@ -217,7 +217,7 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         chosen = rows.select(range(start, min(start + size, len(rows))))
         batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
-        shares.append(loss.false_negatives.share_without_negatives(features))
+        shares.append(loss.false_negatives.share_without_negatives(loss.model, features))
     if (share := sum(shares) / len(shares)) > 0.5:
         raise InputError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would learn"

@@ -114,6 +114,7 @@ class NormMonitor(TrainerCallback):
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
         for loss in losses:
             self._hooks.callback(loss.register_forward_pre_hook(self._begin_batch).remove)
+        torch.compiler.reset()  # a compiled module without hooks does not look for new ones
         for module in raw_producers(given["model"]):
             self._hooks.callback(module.register_forward_hook(self._listen).remove)
 

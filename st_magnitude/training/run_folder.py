@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._files import OWN, is_moving, moved_in, with_remedy, written
+from st_magnitude._files import OWN, is_moving, moved_in, refuse_used_folder, with_remedy, written
 from st_magnitude.result import to_plain
 from st_magnitude.saving.export import write_model
 
 logger = logging.getLogger(__name__)
 
-RUN_RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
-_OURS = r"checkpoints/(run\.json|checkpoint-\d+)(/|$)"
+WORK = f"{OWN}work"  # in the folder of a run: its settings and its checkpoints
+RUN_RECORD = f"{WORK}/run.json"
 
 
 def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) -> Path | None:
     """The last complete checkpoint, or None. FileExistsError: other files, or another run."""
-    if (output / "modules.json").exists() and not is_moving(output, "modules.json"):
-        raise FileExistsError(
-            f"{output} already holds a trained model. Choose another output folder."
-        )
-    if (foreign := next(_foreign(output), None)) is not None:
-        raise FileExistsError(
-            f"{output} holds {foreign.relative_to(output)}, a link or a file that no training run"
-            " wrote. Move it somewhere else, or choose a new or empty output folder."
-        )
-    folders = output.glob("checkpoints/*")
-    numbered = (path for path in folders if re.fullmatch(r"checkpoint-\d+", path.name))
-    checkpoints = sorted(numbered, key=lambda path: int(path.name.split("-")[1]))
+    if (work := output / WORK).is_symlink():
+        raise FileExistsError(f"{work} is a link; remove it, or choose another output folder.")
+    if not is_moving(output):
+        if (output / "modules.json").exists():
+            raise FileExistsError(
+                f"{output} already holds a trained model. Choose another output folder."
+            )
+        refuse_used_folder(output)
+    folders = work.glob("checkpoint-*")
+    checkpoints = sorted(folders, key=lambda path: int(path.name.split("-")[1]))
     found = [path for path in checkpoints if is_complete(path)]
     if torn := [path.name for path in checkpoints if path not in found]:
         logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
@@ -48,7 +45,7 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
         check_same_run(output, settings)
         return found[-1]
     if resume:
-        logger.warning("There is no checkpoint in %s/checkpoints: training starts anew.", output)
+        logger.warning("There is no checkpoint in %s: training starts anew.", work)
     return None
 
 
@@ -57,32 +54,9 @@ def is_complete(checkpoint: Path) -> bool:
     return "global_step" in _json_of(checkpoint / "trainer_state.json")
 
 
-def _foreign(output: Path) -> Iterator[Path]:
-    """All links, which may lead to somebody's files, and the files that no training run wrote."""
-    is_run = (output / RUN_RECORD).is_file()
-    was_moved = is_moving(output, "modules.json")
-    for path in output.rglob("*"):
-        place = path.relative_to(output).as_posix()
-        if path.is_symlink():
-            yield path
-        elif path.is_dir() or f"/{OWN}" in f"/{place}":
-            continue
-        elif not (is_run and (was_moved or re.match(_OURS, place))):
-            yield path
-
-
 def remove_checkpoints(output: Path) -> None:
-    """Removes the checkpoints of a run and its record, and nothing else."""
-    folder = output / "checkpoints"
-    for path in folder.iterdir():
-        if not re.match(_OURS, path.relative_to(output).as_posix()):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
-    with suppress(OSError):  # somebody has put more there
-        folder.rmdir()
+    """Removes the checkpoints of a run and its record."""
+    shutil.rmtree(output / WORK, ignore_errors=True)
 
 
 def check_same_run(output: Path, settings: Mapping[str, object]) -> None:

@@ -22,21 +22,40 @@ def test_the_entry_point_gives_open_clip_a_loss(preset, monkeypatch):
 
     def run(arguments):
         args = program.parse_args(arguments)
-        args.distributed = args.distill = False
+        args.distributed = False
         seen.append((args.precision, program.create_loss(args)))
 
     monkeypatch.setattr(program, "main", run)
     given = program.create_loss, program.create_model_and_transforms
-    main(["--model", "ViT-B-32", "--prec", "fp32", *(["--preset", preset] if preset else [])])
+    arguments = ["--train-data", "data.csv", "--prec", "fp32"]
+    main(arguments + (["--preset", preset] if preset else []))
     [(precision, loss)] = seen
     image, text, direction = PRESETS[preset or "imgnorm-i2t"]
     assert precision == "fp32"
     assert (loss.similarity.exponents, loss.direction) == ((image, text), direction)
     assert (program.create_loss, program.create_model_and_transforms) == given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--train-data", "data.csv", "--siglip"], "--siglip and --distill-model have losses"),
+        (["--train-data", "data.csv", "--preset", "imgnorm"], "invalid choice: 'imgnorm'"),
+        (["--model", "ViT-B-32"], "There are no data: name a CSV file"),
+    ],
+)
+def test_what_the_program_would_stumble_over(arguments, said, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["--siglip"])
-    with pytest.raises(SystemExit, match="2"):
-        main(["--preset", "imgnorm"])
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_the_help_shows_the_presets_and_open_clips_arguments(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(preset in shown for preset in PRESETS)
+    assert "--accum-freq" in shown
 
 
 @pytest.mark.slow

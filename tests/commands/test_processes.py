@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
+from st_magnitude.training.run_folder import WORK
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +116,7 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
         assert "checkpoint with resume=True (--resume)" in died.stderr
         assert "Traceback" not in died.stderr
     assert not (tmp_path / "died" / "modules.json").exists()
-    assert (tmp_path / "died" / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists()
+    assert (tmp_path / "died" / WORK / "checkpoint-3" / "trainer_state.json").exists()
     resumed = invoke(*LONG, *output, "--resume")
     assert resumed.exit_code == 0, resumed.stderr[-2000:]
     torch.testing.assert_close(weights_of(tmp_path / "died"), whole, rtol=0, atol=0)
@@ -178,7 +179,7 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     dying = (*TWO_RANKS, "dying.py", "killed", *RANKS, "--output", "killed")
     died = python(*dying, code=None, cwd=place)
     assert died.returncode != 0
-    assert (place / "killed" / "checkpoints" / "checkpoint-4").exists()
+    assert (place / "killed" / WORK / "checkpoint-4").exists()
     assert not (place / "killed" / "modules.json").exists()
     python(*TWO_RANKS, *COMMAND, *RANKS, "--output", "killed", "--resume", cwd=place)
     expected, found = (stm.load(place / name, device="cpu") for name in ("ranks", "killed"))

@@ -1,7 +1,6 @@
 """From a file of pairs to a verdict, a retriever and a look at what it finds."""
 
 import csv
-import json
 
 import pytest
 from _cli import figures, invoke, refusal
@@ -60,35 +59,6 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     assert "answer have no higher score" in " ".join(shown.split())
 
 
-def test_search_says_by_a_rule_that_nothing_answers(tmp_path, monkeypatch):
-    """Each known question shares a word with its answer; that of another kind shares none."""
-    encoded = []
-    encode = SentenceTransformer.encode_document
-    spy = lambda *a, **k: encoded.append(1) or encode(*a, **k)  # noqa: E731
-    monkeypatch.setattr(SentenceTransformer, "encode_document", spy)
-    rows = [{"query": f"word{i} please", "document": f"word{i}", "split": "dev"} for i in range(99)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = [f"word{i}" for i in range(99)]
-    SentenceTransformer(modules=[BoW([*words, "please"])]).save_pretrained(str(tmp_path / "bow"))
-    options = {"data": tmp_path / "pairs.jsonl", "risk": 0.2}
-    for question, answered in (("word7 please", True), ("please", False)):
-        found = figures("search", tmp_path / "bow", question, **options)
-        assert found["searches"][0]["answered"] is answered
-    assert len(encoded) == 2  # once for each call
-    dev = stm.load_splits(options["data"])["dev"]
-    rule = stm.calibrate_abstention(stm.load(tmp_path / "bow"), dev, 0.2)
-    assert found["rule"] == rule.to_dict()
-    said = invoke("search", tmp_path / "bow", "please", **options).output
-    assert "risk at most 0.2 with probability 0.95" in said
-    assert "By the rule, none answers." in said
-    said = invoke("search", tmp_path / "bow", "please", **options | {"risk": 0.01}).output
-    assert "for the guarantee, use more queries" in said  # and then as without a rule
-    assert "no higher score" in said
-    (tmp_path / "few.csv").write_text("query,document\nword1 please,word1\nword2 please,word2\n")
-    options["data"] = tmp_path / "few.csv"
-    assert "add a dev split" in refusal("search", tmp_path / "bow", "please", **options)
-
-
 @pytest.fixture
 def recommended(tmp_path):
     """A folder with a model by which d1 is first, data in which BM25 puts d2 first, and a function
@@ -138,13 +108,8 @@ def test_search_uses_what_was_recommended(recommended, decision, only, weight, s
     assert ("earching with" in shown) == bool(said)
 
 
-def test_a_rule_is_not_applied_to_fused_scores(recommended):
-    model, file, decide = recommended
-    rows = file.read_text().splitlines()
-    file.write_text("\n".join([f"{rows[0]},split", *(f"{row},dev" for row in rows[1:])]))
-    decide("the trained model with BM25", HALF, True)
-    assert "add --only model" in refusal("search", model, "tea", data=file, risk=0.5)
-    assert invoke("search", model, "tea", data=file, risk=0.5, only="model").exit_code == 0
+def test_a_damaged_decision_is_refused(recommended):
+    model, file, _ = recommended
     (model / "deploy.json").write_text("{}")
     assert "deploy.json is damaged" in refusal("search", model, "tea", data=file)
 

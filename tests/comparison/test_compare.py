@@ -4,7 +4,9 @@ import errno
 import json
 import math
 import re
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,9 +55,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
+def model_path(tmp_path_factory, small_static):
     """A table of 32 dimensions, of which searches keep 8: all make no mistake on these texts."""
-    (whole,) = stm.load("wordllama", device="cpu")
+    (whole,) = stm.load(small_static, device="cpu")
     weights = whole.embedding.weight.detach()[:, :32].clone()
     table = StaticEmbedding(whole.tokenizer, embedding_weights=weights)
     place = str(tmp_path_factory.mktemp("static"))
@@ -319,31 +321,36 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
-@pytest.mark.parametrize(("pace", "steps"), [(0.0, 40), (5.0, 30), (50.0, 10)])
-def test_a_budget_is_for_several_candidates(folder, model_path, tmp_path, monkeypatch, pace, steps):
-    """Of steps that take so many seconds; a call that continues has as many."""
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
+def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
+    """Of steps that take so many seconds."""
+    trials = SimpleNamespace(rungs=[13, 40], folds=0, config=replace(SMALL, budget="600s"))
+    trials.seconds_per_step = lambda _: pace
     said = []
+    run = compare_module._Run(trials, tmp_path, None, None, 0.0, time.perf_counter(), said.append)
+    assert run.plan(0.0) == pytest.approx(steps, abs=1)
+    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
+
+
+def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, monkeypatch):
 
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pace)
+    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: 60.0)
     config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
     with monkeypatch.context() as patch:
         patch.setattr(Trials, "judge", stop)
         with pytest.raises(KeyboardInterrupt):
-            stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
+            stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
-    result = stm.compare(model_path, folder, tmp_path / "out", config, say=said.append)
-    assert result.winner.steps == steps
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    assert result.winner.steps == 10
     assert "--max-steps 40" in result.train_options  # which the budget cut
-    is_cut = steps < 40
-    assert (f"has cut 40 steps to {steps}" in result.recommendation) == is_cut
-    assert bool(result.budget_needed) == is_cut
-    assert (result.test.decision is None) == is_cut
-    assert ("Deploy" in str(result)) != is_cut
-    assert any("600s are for 2 candidates" in line for line in said) == (steps < 40)
+    assert "has cut 40 steps to 10" in result.recommendation
+    assert result.budget_needed
+    assert result.test.decision is None
+    assert "Deploy" not in str(result)
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):

@@ -255,6 +255,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
     ("a.csv", "query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
     ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
+    ("a.csv", "query,document,score\na,b,1\nquery,document,score\nc,d,x\n", "line 4: the score"),
     ("a.csv", f"query,document,score\na,b,{HUGE}\n", "line 2: the score is 'xxx.*; write a number"),
     ("a.csv", f"query,document,split\na,b,{HUGE}\n", "line 2: the split is not train, dev or test"),
     ("a.csv", f"query,{HUGE}\na,b\n", "Choose two|a header"),
@@ -312,22 +313,21 @@ def test_long_documents_and_tags_are_counted(tmp_path):
 
 IMPORTED = """
 import sys
-sys.argv = ["st-magnitude", *sys.argv[1:]]
 from st_magnitude.commands.app import app
-try:
-    app()
-finally:
-    print(sorted({"torch", "sentence_transformers"} & {*sys.modules}), file=sys.stderr)
+for command in sys.argv[1:]:
+    sys.argv = ["st-magnitude", *command.split()]
+    try:
+        app()
+    except SystemExit as error:
+        print(command, error.code, sorted({"torch", "sentence_transformers"} & {*sys.modules}))
 """
-COMMANDS = ["train", "compare", "search model", "compress model", "calibrate model"]
-COMMANDS += ["diagnose model", "mteb model"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_data_are_read_before_torch_is(tmp_path, command):
+def test_data_are_read_before_torch_is(tmp_path):
     (tmp_path / "a.csv").write_text("title,body\na,b\n")
-    words = ["a.csv"] if command.startswith("mteb") else ["--data", "a.csv"]
-    words += ["--output", "out"] if command in ("train", "compare") else []
-    done = python("-c", IMPORTED, *command.split(), *words, code=2, cwd=tmp_path)
-    assert "--columns query=title,document=body" in done.stderr
-    assert done.stderr.splitlines()[-1] == "[]"
+    commands = [f"{name} --output out" for name in ("train", "compare")]
+    commands += [f"{name} model" for name in ("search", "compress", "calibrate", "diagnose")]
+    commands = [f"{command} --data a.csv" for command in commands] + ["mteb model a.csv"]
+    done = python("-c", IMPORTED, *commands, cwd=tmp_path)
+    assert done.stderr.count("--columns query=title,document=body") == len(commands)
+    assert done.stdout.splitlines() == [f"{command} 2 []" for command in commands]

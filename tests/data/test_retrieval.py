@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import unicodedata
 from functools import cached_property
 from itertools import permutations, product
 from pathlib import Path
@@ -167,8 +168,29 @@ def test_texts_that_are_one_query(text):
 
 
 def test_texts_that_are_several_queries():
-    texts = ["C", "C++", "C#", "+", "?", "!", "कि", "का", "1 %", "1"]
+    texts = ["C", "C++", "C#", "+", "?", "!", "कि", "का", "1 %", "1", "1.5", "1 5", ".5", "5"]
+    texts += ["x = -1?", "x = 1?", "-5 K", "5 K", "-.5", "10-2", "10 2", "1e-5", "1e 5"]
+    texts += ["١٫٥", "١ ٥", "x²", "x2", "x⁻²", "10²", "102"]
     assert len({canonical(text) for text in texts} - {""}) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("x² = −1.", "X^2 = -1"), ("covid-19", "covid 19"), ("no.5", "no 5"), ("1.0-2.", "1.0–2"),
+        ("wait…5", "wait 5"), ("e.g. 'a - b'", "e g a b"), ("10²³", "10^23"), ("end.-", "end"),
+    ],
+)  # fmt: skip
+def test_numbers_have_one_spelling_and_other_punctuation_none(text, other):
+    assert canonical(text) == canonical(other)
+
+
+def test_the_spelling_of_a_spelling_is_itself():
+    for letter in map(chr, range(0x110000)):
+        kind = unicodedata.category(letter)
+        if kind not in ("Cn", "Co", "Lo") or unicodedata.decomposition(letter):
+            text = canonical(f"{letter}-1{letter}.2 a{letter}-.3")
+            assert canonical(text) == text, hex(ord(letter))
 
 
 def test_ascii_is_spelled_as_it_is_next_to_other_letters():

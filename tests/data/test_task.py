@@ -21,7 +21,6 @@ from st_magnitude.evaluation import (
     MagnitudeEvaluator,
     bm25_run,
 )
-from st_magnitude.evaluation.abstention import first_documents
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
 
@@ -119,10 +118,6 @@ def metrics_of(kind, **options):
     }
 
 
-def best_two(model, data, similarity):
-    return first_documents(data.encode(model, similarity, only=data.queries).search(2))
-
-
 SEARCHES = {
     "magnitude": metrics_of(MagnitudeEvaluator),
     "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
@@ -133,9 +128,6 @@ SEARCHES = {
     "exponent": lambda model, *task: calibrate_exponent(
         model, RetrievalData(*task)
     ).per_query.tolist(),
-    "abstention": lambda model, *task: [
-        x.tolist() for x in best_two(model, RetrievalData(*task), COSINE)
-    ],
 }
 BM25 = {"bm25": lambda model, *task: [*bm25_run(RetrievalData(*task))["q1"]]}
 
@@ -163,7 +155,6 @@ def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, stat
 
 RANKINGS = SEARCHES | {
     "compression": metrics_of(CompressionEvaluator, similarity="dot"),
-    "abstention": lambda model, *task: best_two(model, RetrievalData(*task), DOT)[1].tolist(),
     "prior": lambda model, *task: calibrate_prior(
         model, RetrievalData(*task), {key: -len(text) for key, text in task[1].items()}
     ).per_query.tolist(),

@@ -11,7 +11,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import (
-    calibrate_abstention,
     calibrate_exponent,
     calibrate_prior,
     diagnose,
@@ -103,7 +102,6 @@ MEASURES = {
     "prior": lambda model, data: calibrate_prior(
         model, RetrievalData(*data), RetrievalData(*data).log_prior()
     ),
-    "abstention": lambda model, data: calibrate_abstention(model, RetrievalData(*data), 0.1),
     "mining": lambda model, data: mine_negatives(model, RetrievalData(*data)),
     "diagnose": lambda model, data: diagnose(model, RetrievalData(*data)),
 }

@@ -540,11 +540,7 @@ WRONG = {
         {"directions": JOINT[-1], "partition_mode": "joint", "offset": 2},
         "give all_queries with offset 2",
     ),
-    "ring": ({"backend": "ring", "offset": 2}, "backend='ring' takes no offset"),
-    "joint ring": (
-        {"backend": "ring", "directions": BOTH, "partition_mode": "joint"},
-        "takes no joint softmax",
-    ),
+    "backend": ({"backend": "ring"}, "backend must be one of 'auto', 'plain' and 'tiled'"),
     "pairs": (
         {"directions": JOINT[-1], "partition_mode": "joint", "offset": 0, "targets": MATRIX},
         r"give integer ids \(M,\)",

@@ -24,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 import st_magnitude as stm
 
 SIGREGS = {
-    "default": {"num_directions": 64},
-    "dims": {"num_directions": 64, "dims": (8, 16, 32)},
+    "default": {},
+    "dims": {"dims": (8, 16, 32)},
+    "drawn": {"num_directions": 64, "dims": (8, 16, 32)},
     "raw": {"num_directions": 64, "scale": None},
 }
 REGULARIZED = [stm.QNormRankingLoss, stm.LearnableNormLoss, stm.TempAggMRLLoss, stm.SIGRegInfoNCE]
@@ -38,8 +39,7 @@ def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_bat
     batch, reference = features(model, num_negatives=1), stm.SIGReg(**options)
     embeddings = raw_embeddings(model, batch)
     torch.manual_seed(7)
-    directions = reference._draw(embeddings[0])
-    expected = reference(torch.cat(embeddings), directions)
+    expected = reference(torch.cat(embeddings))
     infonce = formula(embeddings, (1, 1), 20)
     loss = stm.SIGRegInfoNCE(
         model, 0.3, sigreg=stm.SIGReg(**options), mini_batch_size=mini_batch_size
@@ -119,7 +119,7 @@ def test_in_a_trainer(model, tmp_path, mini_batch_size):
         return stm.geometry.mean_cosine(model.encode([row[1] for row in ROWS]))
 
     before = mean_cosine()
-    loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=stm.SIGReg(64), mini_batch_size=mini_batch_size)
+    loss = stm.SIGRegInfoNCE(model, 1.0, mini_batch_size=mini_batch_size)
     trainer = train(model, loss, tmp_path, 1, max_steps=10)
     assert abs(mean_cosine()) < abs(before) - 0.1
     values = logged(trainer, "sigreg")
@@ -132,10 +132,10 @@ def test_in_a_trainer(model, tmp_path, mini_batch_size):
 
 CASES: dict[str, dict] = {
     "default": {},
-    "raw": {"scale": None},
-    "dims": {"dims": (8, 32)},
+    "dims": {"dims": (8, 32), "statistic": "plain_mean"},
+    "drawn": {"num_directions": 16, "dims": (8, 32), "statistic": "plain_mean"},
+    "raw": {"num_directions": 64, "scale": None},
     "alone": {"gather": False},
-    "listing": {"statistic": "plain_mean"},
 }
 SPLIT, NUM_ROWS = 5, 14  # rank 0 has 5 rows, rank 1 the other 9
 STRETCH = 4.0  # of the rows of rank 1, where length counts

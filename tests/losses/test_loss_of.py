@@ -75,8 +75,3 @@ def test_a_formula_of_ones_own_has_the_batch_of_all_ranks(folder, mini_batch_siz
         assert sum(x for x, _ in found) / 2 == pytest.approx(value.item(), rel=1e-9)
         for _, twice in found:
             assert_same_gradients(twice, gradients(model), 2, rtol=1e-7, atol=1e-10)
-
-
-def test_a_ring_takes_no_formula_of_ones_own(model):
-    with pytest.raises(ValueError, match="Decoupled has a loss_of of its own"):
-        Decoupled(model, gather_across_devices="ring")

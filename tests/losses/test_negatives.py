@@ -9,8 +9,12 @@ import torch
 from _losses import BATCHING, DIRECTIONS, TWICE, assert_same, batch_of, reference
 from _tiny import ROWS, raw_embeddings
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import BoW, Dense
+from sentence_transformers.sentence_transformer.modules import BoW, Dense, StaticEmbedding
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 import st_magnitude as stm
@@ -256,3 +260,32 @@ def test_a_relative_margin_of_negative_scores(model):
 def test_a_margin_that_spares_nothing_to_learn_warns(model, caplog, margin, warns):
     stm.CosineRankingLoss(model, margin=margin)
     assert bool(caplog.records) is warns
+
+
+def table_that_reads(words):
+    core = Tokenizer(WordLevel({"[UNK]": 0} | {x: i for i, x in enumerate(words, 1)}, "[UNK]"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return [StaticEmbedding(core, embedding_dim=32)]
+
+
+@pytest.mark.parametrize(("query", "document"), ["aa", "ab", "at", "ta"])
+def test_equal_ids_of_other_vocabularies_are_other_texts(model, query, document):
+    """Routes with two tables a and b, or a transformer t, whose side has a prompt."""
+    words = sorted({word for row in TWICE for text in row for word in text.split()})
+    readers = {"a": table_that_reads(words), "b": table_that_reads(words[::-1]), "t": [*model]}
+    again = table_that_reads(words) if query == document else readers[document]
+    router = Router({"query": readers[query], "document": again}, default_route="document")
+    routes = SentenceTransformer(modules=[router], device="cpu")
+    columns = []
+    for column, task in enumerate(["query", "document", "document"]):
+        prompt = "what " if (query, document)[task == "document"] == "t" else None
+        texts = [row[column] for row in TWICE]
+        columns.append(dict(routes.preprocess(texts, task=task, prompt=prompt)) | {"task": task})
+    loss = stm.CosineRankingLoss(routes)
+    texts = loss.read(columns)
+    for i, j in itertools.product(range(3), repeat=2):
+        found = texts.bare[i][:, None] == texts.bare[j]
+        same = torch.tensor([[one[i] == other[j] for other in TWICE] for one in TWICE])
+        can_tell = query == document or (i == 0) == (j == 0)
+        assert torch.equal(found, same if can_tell else torch.zeros_like(same))
+    assert loss(columns).isfinite()

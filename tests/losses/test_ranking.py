@@ -1,6 +1,7 @@
 """Ranking losses against the formula, against autograd, and against sentence-transformers."""
 
 import inspect
+import itertools
 import typing
 from functools import partial
 
@@ -159,25 +160,6 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     assert min(map(len, seen)) == 1
 
 
-HALF = Similarity(1.0, 0.5)  # without a name
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        *WITH_NORMS,
-        partial(stm.MagnitudeRankingLoss, similarity=HALF),
-        partial(stm.SimilarityMSELoss, similarity=HALF),
-    ],
-)
-def test_refuses_normalize_and_names_a_call_that_helps(model, build):
-    stm.prepare(model, "cosine")
-    with pytest.raises(ValueError, match="learns from the norm") as refused:
-        build(model)
-    call = str(refused.value).split("Call ")[1].split(" before")[0]
-    build(eval(call, {"stm": stm, "model": model}))
-
-
 @pytest.mark.parametrize(
     "loss_class", [*WITH_NORMS, partial(stm.CosineRankingLoss, regularizers=[stm.SIGReg(8)])]
 )
@@ -293,26 +275,52 @@ def test_sets_the_function_that_users_will_score_by(model, loss_class, function,
     assert model.similarity_fn_name == function
 
 
-def test_fractional_document_exponent_warns(model, caplog):
+def test_another_document_exponent_than_the_models_warns(model, caplog):
     batch = features(model, 3)
-    for exponents, warns in (((0.5, 1.0), False), ((1.0, 0.5), True)):
-        stm.MagnitudeRankingLoss(model, Similarity(*exponents))([dict(column) for column in batch])
+    for document, warns in ((1.0, False), (0.5, False), (0.5, False), (0.6, True)):
+        loss = stm.MagnitudeRankingLoss(model, Similarity(0.5, document))
+        loss([dict(column) for column in batch])
         assert bool(caplog.records) is warns
-    caplog.clear()
-    stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))(batch)
-    assert not caplog.records
 
 
-@pytest.mark.parametrize("labels", [[1.0, 0.0, 0.2], [1, 0, 1], [True, False, True], [4, 7, 4]])
-def test_labels_are_refused(model, labels):
-    loss, labels = stm.CosineRankingLoss(model), torch.tensor(labels)
+DIFFERING = [
+    [1.0, 0.0, 0.2],
+    [0, 1, 0],
+    [True, False, True],
+    [4, 4, 4],
+    [[1.0]] * 3,
+    [torch.nan] * 3,
+]
+
+
+@pytest.mark.parametrize("before", [None, 0.0, 1.0])
+@pytest.mark.parametrize("labels", DIFFERING, ids=str)
+def test_labels_are_refused(model, labels, before):
+    """Also after batches in which all labels were alike."""
     batch = features(model, 3)
-    for call, given in (
-        (loss.compute_loss_from_embeddings, raw_embeddings(model, batch)),
-        (loss, batch),
-    ):
+    for takes_texts in (False, True):
+        loss = stm.CosineRankingLoss(model)
+        call = loss if takes_texts else loss.compute_loss_from_embeddings
+        given = batch if takes_texts else raw_embeddings(model, batch)
+        if before is not None:
+            call(given, torch.full((3,), before))
         with pytest.raises(ValueError, match=r"SimilarityMSELoss.*remove_columns"):
-            call(given, labels)
+            call(given, torch.tensor(labels))
+
+
+@pytest.mark.parametrize("value", [0, 1, 1.0, True])
+@BATCHING
+def test_labels_that_say_nothing_are_left_out(model, caplog, value, mini_batch_size):
+    loss = stm.QNormRankingLoss(model, mini_batch_size=mini_batch_size)
+    batch = [features(model, 3, start=start) for start in (0, 3)]
+    expected = [loss([dict(x) for x in columns]).detach() for columns in batch]
+    assert not caplog.records
+    found = [loss(columns, torch.full((3,), value)).detach() for columns in batch]
+    assert found == expected
+    [said] = caplog.records
+    assert f"all {float(value):g} say nothing to QNormRankingLoss" in said.message
+    with pytest.raises(ValueError, match="neither all 1 nor all 0"):
+        loss(features(model, 3), torch.full((3,), 1 - value))
 
 
 @pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
@@ -352,6 +360,44 @@ def test_learned_exponents_are_described_after_the_model_has_lost_them(model):
     loss = stm.LearnableNormLoss(model)
     stm.prepare(model, "cosine")
     assert loss.get_config_dict()["similarity"] == {"query": 0.5, "document": 0.5}
+
+
+@pytest.mark.parametrize(
+    "loss_class", [*EXPONENTS, partial(stm.SimilarityMSELoss, similarity="dot")]
+)
+def test_columns_without_norms_have_finite_gradients(model, loss_class):
+    """Of queries, of positives, or of both: empty texts of a static table have the norm 0."""
+    loss = loss_class(model)
+    has_negatives = isinstance(loss, stm.MagnitudeRankingLoss)
+    for norm, small in itertools.product((0.0, 1e-12, 1e-38), ([0], [1], [0, 1])):
+        embeddings = [torch.randn(4, 8, dtype=torch.float32) for _ in range(2 + has_negatives)]
+        for i in small:
+            embeddings[i] = norm * torch.nn.functional.normalize(embeddings[i])
+        embeddings = [x.requires_grad_() for x in embeddings]
+        value = loss.compute_loss_from_embeddings(
+            embeddings, None if has_negatives else torch.rand(4)
+        )
+        value.backward()
+        assert value.isfinite()
+        for i, x in enumerate(embeddings):
+            assert x.grad.isfinite().all()
+            assert x.grad.abs().max() < 1e3 or (norm and i in small)  # a cosine's is 1 / norm
+
+
+def test_saturated_exponents_are_said(model, caplog):
+    """Whose parameters have a group of their own rate, though the loss makes them fast."""
+    for rate, number in ((2e-5, 0), (1e-2, 1)):
+        loss = stm.LearnableNormLoss(model)
+        exponents = list(model[-1].parameters())
+        others = [x for x in model[0].parameters() if x.requires_grad]
+        groups = [{"params": others}, {"params": exponents, "lr": rate}]
+        optimizer = torch.optim.AdamW(groups, lr=2e-5)
+        for _ in range(4):
+            loss(features(model)).backward()
+            optimizer.step()
+        found = [x.message for x in caplog.records if "no longer learn" in x.message]
+        assert len(found) == number
+    assert "multiplies the rate of the optimizer for them by 512" in found[0]
 
 
 def test_nan_names_its_column_or_regularizer(model, caplog):

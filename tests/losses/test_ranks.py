@@ -14,7 +14,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.losses.ranks import Gathered
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = needs_fork
@@ -24,8 +23,8 @@ GATHERING_LOSSES = {
     "learnable": stm.LearnableNormLoss,
     "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
 }
-# the ring takes batches that differ in size
-STARTS = {"ring": (0, 6, 10, 15, 16), True: (0, 4, 8, 12, 16)}
+# where the rows of each rank start
+STARTS = {"equal": (0, 4, 8, 12, 16), "unequal": (0, 6, 10, 15, 16)}
 # (loss, mini_batch_size, direction)
 CASES = [
     ("qnorm", None, ("query_to_doc",)),
@@ -41,7 +40,7 @@ def features(model, rows):
     return batch_of(model, [row[:3] for row in rows])
 
 
-def wrapped(folder, case, gather, dtype, **options):
+def wrapped(folder, case, dtype, **options):
     """A loss around a model as the Trainer wraps it."""
     name, mini_batch_size, direction = case
     model = load_transformer(folder)
@@ -50,7 +49,7 @@ def wrapped(folder, case, gather, dtype, **options):
         mini_batch_size=mini_batch_size,
         directions=direction,
         partition_mode="per_direction",
-        gather_across_devices=gather,
+        gather_across_devices=True,
         same_text="exclude",
         **options,
     )
@@ -59,10 +58,10 @@ def wrapped(folder, case, gather, dtype, **options):
     return model, loss
 
 
-def one_batch(folder, case, gather):
+def one_batch(folder, case, kind):
     """Loss and gradient of one batch, and the gradient accumulated over two."""
-    model, loss = wrapped(folder, case, gather, torch.float64)
-    rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
+    model, loss = wrapped(folder, case, torch.float64)
+    rows = ROWS[STARTS[kind][dist.get_rank()] : STARTS[kind][dist.get_rank() + 1]]
     found = []
     for micro_batches in (1, 2):
         model.zero_grad()
@@ -76,22 +75,22 @@ def one_batch(folder, case, gather):
 
 @pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, folder):
-    """The results of each rank for each case and way."""
+    """The results of each rank for each case and kind of sizes."""
     keys = list(itertools.product(CASES, STARTS))
     return on_ranks(request.param, lambda: {key: one_batch(folder, *key) for key in keys})
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("gather", STARTS)
-def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
+@pytest.mark.parametrize("kind", STARTS)
+def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, kind):
     name, _, direction = case
     exponents = (1, 0)
     if name == "learnable":
         model.append(ExponentNorm(0.5, 0.5, learnable=True).double())
         exponents = model[-1].similarity.gamma_query, model[-1].similarity.gamma_document
     model.double()
-    values, of_once, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
-    embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
+    values, of_once, accumulated = zip(*(rank[case, kind] for rank in ranks), strict=True)
+    embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[kind][len(ranks)]]))
     columns = embeddings[: 2 if direction == ("doc_to_query",) else None]
     scale = auto_scale(columns, exponents)  # of the joined batch
     parts = [(32, 0.05)]
@@ -109,50 +108,23 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
         assert_same_gradients(twice, gradients(model), 2, rtol=1e-7, atol=1e-11)
 
 
-def ring_and_gathering(folder):
-    """The gradients of both, in float32 and under autocast."""
-    rank, found = dist.get_rank(), []
-    for bf16, gather in itertools.product((False, True), ("ring", True)):
-        case = ("learnable", None, ("query_to_doc", "doc_to_query"))
-        _, loss = wrapped(folder, case, gather, torch.float32)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss(features(loss.model.module, ROWS[4 * rank : 4 * rank + 4])).backward()
-        found.append(torch.cat([p.grad.flatten() for p in loss.parameters()]))
-    return found
-
-
 def refusals(folder):
-    """The errors of batches that do not fit, with both ways to the negatives of other ranks."""
+    """The errors of batches that do not fit."""
     rank, messages = dist.get_rank(), []
-    for gather, columns, num_rows in (
-        ("ring", 3 - rank, 4),
-        (True, 3, 4 - rank),
-        ("ring", 2 - rank, 4),
-    ):
-        model, loss = wrapped(
-            folder, ("qnorm", None, ("query_to_doc", "doc_to_query")), gather, torch.float32
-        )
+    for columns in (3 - rank, 2 - rank):
+        model, loss = wrapped(folder, CASES[0], torch.float32)
         with pytest.raises((ValueError, RuntimeError)) as caught:
-            loss(features(model, ROWS[:num_rows])[:columns])
+            loss(features(model, ROWS[:4])[:columns])
         messages.append(str(caught.value))
     return messages
 
 
-def test_float32_and_refusals(folder):
-    (plain, *errors), (_, *other_errors) = on_ranks(
-        2, lambda: (ring_and_gathering(folder), *refusals(folder))
-    )
-    # Under autocast, gathering adds the gradients of the ranks in bfloat16 and the ring in float32.
-    for (ring, gathered), tolerance in ((plain[:2], 1e-5), (plain[2:], 5e-3)):
-        assert (ring - gathered).norm() < tolerance * gathered.norm()
-    assert errors[:2] == other_errors[:2]
+def test_refusals(folder):
+    errors, other_errors = on_ranks(2, lambda: refusals(folder))
+    assert errors[0] == other_errors[0]
     assert "the batch of rank 0 has 3 columns and the batch of rank 1 has 2" in errors[0]
-    assert (
-        "the batch of rank 0 has 4 rows and the batch of rank 1 has 3. Set"
-        " dataloader_drop_last=True" in errors[1]
-    )
-    assert "rank 1 was refused" in errors[2]
-    assert "needs at least two text columns" in other_errors[2]
+    assert "rank 1 was refused" in errors[1]
+    assert "needs at least two text columns" in other_errors[1]
 
 
 SHARED = [*TWICE, (ROWS[7][0], ROWS[0][1], "see below")]  # the two parts have texts in common
@@ -175,32 +147,21 @@ LABELS = {
     "embeddings": torch.randn(8, 3, 5, **RANDOM) / 5,
 }
 WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]
-OF_TEXTS = [
-    (gather, options, *way)
-    for gather, options, way in itertools.product(("ring", True), RULES, WAYS)
-]
+RULES += [{"labels": kind} for kind in LABELS] + ["lists"]
+OF_TEXTS = [(rule, *way) for rule, way in itertools.product(RULES, WAYS)]
 JOINT = {"same_text": "once", "partition_mode": "joint"}
-OF_TEXTS.append((True, JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
-OF_TEXTS += [(True, {"labels": kind}, *way) for kind, way in itertools.product(LABELS, WAYS)]
-
-
-def numbers():
-    """Of blocks of two and three keys on two ranks, among them that of an empty text, 0."""
-    keys = torch.tensor([[0, 7], [0, 0, 3]][dist.get_rank()])
-    return Gathered(torch.zeros(len(keys), 1), "ring").numbers(keys)
-
-
-def test_a_ring_counts_the_texts_of_blocks_of_any_size():
-    first, second = on_ranks(2, numbers)
-    torch.testing.assert_close(first, torch.tensor([3.0, 1.0]))
-    torch.testing.assert_close(second, torch.tensor([3.0, 3.0, 1.0]))
+OF_TEXTS.append((JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
 
 
 def of_texts(folder, case, part):
     """Value and gradients for some of the rows, by a model in DDP if there are processes."""
-    gather, options, mini_batch_size, direction = case
-    model, options = load_transformer(folder).double(), dict(options)
-    labels = None
+    options, mini_batch_size, direction = case
+    model, labels = load_transformer(folder).double(), None
+    batch = features(model, SHARED[part])
+    if options == "lists":  # of 0, 1 or 2 negatives
+        texts = [row[2] for i, row in list(enumerate(SHARED))[part] for _ in range(i % 3)]
+        batch[2] = {**model.preprocess(texts), "num_texts": len(texts)}
+    options = {} if options == "lists" else dict(options)
     if "labels" in options:
         labels = LABELS[options["labels"]][part]
         if options["labels"] not in ("weights", "classes"):
@@ -210,19 +171,19 @@ def of_texts(folder, case, part):
     options = {"partition_mode": "per_direction"} | options
     options |= {"directions": direction, "mini_batch_size": mini_batch_size}
     loss = stm.QNormRankingLoss(
-        model, scale=3.0, **options, gather_across_devices=dist.is_initialized() and gather
+        model, scale=3.0, **options, gather_across_devices=dist.is_initialized()
     )
     if dist.is_initialized():
         loss.model = DistributedDataParallel(model)
-    value = loss(features(model, SHARED[part]), labels)
+    value = loss(batch, labels)
     value.backward()
     return value.item(), gradients(model)
 
 
 def parts_of_texts(folder):
-    cuts = [5 if case[0] == "ring" else 4 for case in OF_TEXTS]
-    parts = [slice(cut, None) if dist.get_rank() else slice(cut) for cut in cuts]
-    return [of_texts(folder, case, part) for case, part in zip(OF_TEXTS, parts, strict=True)]
+    """Of five rows on one rank and three on the other."""
+    part = slice(5, None) if dist.get_rank() else slice(5)
+    return [of_texts(folder, case, part) for case in OF_TEXTS]
 
 
 def test_rules_prior_and_labels_see_the_texts_of_all_ranks(folder):
@@ -256,13 +217,3 @@ def gathered(folder):
 def test_gathered_directions_equal_sentence_transformers(folder):
     for found in on_ranks(2, gathered, folder):
         torch.testing.assert_close(found[::2], found[1::2], rtol=1e-9, atol=1e-11)
-
-
-def test_one_process_needs_no_ring(model):
-    values = [
-        stm.QNormRankingLoss(model, gather_across_devices=gather)(features(model, ROWS[:4])).item()
-        for gather in (False, "ring")
-    ]
-    assert values[0] == values[1]
-    with pytest.raises(ValueError, match="gather_across_devices must be one of"):
-        stm.QNormRankingLoss(model, gather_across_devices="all")

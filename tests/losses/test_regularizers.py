@@ -1,13 +1,20 @@
-"""SIGReg against LeJEPA's definition and plain autograd in float64."""
+"""SIGReg against LeJEPA's definition and plain autograd in float64, and its mean over all
+directions against quadrature."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from _memory import peak_bytes
+from torch.autograd import gradcheck
 
 from st_magnitude import SIGReg
+from st_magnitude.losses import isotropy
+
+STATISTICS = ("epps_pulley", "plain_mean")
+EXACT_AND_DRAWN = pytest.mark.parametrize("num_directions", [None, 16])
 
 
 def data(n=9, dim=5, num_directions=7, seed=0, dtype=torch.float64):
@@ -47,10 +54,7 @@ def test_the_default_is_a_multiple_of_the_listing(copies):
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(1 if copies else 32, 64, generator=generator) for _ in range(40)]
     rows = [x.expand(32, 64).double() for x in rows]
-    found = [
-        sum(SIGReg(256, None, statistic=name)(x) for x in rows)
-        for name in ("epps_pulley", "plain_mean")
-    ]
+    found = [sum(SIGReg(256, None, statistic=name)(x) for x in rows) for name in STATISTICS]
     assert found[0] / found[1] == pytest.approx(1.5213 * 32, rel=0.02)
 
 
@@ -58,9 +62,9 @@ def test_the_default_is_a_multiple_of_the_listing(copies):
     ("options", "naive"),
     [
         ({}, naive),
-        ({"scale": None}, naive),
+        ({"num_directions": 1, "scale": None}, naive),
         ({"statistic": "plain_mean"}, listing),
-        ({"statistic": "plain_mean", "scale": None}, listing),
+        ({"statistic": "plain_mean", "num_directions": 1, "scale": None}, listing),
     ],
     ids=["default", "raw", "listing", "raw listing"],
 )
@@ -75,11 +79,97 @@ def test_value_and_gradient_equal_the_definition(options, naive, size):
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_holds_a_few_chunks_only():
-    """Not N x K x knots."""
+# --- over all directions --------------------------------------------------------------------------
+
+
+def quadrature(x, statistic):
+    """The mean over all directions, with sin(θ)^(D - 2) as the density of the angle θ between a
+    direction and a vector."""
+    dim = x.shape[1]
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    x = math.sqrt(dim) * x / np.where(norms == 0, 1, norms)
+    nodes, shares = np.polynomial.legendre.leggauss(400)
+    angles = (nodes + 1) * np.pi / 2
+    shares = shares * np.sin(angles) ** (dim - 2)
+    shares = shares / shares.sum()
+
+    def mean_cosine(lengths):  # of t a · v over directions a, from t |v|
+        return np.cos(lengths[..., None] * np.cos(angles)) @ shares
+
+    total = 0.0
+    knots = np.linspace(0, 3, 16 if statistic == "plain_mean" else 17)
+    for t in knots[1:]:
+        weight = 1 / 16
+        if statistic == "epps_pulley":
+            weight = 2 * knots[1] * math.exp(-(t**2) / 2) * (0.5 if t == 3 else 1)
+        pairs = mean_cosine(t * np.linalg.norm(x[:, None] - x, axis=2)).mean()
+        alone = mean_cosine(t * np.linalg.norm(x, axis=1)).mean()
+        total += weight * (pairs - 2 * math.exp(-(t**2) / 2) * alone + math.exp(-(t**2)))
+    return total if statistic == "plain_mean" else len(x) * total
+
+
+def odd_rows(dim, n=9):
+    """Rows of which two are equal, two opposite and two zeros."""
+    x = data(n, dim)[0].detach()
+    x[1], x[2], x[3:5] = x[0], -x[0], 0
+    return x
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("dim", [2, 3, 16, 96, 384, 1024])
+@pytest.mark.parametrize("side", [4, 256], ids=["tiles", "one tile"])
+def test_the_mean_over_all_directions_equals_quadrature(monkeypatch, statistic, dim, side):
+    monkeypatch.setitem(isotropy.SIDE, "cpu", side)
+    sigreg = SIGReg(statistic=statistic)
+    for x in (odd_rows(dim), *data(n=1, dim=dim)[:1], odd_rows(dim)[3:4]):
+        value = sigreg(x)
+        assert value.dtype == torch.float64
+        assert value.item() == pytest.approx(quadrature(x.detach().numpy(), statistic), rel=1e-7)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_one_dimension_has_one_direction(statistic):
+    x, sigreg = odd_rows(1), SIGReg(statistic=statistic)
+    torch.testing.assert_close(sigreg(x), sigreg(x, torch.ones(1, 1)), rtol=1e-7, atol=0)
+
+
+def test_drawn_directions_agree():
+    """200,000 of them."""
+    torch.manual_seed(0)
+    x = data(n=6, dim=8)[0]
+    drawn = torch.stack([SIGReg(1000)(x).detach() for _ in range(200)])
+    error = drawn.std() / math.sqrt(len(drawn))
+    assert error < 0.003 * drawn.mean()
+    assert abs(SIGReg()(x) - drawn.mean()) < 4 * error
+
+
+@pytest.mark.parametrize("options", [{}, {"statistic": "plain_mean"}, {"dims": [2, 5]}])
+def test_gradcheck(monkeypatch, options):
+    """In tiles on and off the diagonal, of which the last is smaller."""
+    monkeypatch.setitem(isotropy.SIDE, "cpu", 4)
+    x = odd_rows(5)
+    assert gradcheck(SIGReg(**options), torch.cat([x[:3], x[5:], x[5:] + 1]).requires_grad_())
+
+
+def test_all_directions_have_no_second_derivative():
+    x, _ = data()
+    with pytest.raises(RuntimeError, match=r"no second derivative.*SIGReg\(1024\)"):
+        torch.autograd.grad(SIGReg()(x), x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("sigreg", "bound"),
+    [(SIGReg(2048), 0.2 * 4 * 2048 * 2048 * 16), (SIGReg(), 0.15 * 4 * 2048 * 2048)],
+    ids=["drawn", "exact"],
+)
+def test_memory(sigreg, bound):
+    """Neither N x K x knots nor N x N."""
     x = torch.randn(2048, 16, requires_grad=True)
-    peak = peak_bytes(lambda: SIGReg(2048)(x).backward())
-    assert peak < 0.2 * 4 * 2048 * 2048 * 16, peak
+    peak = peak_bytes(lambda: sigreg(x).backward())
+    assert peak < bound, peak
+
+
+# --- drawn directions -----------------------------------------------------------------------------
 
 
 def test_directions_follow_the_generator_of_torch():
@@ -92,12 +182,16 @@ def test_directions_follow_the_generator_of_torch():
     assert [SIGReg(32)(x).item() for _ in range(3)] == values
 
 
-def test_evaluation_has_directions_of_its_own():
+@pytest.mark.parametrize(("sigreg", "learns"), [(SIGReg(32), False), (SIGReg(), True)])
+def test_evaluation_and_all_directions_draw_nothing(sigreg, learns):
     x, _ = data()
     state = torch.get_rng_state()
-    with torch.no_grad():
-        assert SIGReg(32)(x) == SIGReg(32)(x)
+    with torch.set_grad_enabled(learns):
+        assert sigreg(x) == sigreg(x)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- both -----------------------------------------------------------------------------------------
 
 
 def test_dims_are_cut_normalised_and_scaled_each():
@@ -105,14 +199,15 @@ def test_dims_are_cut_normalised_and_scaled_each():
     cut = F.normalize(directions[:3], dim=0)
     expected = (naive(x[:, :3], cut) + naive(x, directions)) / 2
     torch.testing.assert_close(SIGReg(dims=[3, 8])(x, directions), expected, rtol=1e-12, atol=0)
+    expected = (SIGReg()(x[:, :3]) + SIGReg()(x)) / 2
+    torch.testing.assert_close(SIGReg(dims=[3, 8])(x), expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_float32(shift):
-    x, directions = (
-        (torch.randn(400, 48) + shift).requires_grad_(),
-        F.normalize(torch.randn(48, 256).double(), dim=0),
-    )
+@EXACT_AND_DRAWN
+def test_float32(shift, num_directions):
+    x = (torch.randn(400, 48) + shift).requires_grad_()
+    directions = num_directions and F.normalize(torch.randn(48, num_directions).double(), dim=0)
     value, expected = SIGReg()(x, directions), SIGReg()(x.double(), directions)
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(expected.item(), rel=2e-4)
@@ -121,11 +216,10 @@ def test_float32(shift):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_autocast_is_off(dtype):
-    x, directions = (
-        torch.randn(40, 16).to(dtype).requires_grad_(),
-        F.normalize(torch.randn(16, 64), dim=0),
-    )
+@EXACT_AND_DRAWN
+def test_autocast_is_off(dtype, num_directions):
+    x = torch.randn(40, 16).to(dtype).requires_grad_()
+    directions = num_directions and F.normalize(torch.randn(16, num_directions), dim=0)
     expected = SIGReg()(x.float(), directions)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = SIGReg()(x, directions)
@@ -134,13 +228,13 @@ def test_autocast_is_off(dtype):
     assert x.grad.dtype == dtype
 
 
-@pytest.mark.parametrize("scale", ["sqrt_d", None])
-def test_zero_rows_and_single_rows(scale):
+@pytest.mark.parametrize("sigreg", [SIGReg(), SIGReg(16), SIGReg(16, scale=None)])
+def test_zero_rows_and_single_rows(sigreg):
     x = torch.randn(6, 5)
     x[2] = x[4] = 0
     for rows in (x, x[:1], x[2:3]):
         rows = rows.clone().requires_grad_()
-        value = SIGReg(16, scale=scale)(rows)
+        value = sigreg(rows)
         value.backward()
         assert value.isfinite()
         assert rows.grad.isfinite().all()
@@ -150,6 +244,8 @@ def test_zero_rows_and_single_rows(scale):
     ("options", "message"),
     [
         ({"scale": 0}, "scale must be one of 'sqrt_d' and None; got 0"),
+        ({"scale": None}, r"Give a number of directions: SIGReg\(1024, scale=None\)"),
+        ({"num_directions": 0}, "at least 1 or None, which takes all directions; got 0"),
         ({"dims": (4, 4)}, r"dims must be .* got \[4, 4\]"),
         ({"dims": (3, 6)}, "exceed the 5 dimensions"),
     ],

@@ -64,8 +64,10 @@ def test_a_new_model_is_prepared_as_the_first_one(
 )
 def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
     loss = loss_class(load_transformer(folder))
+    model = stm.prepare(load_transformer(folder), "cosine")
+    model.truncate_dim = 8
     with pytest.raises(ValueError, match="learns from the norm"):
-        loss.model = stm.prepare(load_transformer(folder), "cosine")
+        loss.model = model
 
 
 @pytest.mark.parametrize("way", ["fit", "Trainer", "cached"])
@@ -225,7 +227,6 @@ GATHERS = {"gather_across_devices": True}
     [
         (({}, {}), False),
         ((GATHERS, {}), True),
-        ((GATHERS, {"gather_across_devices": "ring"}), True),
         (({"regularizers": [stm.SIGReg(8)]}, {}), True),
         (({"regularizers": [stm.SIGReg(8, gather=False)]}, {}), False),
         (({"regularizers": [(stm.SIGReg(8), 0.1)]}, {"regularizers": [(stm.SIGReg(8), 1)]}), False),
@@ -249,7 +250,6 @@ def test_data_sets_whose_losses_gather_differently(
 WAYS = {
     "plain": {"gather_across_devices": True},
     "cached": {"gather_across_devices": True, "mini_batch_size": 3},
-    "ring": {"gather_across_devices": "ring", "mini_batch_size": 3},
 }
 
 
@@ -290,6 +290,3 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
         assert not torch.equal(parameter, start.get(name, torch.zeros(())))
     for name in ("2.scaled_query_bias", "2.scaled_document_bias"):
         assert 512 * first[name].abs() > 1e-3  # at the rate of an encoder, 2e-5
-        if way == "ring":  # as gathering does
-            gathered = two_ranks[0]["cached"]
-            torch.testing.assert_close(first[name], gathered[name], rtol=1e-3, atol=0)

@@ -108,9 +108,9 @@ def test_a_kill_while_files_are_moved_leaves_no_model_that_loads_as_another(tmp_
         before = contents(old)
         code = killed_at(step, partial(stm.export, other, old, overwrite=True))
         assert step or before.items() <= contents(old).items()
-        is_incomplete = "incomplete_model" in (old / "modules.json").read_text()
+        is_incomplete = not (old / "modules.json").exists()
         if is_incomplete:
-            with pytest.raises(ValueError, match="incomplete_model"):
+            with pytest.raises((OSError, ValueError)):
                 SentenceTransformer(str(old), device="cpu")
             with pytest.raises(OSError, match=r"killed process: move the files of .*\.moving"):
                 stm.load(old)

@@ -132,3 +132,15 @@ def test_what_is_saved_is_what_was_in_memory(tmp_path):
         error = np.linalg.norm(sides - expected, axis=2) / np.linalg.norm(expected, axis=2)
         assert error.max() <= 1e-6, folder
         assert name == function, folder
+
+
+def test_a_model_that_needs_this_package_says_so_in_the_log_and_on_the_card(
+    model, tmp_path, caplog
+):
+    stm.LearnableNormLoss(model)
+    for _ in range(2):
+        model.save_pretrained(str(tmp_path / "model"))
+    [said] = caplog.records
+    assert "load it with st_magnitude.load" in said.message
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "load the model with st_magnitude.load" in card

@@ -17,8 +17,6 @@ def test_what_follows_normalize(model):
     assert types(stm.strip_normalize(model)) == ["Transformer", "Pooling", "Normalize", "Dense"]
     model.extend([Normalize(), Normalize(), ExponentNorm(0.5, 0.5)])
     assert normalizes_output(model)
-    with pytest.raises(ValueError, match=r"stm\.prepare\(model"):
-        stm.LearnableNormLoss(model)
     assert types(stm.strip_normalize(model)) == ["Transformer", "Pooling", "Normalize", "Dense"]
     model.extend([Normalize(), Dropout(0.1)])
     assert normalizes_output(model)

@@ -9,54 +9,29 @@ import pytest
 import torch
 from _losses import batch_of
 from _ranks import needs_fork, on_ranks
-from _surgery import routes
-from _tiny import ROWS, columns, load_transformer, save_transformer, tokenizer
+from _tables import (
+    MODELS,
+    NUM_ROWS,
+    TEXTS,
+    UNSEEN,
+    assert_same,
+    both,
+    encoder,
+    scaled,
+    static,
+    table_of,
+    two_tables,
+)
+from _tiny import ROWS, columns
 from _trainer import make_trainer
 from datasets import Dataset, DatasetDict
 from sentence_transformers import InputExample, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
-from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 import st_magnitude as stm
 from st_magnitude.surgery import vocabulary
-
-NUM_ROWS = 2_000
-TEXTS = [text for row in ROWS for text in row[:2]]
-UNSEEN = ["zzz qqq", "[UNK] parameters", "jjj", ""]
-
-
-def static():
-    torch.manual_seed(1)
-    table = StaticEmbedding(tokenizer(), torch.randn(NUM_ROWS, 32))
-    return SentenceTransformer(modules=[table], device="cpu")
-
-
-def encoder():
-    model = load_transformer(FOLDER)
-    torch.manual_seed(1)
-    model[0].model.resize_token_embeddings(NUM_ROWS, mean_resizing=False)
-    return model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _saved_encoder(tmp_path_factory):
-    global FOLDER
-    FOLDER = save_transformer(tmp_path_factory.mktemp("bert"), "bert")
-
-
-MODELS = {"static": static, "bert": encoder}
-both = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
-
-
-def table_of(model):
-    first = model[0]
-    return getattr(first, "embedding", None) or first.model.get_input_embeddings()
 
 
 class Shapes(TrainerCallback):
@@ -86,13 +61,6 @@ def trained(model, trims, output, loss=stm.CosineRankingLoss, resume=None, **opt
         assert 50 < (weight != start).any(dim=1).sum() < NUM_ROWS / 10
     assert table_of(model).weight is weight
     return model
-
-
-def assert_same(found, expected):
-    found, expected = (x.state_dict() if isinstance(x, nn.Module) else x for x in (found, expected))
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
 
 
 OPTIONS = {
@@ -232,25 +200,6 @@ def test_weight_decay_leaves_the_other_rows_alone(tmp_path, caplog, build):
 # --- a model within the block ---------------------------------------------------------------------
 
 
-def scaled():
-    """A table of a class that multiplies what it reads, as Gemma's, with padding amid the words."""
-    model = encoder()
-    padding = model.tokenizer.convert_tokens_to_ids("tea")
-    table = Gemma3TextScaledWordEmbedding(NUM_ROWS, 32, padding, embed_scale=3.0)
-    table.weight = table_of(model).weight
-    model[0].model.set_input_embeddings(table)
-    return model
-
-
-def two_tables():
-    """Routes whose tokenizers have other ids for the same words."""
-    words = {word: NUM_ROWS - 1 - i for i, word in enumerate(sorted({*" ".join(TEXTS).split()}))}
-    other = Tokenizer(WordLevel({"[UNK]": 0} | words, unk_token="[UNK]"))
-    other.pre_tokenizer = WhitespaceSplit()
-    document = StaticEmbedding(other, static()[0].embedding.weight.detach().clone())
-    return SentenceTransformer(modules=[routes([static()[0]], [document])], device="cpu")
-
-
 MODELS_TO_READ = [static, encoder, scaled, two_tables]
 
 
@@ -273,6 +222,8 @@ def test_a_model_reads_and_saves_as_before(tmp_path, build):
         with torch.no_grad():
             for weight in other.parameters():
                 weight.add_(1)
+        model.load_state_dict(copy.deepcopy(plain).state_dict(), assign=True)
+        assert_same(model, plain)
         model.load_state_dict(other.state_dict())
         assert_same(model, other)
     assert_same(model, other)
@@ -298,30 +249,6 @@ def test_the_gradients_of_the_rows(build):
                 gradient = gradient[gradient.any(dim=1)]
                 assert len(gradient) > 50
             assert torch.equal(whole, gradient)
-
-
-def test_a_text_is_tokenized_once(tmp_path):
-    """By the same options, whatever is copied; then the tokenizer is the model's own again."""
-
-    class Counts:
-        def __init__(self, tokenizer):
-            self.tokenizer, self.read = tokenizer, []
-
-        def encode_batch(self, texts, **options):
-            self.read += texts
-            return self.tokenizer.encode_batch(texts, **options)
-
-    model = static()
-    model[0].tokenizer = counts = Counts(model[0].tokenizer)
-    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
-    counts.read.clear()  # examples of the card
-    with stm.trimmed_vocabulary(trainer):
-        trainer.train()
-        copy.deepcopy(model).encode(TEXTS)
-        assert sorted(counts.read) == sorted(set(TEXTS))
-        model[0].tokenizer.encode_batch(TEXTS, add_special_tokens=True)
-        assert len(counts.read) == 2 * len(set(TEXTS))
-    assert model[0].tokenizer is counts
 
 
 @both
@@ -364,37 +291,22 @@ def test_an_error_in_the_block(tmp_path):
         trainer.train()
     assert 50 < (table.weight != start["0.embedding.weight"]).any(dim=1).sum() < 200
     assert vars(table) == hooks
-    assert trainer.optimizer is None
 
 
-def test_a_trainer_trains_again(tmp_path):
-    """With a new optimizer, in another block or without one."""
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_trainer_trains_again(tmp_path, keeps):
+    """With the same optimizer or a new one, in another block or without one."""
     found = []
     for trims in itertools.product((True, False), repeat=2):
         model = static()
         trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
         for is_trimmed in trims:
-            trainer.optimizer = None
+            trainer.optimizer = trainer.optimizer if keeps else None
             with stm.trimmed_vocabulary(trainer) if is_trimmed else nullcontext():
                 trainer.train()
         found.append(model)
     for model in found[1:]:
         assert_same(model, found[0])
-
-
-def test_an_optimizer_of_other_weights():
-    model = static()
-    outside = torch.optim.AdamW(model.parameters())
-    with stm.trimmed_vocabulary(model, TEXTS):
-        with pytest.raises(ValueError, match="Make the optimizer where it trains"):
-            outside.step()
-        inside = torch.optim.AdamW(model.parameters())
-        torch.optim.AdamW(static().parameters()).step()
-        inside.step()
-        inside.step()
-    outside.step()
-    with pytest.raises(ValueError, match="Make the optimizer where it trains"):
-        inside.step()
 
 
 def test_a_model_without_texts():
@@ -409,7 +321,7 @@ def test_a_block_in_a_block_changes_nothing(caplog):
         with stm.trimmed_vocabulary(model, ["tea"]):
             assert table_of(model).weight is weight
         assert table_of(model).weight is weight
-    assert "an outer block, or accelerate, has replaced its forward" in caplog.text
+    assert "an outer block has trimmed it" in caplog.text
 
 
 def tie(trainer):
@@ -429,6 +341,8 @@ WHOLE = {
     "a stream": stream,
     "on 2 GPUs": lambda trainer: setattr(trainer.args, "_n_gpu", 2),
     "FSDP divides": lambda trainer: setattr(trainer, "is_fsdp_enabled", True),
+    "model_init makes another": lambda trainer: setattr(trainer, "model_init", static),
+    "Adafactor has no number": lambda trainer: setattr(trainer.args, "optim", "adafactor"),
 }
 
 

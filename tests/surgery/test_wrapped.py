@@ -63,17 +63,23 @@ def test_as_without(folder, wrap, use, tmp_path, monkeypatch):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("loss", [stm.QNormRankingLoss, stm.LearnableNormLoss])
-def test_normalize_inside_is_found(folder, wrap, loss):
-    with pytest.raises(ValueError, match="ends in Normalize"):
-        loss(wrap(load_transformer(folder).append(Normalize())))
+def test_a_loss_removes_the_normalize_inside(folder, wrap):
+    """Also after the wrapper has run, and been compiled."""
+    model = load_transformer(folder).append(Normalize())
+    wrapped = wrap(model)
+    batch = model.preprocess(DOCUMENTS)
+    assert wrapped(dict(batch))["sentence_embedding"].norm(dim=1).std() < 1e-6
+    stm.QNormRankingLoss(wrapped)
+    assert wrapped(dict(batch))["sentence_embedding"].norm(dim=1).std() > 0.1
 
 
 def test_exponents_are_not_added_to_a_model_that_is_distributed_already(folder, wrap):
     model = load_transformer(folder)
     if wrap is DistributedDataParallel:
+        model.append(Normalize())
         with pytest.raises(ValueError, match="before you wrap"):
             stm.LearnableNormLoss(wrap(model))
+        assert types(model) == ["Transformer", "Pooling", "Normalize"]
         stm.LearnableNormLoss(model)
     stm.LearnableNormLoss(wrap(model))
     assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from _tiny import ROWS, load_transformer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sentence_transformer.modules import BoW
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
@@ -48,6 +52,46 @@ def run(folder: str, loss_class, is_compiled: bool):
         value.backward()
         values.append(value.item())
     return values, counter.frame_count
+
+
+def test_hooks_take_effect_on_a_model_that_has_run_compiled():
+    """GradScale, attached twice, and NormMonitor."""
+    found = []
+    words = sorted({word for row in ROWS[:4] for word in " ".join(row[:2]).split()})
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        modules = [BoW(words), Dense(len(words), 8, activation_function=None)]
+        model = SentenceTransformer(modules=modules, device="cpu")
+        loss = stm.CosineRankingLoss(model)
+        loss.model = torch.compile(model, backend="eager") if is_compiled else model
+        monitor = stm.NormMonitor(loss)
+        gradients = []
+
+        def step(model=model, loss=loss, gradients=gradients):
+            model.zero_grad()
+            loss([model.preprocess([row[i] for row in ROWS[:4]]) for i in (0, 1)], None).backward()
+            gradients.append([x.grad for x in model.parameters() if x.grad is not None])
+
+        step()
+        for _ in range(2):
+            with stm.attach_grad_scale(model):
+                step()
+            step()
+        monitor.on_train_begin(None, None, None, model=model)
+        monitor.on_step_begin(
+            None,
+            SimpleNamespace(is_world_process_zero=True, global_step=0),
+            None,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+        step()
+        monitor.on_step_end(None, SimpleNamespace(global_step=1), None)
+        monitor.on_train_end()
+        found.append([gradients, monitor.rows])
+    torch.testing.assert_close(found[1], found[0])
+    plain, scaled = (found[1][0][i][0] for i in (0, 1))
+    assert not torch.allclose(plain, scaled)
+    assert len(found[1][1]) == 1
 
 
 @pytest.mark.slow

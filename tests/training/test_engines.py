@@ -4,12 +4,14 @@ accelerate has FSDP on GPUs only, so `fully_shard` is called here as accelerate 
 DeepSpeed is not installed: its engine is known by its name.
 """
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from _losses import features
 from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, load_transformer
 from _trainer import make_trainer
@@ -32,7 +34,7 @@ PREFIXES = {"dims": [8, 32], "similarity": "qnorm"}
 PREFIXES |= {"regularizers": [(stm.SIGReg(num_directions=8), 0.01)]}
 SHARDED_LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
-    "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
+    "both": partial(stm.DotRankingLoss, gather_across_devices=True, **BOTH_DIRECTIONS),
     "cached": partial(
         stm.TempAggMRLLoss, gather_across_devices=True, mini_batch_size=3, **PREFIXES
     ),
@@ -44,7 +46,7 @@ IN_BF16 = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.
 # of four processes: the loss, and what is different
 SETTINGS = {
     "hybrid": ("cached", {"mesh": (2, 2)}),
-    "uneven": ("ring", {"sizes": (5, 5, 4, 2)}),
+    "uneven": ("both", {"sizes": (5, 5, 4, 2)}),
     "accumulates": ("cached", {"accumulates": True}),
     "bf16": ("qnorm", {"policy": IN_BF16}),
 }
@@ -209,6 +211,17 @@ def test_deepspeed(model, make, stages):
                 loss(features)
         else:
             loss(features)
+
+
+@pytest.mark.parametrize(("once", "ranks"), [(True, 2), (False, 1), (False, 2)])
+def test_releases_that_would_wait_forever(model, monkeypatch, once, ranks):
+    monkeypatch.setattr("st_magnitude.losses.base.SYNCHRONIZES_ONCE", once)
+    monkeypatch.setattr("st_magnitude.losses.base.num_ranks", lambda: ranks)
+    is_refused = not once and ranks == 2
+    refused = pytest.raises(ValueError, match=r"6\.2 or later") if is_refused else nullcontext()
+    with refused:
+        stm.QNormRankingLoss(model, mini_batch_size=2)(features(model, 3))
+    stm.QNormRankingLoss(model)(features(model, 3))
 
 
 def test_attach_refuses_before_training(model, tmp_path, monkeypatch):

@@ -21,13 +21,13 @@ from benchmarks.data import clinc150
 from benchmarks.studies.known.known import BASES, header, row
 from benchmarks.studies.known.training import Cell, base_model, data, trained
 from benchmarks.studies.store import Figures, Store
+from examples.abstention import choose_threshold
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import st_magnitude as stm
-from st_magnitude.evaluation.abstention import choose_threshold
 
 
 @dataclass(frozen=True)

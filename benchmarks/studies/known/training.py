@@ -138,7 +138,7 @@ def objective(model: SentenceTransformer, cell: Cell) -> nn.Module:
     if cell.loss == "Cosine, classes":
         options["labels"] = "classes"
     elif cell.loss == "SIGReg":
-        options["regularizers"] = [(stm.SIGReg(), 0.05)]
+        options["regularizers"] = [(stm.SIGReg(1024), 0.05)]
     return stm.CosineRankingLoss(model, terms=terms, **options)
 
 

@@ -1,0 +1,254 @@
+"""A word table of which some rows are trained, and the optimizers that train it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from st_magnitude._checks import InputError
+from st_magnitude._upstream import num_writes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Rows:
+    """What a trimmed table has next to its weight, which holds the kept rows alone."""
+
+    whole: Tensor  # (V, D), which state dicts show
+    kept: Tensor  # (K,), ascending
+    places: Tensor  # (V,), of each row among the kept ones; K for all others
+    padding_idx: int | None
+    num_writes: int  # into the whole table; more of them come from its state dict
+
+
+class Trimmed(nn.Module):
+    """A word table whose weight has, within the block, the kept rows alone.
+
+    The table keeps its name, hooks and Parameter, and is still an instance of its class. A deep
+    copy is trimmed, too, and the end of the block closes it; a pickle is a whole table.
+    """
+
+    weight: nn.Parameter  # (K, D)
+    rows: _Rows
+    kind: type[Any]  # of the table
+    family: WeakSet[Any]  # the table and its copies
+
+    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self.take_written()
+        places = self.rows.places[ids]
+        if torch.is_grad_enabled():
+            self._check(ids, places)
+            return super().forward(places, *args, **kwargs)
+        is_kept = (places < len(self.rows.kept))[..., None]
+        trained = self.weight[places.clamp(max=len(self.rows.kept) - 1)]
+        rows = torch.where(is_kept, trained, self.rows.whole[ids])  # of each token its own
+        each = torch.arange(ids.numel(), device=ids.device).view_as(ids)
+        return self._plain(rows.flatten(end_dim=-2), None).forward(each, *args, **kwargs)
+
+    def _check(self, ids: Tensor, places: Tensor) -> None:
+        """Refuses tokens without a row. CUDA does so by itself, without waiting for the device."""
+        if ids.is_cuda or torch.compiler.is_compiling():
+            return
+        if (others := ids[places == len(self.rows.kept)]).numel():
+            raise InputError(
+                f"The token {int(others[0])} of a training batch is in no text that"
+                " trimmed_vocabulary read, so it has no row to train. Pass the texts that have it,"
+                " with their prompts: trimmed_vocabulary(..., texts=[...]). Under torch.no_grad()"
+                " the model reads any text."
+            )
+
+    @torch.no_grad()
+    def take_written(self) -> None:
+        """Takes what a program has written into the state dict, which is live as any other."""
+        rows = self.rows
+        if num_writes(rows.whole) != rows.num_writes:
+            self.weight.copy_(rows.whole[rows.kept])
+            rows.num_writes = num_writes(rows.whole)
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Writes the kept rows into the whole table."""
+        self.take_written()
+        self.rows.whole.index_copy_(0, self.rows.kept, self.weight)
+        self.rows.num_writes = num_writes(self.rows.whole)
+
+    def _plain(self, weight: Tensor, padding_idx: int | None) -> Any:
+        """A table of the class as it was, with another weight."""
+        plain = object.__new__(self.kind)
+        vars(plain).update(vars(self), _parameters={"weight": weight}, padding_idx=padding_idx)
+        del vars(plain)["rows"]
+        return plain
+
+    def _whole(self) -> Any:
+        """The table as it was, with all rows as they are now."""
+        self.write()
+        weight = nn.Parameter(self.rows.whole, self.weight.requires_grad)
+        return self._plain(weight, self.rows.padding_idx)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self._whole()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        whole = self._whole()
+        whole._load_from_state_dict(*args)
+        self.rows.whole.copy_(whole.weight.data)  # another one after assign=True
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """What `to` and its like do to the weight."""
+        self.write()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        rows = self.rows
+        rows.whole = fn(rows.whole)
+        rows.kept, rows.places = (x.to(rows.whole.device) for x in (rows.kept, rows.places))
+        rows.num_writes = num_writes(rows.whole)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trimmed:
+        self.write()
+        memo[id(self)] = copied = self.__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        copied.rows.num_writes = num_writes(copied.rows.whole)
+        self.family.add(copied)
+        return copied
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return self._whole().__reduce_ex__(1)  # later ones want the class of this object
+
+
+@contextmanager
+def trimmed(table: Any, kept: Tensor) -> Iterator[None]:
+    """Within the block, the weight of a table has the kept rows alone."""
+    whole = table.weight.data  # which counts its writes apart from the Parameter
+    places = torch.full((len(whole),), len(kept), device=kept.device)
+    places[kept] = torch.arange(len(kept), device=kept.device)
+    family, kind = WeakSet([table]), type(table)
+    steps = _Steps(family, kept, whole.shape)
+    try:
+        table.rows = _Rows(whole, kept, places, table.padding_idx, num_writes(whole))
+        table.__class__ = type(
+            f"Trimmed{kind.__name__}", (Trimmed, kind), {"kind": kind, "family": family}
+        )
+        if table.padding_idx is not None:
+            table.padding_idx = int(places[table.padding_idx])
+        _give(table.weight, whole[kept])
+        yield
+    finally:
+        steps.close()
+        for member in list(family):
+            _close(member)
+
+
+def _close(table: Any) -> None:
+    rows = table.rows
+    try:
+        table.write()
+    finally:
+        table.__class__ = table.kind
+        table.padding_idx = rows.padding_idx
+        del table.rows
+        _give(table.weight, rows.whole)
+
+
+def _give(weight: nn.Parameter, rows: Tensor) -> None:
+    """Gives a Parameter other rows, and no gradient."""
+    weight.grad = None
+    # torch makes the node that adds gradients anew for another type, but not for another shape
+    other = torch.float16 if rows.dtype == torch.float32 else torch.float32
+    weight.data = rows.new_empty(0, dtype=other)
+    weight.data = rows
+
+
+class _Steps:
+    """The optimizers of a table and its copies.
+
+    The state of an optimizer has the kept rows alone from its first step in the block to its first
+    step after it. Its state dicts always have all rows.
+    """
+
+    def __init__(self, family: WeakSet[Any], kept: Tensor, whole: torch.Size) -> None:
+        self.family = family
+        self.kept = kept
+        self.whole = whole  # (V, D)
+        self.joined: WeakSet[Optimizer] = WeakSet()
+        self.is_open = True
+        self.hook = register_optimizer_step_pre_hook(self._join)
+
+    def close(self) -> None:
+        self.is_open = False
+        self.hook.remove()
+
+    def _places(self, optimizer: Optimizer) -> dict[int, Any]:
+        """Where an optimizer has the weights of the tables."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        tables = {id(table.weight): table for table in self.family}
+        return {i: tables[id(x)] for i, x in enumerate(weights) if id(x) in tables}
+
+    def _join(self, optimizer: Optimizer, *_: object) -> None:
+        if optimizer in self.joined or not self._places(optimizer):
+            return
+        self.joined.add(optimizer)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+        optimizer.register_state_dict_post_hook(self._save_whole)
+        for name in ("weight_decay", "lambd"):  # the second one is ASGD's
+            if any(group.get(name) for group in optimizer.param_groups):
+                logger.warning(
+                    "%s does not shrink the %s rows of the word table that no training text uses"
+                    " (trimmed_vocabulary).",
+                    name,
+                    f"{self.whole[0] - len(self.kept):,}",
+                )
+
+    def _before(self, optimizer: Optimizer, *_: object) -> None:
+        if optimizer not in self.joined:
+            return
+        for table in self._places(optimizer).values():
+            if self.is_open:
+                table.take_written()
+            state = optimizer.state.get(table.weight, {})
+            state.update(self._resized(state, is_whole=not self.is_open))
+        if not self.is_open:
+            self.joined.discard(optimizer)
+
+    def _after(self, optimizer: Optimizer, *_: object) -> None:
+        if self.is_open:
+            for table in self._places(optimizer).values():
+                table.write()
+
+    def _save_whole(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        if optimizer in self.joined:
+            for place in self._places(optimizer).keys() & saved["state"].keys():
+                state = saved["state"][place]
+                saved["state"][place] = state | self._resized(state, is_whole=True)
+
+    def _resized(self, state: dict[str, Any], is_whole: bool) -> dict[str, Tensor]:
+        """The moments of a state (K, D) or (V, D) as the other one, with zeros in other rows."""
+        sizes = len(self.kept), self.whole[0]
+        resized = {}
+        for name, value in state.items():
+            if not torch.is_tensor(value) or value.ndim == 0 or len(value) not in sizes:
+                continue
+            if value.shape[1:] != self.whole[1:]:
+                raise InputError(
+                    f"The optimizer's {name} has one number for a row of the word table, as"
+                    " Adafactor's has, and not for each weight. trimmed_vocabulary cannot take such"
+                    " a state: use another optimizer, such as AdamW, or train without the block."
+                )
+            kept = self.kept.to(value.device)
+            if is_whole and len(value) == sizes[0]:
+                resized[name] = value.new_zeros(self.whole).index_copy_(0, kept, value)
+            elif not is_whole and len(value) == sizes[1]:
+                resized[name] = value[kept]
+        return resized

@@ -1,0 +1,153 @@
+"""examples/abstention.py: the guarantee over repeated samples, and its figures against a loop."""
+
+import json
+import math
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from _tiny import ROWS
+from scipy.stats import binom
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.surgery.raw import encode_raw
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "abstention.py"
+abstention = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
+
+
+def falling(signal):
+    """The probability of a wrong answer: a share 0.2 (1 - t) is wrong above the threshold t."""
+    return 0.4 * (1 - signal)
+
+
+def uneven(signal):
+    """The most confident answers break the limit of 0.1, too."""
+    return np.select([signal > 0.9, signal > 0.5], [0.16, 0.04], 0.3)
+
+
+@pytest.mark.parametrize(("probability", "decimals"), [(falling, 9), (uneven, 9), (uneven, 2)])
+def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
+    """The share of samples whose rule breaks the limit is at most delta, also with ties."""
+    rng = np.random.default_rng(0)
+    risk, delta, runs = 0.1, 0.1, 400
+    everybody = np.sort(rng.random(100_000).round(decimals))[::-1]
+    risks = np.cumsum(probability(everybody)) / np.arange(1, 100_001)  # of the first 1, 2, ...
+    broken = naive_broken = answered = 0
+    for _ in range(runs):
+        signal = rng.random(700).round(decimals)
+        wrong = rng.random(700) < probability(signal)
+        order = np.argsort(-signal)
+        holds = np.flatnonzero(np.cumsum(wrong[order]) <= risk * np.arange(1, 701))
+        scores = np.stack([signal, np.zeros(700)], axis=1)
+        _, threshold = abstention.choose_threshold(scores, wrong, risk, delta)
+        answered += math.isfinite(threshold)
+        for is_naive, lowest in enumerate((threshold, signal[order][holds[-1]])):
+            number = np.searchsorted(-everybody, -lowest, side="right")
+            is_broken = bool(number) and risks[number - 1] > risk
+            broken += is_broken and not is_naive
+            naive_broken += is_broken and is_naive
+    assert broken <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+    assert answered > 0.4 * runs  # the limit is not kept by silence
+    assert naive_broken > 0.3 * runs
+
+
+def test_threshold_is_that_of_a_loop():
+    rng = np.random.default_rng(1)
+    signal = rng.random(300).round(2)  # ties
+    wrong = rng.random(300) < falling(signal)
+    ranked = sorted(zip(-signal, ~wrong, strict=True))
+    expected, mistakes = math.inf, 0
+    for k in range(1, 300):
+        mistakes += not ranked[k - 1][1]
+        if k >= 30 and binom.cdf(mistakes, k, 0.15) > 0.2:
+            break
+        here, below = -ranked[k - 1][0], -ranked[k][0]
+        if k > 30 and below < here:
+            expected = (here + below) / 2
+    assert math.isfinite(expected)
+    found = abstention.controlled_threshold
+    assert found(signal, wrong, 0.1, 0.15, 0.2) == expected
+    assert found(signal, np.ones(300, bool), 0.1, 0.15, 0.2) == math.inf
+    assert found(signal, np.zeros(300, bool), 0.1, 0.15, 0.2) == signal.min()
+    # the first test alone allows nothing, and of equal signals the wrong one comes first
+    number = np.arange(40)
+    assert found(-1.0 * number, number == 20, 0.5, 0.1, 0.13) == math.inf
+    assert found(np.ones(40), number == 39, 0.5, 0.1, 0.13) == math.inf
+
+
+def test_half_of_91_queries_without_a_mistake_allow_a_risk_of_a_tenth():
+    for number, answered in ((90, 0), (91, 91)):
+        scores, wrong = np.random.default_rng(0).random((number, 2)), np.zeros(number, dtype=bool)
+        signal, threshold = abstention.choose_threshold(scores, wrong, 0.1, 0.05)
+        assert (abstention.SIGNALS[signal](scores) >= threshold).sum() == answered
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """A model that counts words: right often, but not always."""
+    words = {word for row in ROWS for text in row for word in text.split()}
+    return SentenceTransformer(modules=[BoW(sorted(words))], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def data():
+    """64 queries, every fourth of which has no relevant document."""
+    queries = {
+        f"q{i:02d}": f"{ROWS[i % 16][3]} {ROWS[i // 4][0]} {ROWS[i // 4][1][:12]}"
+        for i in range(64)
+    }
+    corpus = {f"d{i:02d}": row[1] for i, row in enumerate(ROWS)} | {
+        f"x{i:02d}": row[2] for i, row in enumerate(ROWS)
+    }
+    return RetrievalData(
+        queries, corpus, {q: [f"d{i // 4:02d}"] * (i % 4 > 0) for i, q in enumerate(queries)}
+    )
+
+
+@pytest.fixture
+def script(counts, data, tmp_path, monkeypatch):
+    """Runs the example; dev and test are the same."""
+    monkeypatch.setattr(stm, "load", lambda _: counts)
+    monkeypatch.setattr(stm, "load_splits", lambda _: {"dev": data, "test": data})
+
+    def run(*options):
+        shared = ["--model", "model", "--data", "data", "--output", tmp_path / "rule.json"]
+        monkeypatch.setattr(sys, "argv", ["abstention.py", *map(str, [*shared, *options])])
+        abstention.main()
+        return json.loads((tmp_path / "rule.json").read_text())
+
+    return run
+
+
+def test_rule_against_a_loop(script, counts, data, capsys):
+    """Scores and wrong answers of every query, by numpy on raw embeddings."""
+    rule = script("--risk", 0.6, "--delta", 0.5)
+    ids = sorted(data.corpus)
+    q = encode_raw(counts, list(data.queries.values()), "query").double().numpy()
+    d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
+    q /= np.linalg.norm(q, axis=1, keepdims=True)
+    exponent = stm.Similarity.named(counts.similarity_fn_name).exponents[1]
+    d /= np.linalg.norm(d, axis=1, keepdims=True) ** exponent
+    scores = (q @ d.T).astype(np.float32)  # as the search rounds them: ties are ties
+    order = np.argsort(-scores, axis=1, kind="stable")
+    pairs = zip(data.queries, order[:, 0], strict=True)
+    wrong = np.array([ids[i] not in data.relevant.get(query, ()) for query, i in pairs])
+    answers = abstention.answers(rule, np.take_along_axis(scores, order, axis=1)[:, :2])
+    said = capsys.readouterr().out
+    assert f"test: {answers.sum()} of 64 queries answered" in said
+    assert f"wrong: {(answers & wrong).sum() / answers.sum():.3f} [" in said
+
+
+@pytest.mark.parametrize(("risk", "said"), [(0.01, "use more queries"), (1, "between 0 and 1")])
+def test_refusals(script, risk, said, capsys):
+    """A risk of 0.01 needs 299 right answers in a row."""
+    with pytest.raises(SystemExit):
+        script("--risk", risk)
+    assert said in capsys.readouterr().err
