@@ -117,7 +117,8 @@ def main() -> None:
     seconds = time.perf_counter() - commands.began
     decision = Decision.load(output / model)
     files = f"In {output}: docs.csv, {model} and compare/compare.md. Next, with your own pairs:"
-    print(f"\nThe decision [{seconds:.0f} s]\n{wrap(str(decision))}\n\n{wrap(files)}\n")
+    said = wrap(str(decision or "Nothing is recommended."))
+    print(f"\nThe decision [{seconds:.0f} s]\n{said}\n\n{wrap(files)}\n")
     command = os.path.relpath(Path(sys.executable).with_name("st-magnitude"))
     print(f"{command} train --data YOUR-PAIRS.csv --output {model}")
 

@@ -48,8 +48,9 @@ def batch_size_of(features: Mapping[str, Tensor]) -> int:
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
 
 
-# Below 6.2 a cached loss synchronises gradients at each mini-batch: ranks with more of them wait.
-SYNCHRONIZES_ONCE = hasattr(gradcache, "_ddp_replay_context")
+# Before 6.2 a cached loss synchronises gradients at each mini-batch, at which ranks wait for one with
+# more of them, and the Trainer never clears the gradients of a loss's own parameters.
+SINCE_6_2 = hasattr(gradcache, "_ddp_replay_context")
 
 
 class CachedLoss(CachedLossMixin):
@@ -72,7 +73,7 @@ def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
     with its own copy of the model. The public way to prevent this is ``encode(device=...)``, which
     every call would have to pass.
     """
-    shared = model._distributed_inference
+    shared = getattr(model, "_distributed_inference", None)  # releases below 6.2 have none
     model._distributed_inference = None
     try:
         yield

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import start_processes
+from torch.multiprocessing import ProcessRaisedException, start_processes
+
+from st_magnitude._upstream import SINCE_6_2
 
 PATIENCE = 200  # seconds
 needs_fork = pytest.mark.skipif(
@@ -26,8 +28,13 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> l
             _one_rank, arguments, num_ranks, join=False, daemon=True, start_method="fork"
         )
         for _ in range(PATIENCE):
-            if ranks.join(1):  # which raises what a rank raised
-                break
+            try:
+                if ranks.join(1):  # which raises what a rank raised
+                    break
+            except ProcessRaisedException as error:
+                if not SINCE_6_2 and "sentence-transformers 6.2 or later" in str(error):
+                    pytest.skip("this release caches gradients on one rank only")
+                raise
         else:
             for process in ranks.processes:
                 process.kill()

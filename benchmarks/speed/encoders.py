@@ -5,7 +5,7 @@ with gradient caching.
 
 FOLDER has the files of `benchmarks.studies.known.defaults`. A training takes the first rows of a
 data set in random order, 3 batches of 64 and more, 12 of 16, with the model's own dropout and
-number of tokens, on one thread in a process of its own; the losses take turns, and the best of two
+number of tokens, on one thread in a process of its own; the losses take turns, and the best of the
 runs counts. Cached losses have mini-batches of 32 texts. ``seconds`` are processor seconds of
 ``train()``, with tokenization and the optimizer; ``peak`` is what the process holds beyond its
 memory before; nDCG@10 is that of 300 queries that are not trained on. Draws docs/encoders.png;

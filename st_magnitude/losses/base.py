@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from st_magnitude._checks import InputError, positive
 from st_magnitude._distributed import engine_of, num_ranks
-from st_magnitude._upstream import SYNCHRONIZES_ONCE
+from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.groups import Numbers, embed_in_groups
 from st_magnitude.modules import ExponentNorm
@@ -247,7 +247,7 @@ class EmbeddingLoss(nn.Module):
     def check_engine(self, engine: str | None) -> None:
         """Refuses ranks, and an engine, as engine_of names it, that would train the loss wrongly,
         fail, or wait forever."""
-        if self.uses_gradient_cache and num_ranks() > 1 and not SYNCHRONIZES_ONCE:
+        if self.uses_gradient_cache and num_ranks() > 1 and not SINCE_6_2:
             raise InputError(
                 f"{self.name} with mini_batch_size on {num_ranks()} processes would wait forever"
                 " where one has more texts than another. Install sentence-transformers 6.2 or"

@@ -12,7 +12,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import InputError, positive
+from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.losses.base import check_weights, half_weights
 from st_magnitude.revela import attention
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
@@ -94,8 +95,8 @@ class RevelaLoss(nn.Module):
         v_norm: Whether to divide by value norms (Eq. 6); the paper's ablation does not.
 
     Raises:
-        ValueError: If the language model is not supported or an argument is out of range; at a
-            batch, if its rows are not groups.
+        ValueError: If the language model is not supported, an argument is out of range, or
+            sentence-transformers is older than 6.2; at a batch, if its rows are not groups.
 
     docs/revela.md explains the figures that RevelaTrainer logs. Losses and gains are in nats.
 
@@ -117,6 +118,8 @@ class RevelaLoss(nn.Module):
         v_norm: bool = True,
     ) -> None:
         super().__init__()
+        if not SINCE_6_2:  # whose Trainer clears the gradients of the language model
+            raise InputError("RevelaLoss needs sentence-transformers 6.2 or later; upgrade it.")
         positive("temperature", temperature)
         positive("read_weight", read_weight)
         if prefixes is None:

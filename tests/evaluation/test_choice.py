@@ -66,9 +66,9 @@ def test_a_fusion_is_a_weighted_sum_of_scores(seed, is_cosine):
 def test_a_choice_is_judged_by_queries_that_did_not_make_it(seed):
     rng = random.Random(seed)
     data = data_of(rng)
+    options = {name: ranking_of(data, rng) for name in "abc"}
     for query in ("q3", "q7"):  # which have no answer, and choose nothing
         del data.relevant[query]
-    options = {name: ranking_of(data, rng) for name in "abc"}
     folds = folds_of(data, 4, seed)
     choice = choose(options, folds)
     means = {name: ranking.mean for name, ranking in options.items()}
@@ -136,6 +136,8 @@ def test_a_fusion_without_one_side_is_no_rival():
         same = replace(fused, how=Fusion(weight, 1.0, 1.0, "words"))
         assert same.way == system.way
         assert decide([system, same]).rival == ""
-    half = replace(fused, how=Fusion(0.5, 1.0, 1.0, "words"))
+    half = replace(fused, how=Fusion(0.5, 3.0, 2.0, "words"))
     assert half.way == ("m", half.how)
+    found = half.again(model.ranking, bm25.ranking)  # by the scales that it has
+    assert dict(found) == dict(half.how(model.ranking, bm25.ranking))
     assert decide([model, half]).rival == "m with BM25"

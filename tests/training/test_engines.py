@@ -215,7 +215,7 @@ def test_deepspeed(model, make, stages):
 
 @pytest.mark.parametrize(("once", "ranks"), [(True, 2), (False, 1), (False, 2)])
 def test_releases_that_would_wait_forever(model, monkeypatch, once, ranks):
-    monkeypatch.setattr("st_magnitude.losses.base.SYNCHRONIZES_ONCE", once)
+    monkeypatch.setattr("st_magnitude.losses.base.SINCE_6_2", once)
     monkeypatch.setattr("st_magnitude.losses.base.num_ranks", lambda: ranks)
     is_refused = not once and ranks == 2
     refused = pytest.raises(ValueError, match=r"6\.2 or later") if is_refused else nullcontext()
