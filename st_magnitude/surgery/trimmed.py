@@ -6,9 +6,9 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ class _Rows:
     places: Tensor  # (V,), of each row among the kept ones; K for all others
     padding_idx: int | None
     num_writes: int  # into the whole table; more of them come from its state dict
+    shown: list[ref[Tensor]] = field(default_factory=list)  # the whole table, in state dicts
 
 
 class Trimmed(nn.Module):
@@ -77,6 +78,12 @@ class Trimmed(nn.Module):
             self.weight.copy_(rows.whole[rows.kept])
             rows.num_writes = num_writes(rows.whole)
 
+    def show(self) -> None:
+        """Writes the kept rows if somebody still has a state dict."""
+        self.rows.shown = [shown for shown in self.rows.shown if shown() is not None]
+        if self.rows.shown:
+            self.write()
+
     @torch.no_grad()
     def write(self) -> None:
         """Writes the kept rows into the whole table."""
@@ -97,8 +104,9 @@ class Trimmed(nn.Module):
         weight = nn.Parameter(self.rows.whole, self.weight.requires_grad)
         return self._plain(weight, self.rows.padding_idx)
 
-    def _save_to_state_dict(self, *args: Any) -> None:
-        self._whole()._save_to_state_dict(*args)
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._whole()._save_to_state_dict(destination, prefix, keep_vars)
+        self.rows.shown.append(ref(destination[prefix + "weight"]))
 
     def _load_from_state_dict(self, *args: Any) -> None:
         whole = self._whole()
@@ -120,6 +128,7 @@ class Trimmed(nn.Module):
         memo[id(self)] = copied = self.__new__(type(self))
         vars(copied).update(copy.deepcopy(vars(self), memo))
         copied.rows.num_writes = num_writes(copied.rows.whole)
+        copied.rows.shown = []
         self.family.add(copied)
         return copied
 
@@ -225,7 +234,7 @@ class _Steps:
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         if self.is_open:
             for table in self._places(optimizer).values():
-                table.write()
+                table.show()
 
     def _save_whole(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         if optimizer in self.joined:
