@@ -163,7 +163,7 @@ def table() -> list[str]:
     head = ["", "batch", "terms", "steps", "runs", "processor s", "wall s", "MiB", "nDCG@10"]
     rows = []
     for setting in SETTINGS:
-        if len(runs := best(setting)) < len(COLORS):
+        if len(runs := best(setting)) < 4:
             continue
         shown = [[f"{run[name]:{form}}" for run in runs] for name, form in SHOWN.items()]
         figures = [" / ".join(x if len(set(x)) > 1 else x[:1]) for x in shown]
@@ -196,7 +196,8 @@ def draw(file: Path) -> None:
 
 def main(folder: str) -> None:
     for run, setting in product(range(3), SETTINGS):
-        cells = [Cell(*setting, loss, run) for loss in COLORS]
+        losses = [x for x in COLORS if setting[0] == TABLE or x != PARTS_TRIMMED]
+        cells = [Cell(*setting, loss, run) for loss in losses]
         with tempfile.TemporaryDirectory() as work:
             for cell in cells:
                 if STORE.load(cell):

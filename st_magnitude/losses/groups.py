@@ -53,7 +53,8 @@ def embed_in_groups(
     """
     places = _places_of_texts(columns, encoder)
     others = [place for place in range(len(columns)) if place not in places]
-    parts = embed_columns(model, [columns[i] for i in others], 0 in others)  # type: ignore[arg-type]
+    as_they_are = [columns[place] for place in others]
+    parts = embed_columns(model, as_they_are, separate_first=0 in others)  # type: ignore[arg-type]
     start = 0
     rows: dict[int, Numbers] = {}
     for place, part in zip(others, parts, strict=True):
@@ -257,7 +258,7 @@ def _kind(
 
 
 def _notes(features: Features, numbers: dict[str, Numbers]) -> Features:
-    """What features say of a column and not of a token, such as the length of its prompt."""
+    """The features of a column that are not of its tokens, such as the length of its prompt."""
     notes = {name: x for name, x in features.items() if name not in OF_TOKENS}
     if "prompt_length" in numbers:
         notes["prompt_length"] = int(numbers["prompt_length"].flat[0])
