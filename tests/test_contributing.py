@@ -70,32 +70,26 @@ for size in (None, 2):
     torch.testing.assert_close(loss(features()), 2 * one)
 terms = stm.QNormRankingLoss(model, regularizers=[(stm.shortness, 0.5)])(features())
 assert list(terms) == ["infonce", "shortness"]
+
+from st_magnitude.commands.app import app
+app(sys.argv[2:])
 """
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("checkout")
-    package = root / "st_magnitude"
-    shutil.copytree(Path(stm.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc"))
+def test_recipes(tiny_path, data_folder, tmp_path):
+    """Of a similarity, a loss and a regularizer, and a training with the loss."""
+    package = tmp_path / "st_magnitude"
+    shutil.copytree(Path(stm.__file__).parent, package)
     for name, text in FILES.items():
         (package / name).write_text(text, encoding="utf-8")
     for name, line, before in LINES:
         text = (package / name).read_text(encoding="utf-8")
         assert line in text, (name, line)
         (package / name).write_text(text.replace(line, before + line, 1), encoding="utf-8")
-    return root
-
-
-def test_a_similarity_a_loss_and_a_regularizer(root, tiny_path):
-    python("-c", USE, tiny_path, cwd=root)
-
-
-def test_train_knows_the_loss(root, tiny_path, data_folder, tmp_path):
     output = tmp_path / "model"
     options = ("--loss", "double", "--max-steps", 2, "--mini-batch-size", 2, "--dims", "8,16")
-    command = ("-m", "st_magnitude", "train", "--model", tiny_path, "--data", data_folder)
-    python(*command, "--output", output, *options, "--keep-anyway", cwd=root)
+    command = ("train", "--model", tiny_path, "--data", data_folder, "--output", output)
+    python("-c", USE, tiny_path, *command, *options, "--keep-anyway", cwd=tmp_path)
     record = json.loads((output / "training.json").read_text(encoding="utf-8"))
     assert record["loss"] == "DoubleLoss"
     assert stm.load(output).similarity_fn_name == "dot"
