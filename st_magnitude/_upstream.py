@@ -48,8 +48,8 @@ def batch_size_of(features: Mapping[str, Tensor]) -> int:
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
 
 
-# Before 6.2 a cached loss synchronises gradients at each mini-batch, at which ranks wait for one
-# with more of them, and the Trainer never clears the gradients of a loss's own parameters.
+# Before 6.2 a cached loss synchronises gradients at each mini-batch, at which a rank with more of
+# them waits forever, and the Trainer never clears the gradients of a loss's own parameters.
 SINCE_6_2 = hasattr(gradcache, "_ddp_replay_context")
 
 
