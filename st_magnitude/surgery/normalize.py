@@ -22,7 +22,7 @@ from st_magnitude.surgery.raw import (
     unwrapped,
 )
 
-__all__ = ["append_exponents", "prepare", "set_similarity_function", "strip_normalize"]
+__all__ = ["prepare", "set_similarity_function", "strip_normalize"]
 
 logger = logging.getLogger(__name__)
 
