@@ -1,5 +1,5 @@
-"""The magnitude, temperature and geometry of embeddings as parts of training, for
-sentence-transformers and open_clip.
+"""Contrastive losses for sentence-transformers and open_clip that use norm, temperature and
+geometry on purpose.
 
 Every name is imported when it is first used, so ``import st_magnitude`` and ``st-magnitude --help``
 are fast.

@@ -24,8 +24,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
+from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.saving.export import load
+
+collect_ignore_glob = [] if SINCE_6_2 else ["revela/test_*.py"]  # which need that release
 
 # Autograd starts a thread for each device at its first backward pass. Tests on fake CUDA tensors
 # would give it one, and then no fork of this process could train.

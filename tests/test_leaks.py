@@ -23,6 +23,7 @@ from st_magnitude.data.beir import DataError
 from st_magnitude.data.memory import MEMORY, AllReadError, keys_of, read_by
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.train import TrainConfig, train
+from st_magnitude.training.run_folder import WORK
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -203,7 +204,7 @@ def test_a_model_remembers_what_it_has_read_and_tells_nobody(table, tmp_path, ca
     expected = np.unique(keys_of(text for name in rows.column_names for text in rows[name]))
     known = stm.load(tmp_path / "out")
     known.save_pretrained(str(tmp_path / "copy"))
-    checkpoint = next((tmp_path / "out" / "checkpoints").glob("checkpoint-*"))
+    checkpoint = next((tmp_path / "out" / WORK).glob("checkpoint-*"))
     loaded = [stm.load(path) for path in (tmp_path / "copy", checkpoint)]
     for model in (table, known, *loaded, copy.deepcopy(known), str(tmp_path / "out")):
         assert np.array_equal(read_by(model), expected)

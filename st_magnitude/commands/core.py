@@ -41,8 +41,8 @@ Figures = Mapping[str, Any]
 
 app = typer.Typer(
     name="st-magnitude",
-    help="The magnitude, temperature and geometry of embeddings as parts of training, for"
-    " sentence-transformers and open_clip.",
+    help="Contrastive losses for sentence-transformers and open_clip that use norm, temperature and"
+    " geometry on purpose.",
     epilog="'st-magnitude COMMAND --help' lists the options of a command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
