@@ -20,7 +20,6 @@ from st_magnitude.commands.core import (
     say,
 )
 from st_magnitude.comparison.config import CompareConfig
-from st_magnitude.data.memory import notice
 
 
 @command
@@ -45,6 +44,7 @@ def compare(
     splits = source.splits()
     splits[settings.split]  # before a model is loaded
     from st_magnitude.comparison.compare import compare as run
+    from st_magnitude.data.memory import notice
 
     result = run(model, splits, output, settings, also=also or (), say=say)
     typer.echo(f"\n{result}")

@@ -20,7 +20,6 @@ from st_magnitude.commands.core import (
     save_report,
     say,
 )
-from st_magnitude.data.memory import notice
 from st_magnitude.finetune.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -93,6 +92,8 @@ def _report(
     trained: TrainedModel, split: str, dev_split: str, confirm: str | None, caveat: str
 ) -> dict[str, object]:
     """Says how good the model is and where it was saved, and returns the figures."""
+    from st_magnitude.data.memory import notice
+
     verdict = trained.verdict
     figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
     figures["norm_warning"] = trained.norm_warning
