@@ -17,6 +17,7 @@ from _tables import (
     assert_same,
     both,
     encoder,
+    folder,
     scaled,
     static,
     table_of,
@@ -160,6 +161,7 @@ def on_a_rank(output):
 @pytest.mark.slow
 @needs_fork
 def test_two_ranks(tmp_path):
+    folder()  # which both ranks then read
     first, second = on_ranks(2, on_a_rank, tmp_path)
     for mine, other in zip(first, second, strict=True):
         assert_same(mine, other)
