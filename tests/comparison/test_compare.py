@@ -224,7 +224,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
         found = part(2).encode(stm.load(str(path))).search(10).mean
         assert found == pytest.approx(ndcg, abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
-    row = f"| {figures['winner']}, cosine | {test['saved']['ndcg']:.4f} |"
+    row = f"| {figures['winner']}, cosine (saved) | {test['saved']['ndcg']:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
     decision = Decision.load(output / "model")
     assert to_plain(decision) == test["decision"]
