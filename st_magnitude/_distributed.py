@@ -45,8 +45,10 @@ def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -
 def shares_passes(model: nn.Module) -> bool:
     """Whether ranks wait for each other in each forward pass of a model, in which DDP broadcasts
     buffers and FSDP gathers weights."""
+    if num_ranks() == 1:
+        return False
     is_wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
-    return num_ranks() > 1 and (is_wrapped or engine_of(model) is not None)
+    return is_wrapped or engine_of(model) is not None
 
 
 def missing_passes(model: nn.Module, number: int) -> int:

@@ -32,9 +32,7 @@ class Texts:
     sizes: Sequence[Sequence[int]] = ()  # of the columns of each rank, if the loss gathers
     learned: Sequence[Tensor] = ()  # exponents of a cached step, 0-d; else the model has them
     are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
-    order: Sequence[
-        NDArray[np.int64]
-    ] = ()  # (B,) each, rows of a cached step, whose texts are sorted
+    order: Sequence[NDArray[np.int64]] = ()  # (B,) each, of `sorted_by_length` in a cached step
     losses: dict[str, Tensor] = field(default_factory=dict)  # by name, which a cached step fills
 
 

@@ -166,6 +166,8 @@ class NormMonitor(TrainerCallback):
         x = torch.cat(self._parts)
         names = ["query", "document", *(f"negative_{i}" for i in range(1, len(self._columns)))]
         if self._ours is not None and self._ours.order:  # which embeds texts in groups
+            if len(x) <= max(rows.max() for rows in self._ours.order):  # a frozen side is not heard
+                return {"all": x}
             columns = [x[torch.from_numpy(rows).to(x.device)] for rows in self._ours.order]
             return dict(zip(names, columns, strict=False))
         size = batch_size_of(self._columns[0])

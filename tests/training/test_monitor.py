@@ -3,6 +3,7 @@
 import logging
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from _tiny import ROWS, columns, load_transformer
 from _trainer import train as trainer_of
 from datasets import Dataset, DatasetDict
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
 from transformers import TrainerCallback
@@ -101,6 +102,23 @@ def test_a_collapse_is_told_once(caplog, queries, remedy):
     told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == bool(remedy)
     assert all("Collapse at step 1" in text and text.endswith(remedy) for text in told)
+
+
+def test_a_frozen_side_has_no_role(folder, model):
+    """Its embeddings have no gradient, so the places of the others are unknown."""
+    routes = {task: [load_transformer(folder)[0]] for task in ("query", "document")}
+    model[0] = Router(routes, default_route="document")
+    routes["document"][0].requires_grad_(False)
+    loss = stm.CosineRankingLoss(model)
+    monitor = stm.NormMonitor(loss, every=1)
+    monitor.on_train_begin(None, None, None, model=model)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    monitor.on_step_begin(None, state, None, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    columns = [dict(model.preprocess([row[i] for row in ROWS[:6]])) for i in range(2)]
+    loss([x | {"task": task} for x, task in zip(columns, routes, strict=True)])
+    monitor.on_step_end(None, state, None)
+    (row,) = monitor.rows
+    assert {key.split("_")[0] for key in row} == {"step", "all"}
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
