@@ -1,12 +1,7 @@
 from . import clip as clip
 from . import geometry as geometry
 from . import revela as revela
-from .comparison.compare import compare as compare
-from .data.pairs import load_splits as load_splits
 from .data.retrieval import RetrievalData as RetrievalData
-from .diagnosis.diagnose import diagnose as diagnose
-from .evaluation.calibration import calibrate_exponent as calibrate_exponent
-from .evaluation.calibration import calibrate_prior as calibrate_prior
 from .evaluation.mining import mine_negatives as mine_negatives
 from .kernel.infonce import infonce as infonce
 from .kernel.terms import Term as Term
@@ -25,7 +20,6 @@ from .losses.prior import DocumentPrior as DocumentPrior
 from .losses.regularizers import SIGReg as SIGReg
 from .saving.export import export as export
 from .saving.export import load as load
-from .serving.check import check_serving as check_serving
 from .similarity import COSINE as COSINE
 from .similarity import DNORM as DNORM
 from .similarity import DOT as DOT
@@ -39,5 +33,11 @@ from .surgery.normalize import strip_normalize as strip_normalize
 from .surgery.vocabulary import trimmed_vocabulary as trimmed_vocabulary
 from .training.attach import attach as attach
 from .training.monitor import NormMonitor as NormMonitor
+from .workbench.calibration import calibrate_exponent as calibrate_exponent
+from .workbench.calibration import calibrate_prior as calibrate_prior
+from .workbench.comparison.compare import compare as compare
+from .workbench.diagnosis.diagnose import diagnose as diagnose
+from .workbench.files.pairs import load_splits as load_splits
+from .workbench.serving.check import check_serving as check_serving
 
 __version__: str

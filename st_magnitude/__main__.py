@@ -1,6 +1,6 @@
 """``python -m st_magnitude`` runs ``st-magnitude``."""
 
-from st_magnitude.commands.app import main
+from st_magnitude.workbench.commands.app import main
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner
 
-from st_magnitude.commands.app import app
+from st_magnitude.workbench.commands.app import app
 
 
 def invoke(command, *arguments, input=None, **options):

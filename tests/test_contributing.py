@@ -10,9 +10,9 @@ from _processes import python
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import make_trainer
 from st_magnitude.losses.named import LOSSES
+from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.finetune.trainer import make_trainer
 
 FILES = {
     "losses/double.py": '''
@@ -71,7 +71,7 @@ for size in (None, 2):
 terms = stm.QNormRankingLoss(model, regularizers=[(stm.shortness, 0.5)])(features())
 assert list(terms) == ["infonce", "shortness"]
 
-from st_magnitude.commands.app import app
+from st_magnitude.workbench.commands.app import app
 app(sys.argv[2:])
 """
 

@@ -13,7 +13,7 @@ from conftest import save_splits
 from typer.main import get_command
 
 import st_magnitude as stm
-from st_magnitude.commands.app import app
+from st_magnitude.workbench.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 SLOW = ("compare.md", "compression.md", "how_to.md", "norms.md", "revela.md", "serving.md")

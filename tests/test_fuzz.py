@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import DataError
+from st_magnitude.workbench.files.pairs import load_splits
 
 NASTY = [b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c"]
 NASTY += [b"\t", b"\r", b"\n", b'"', b"'", b"\\", b"{", b"}", b"NaN", b"-1e999", b"1_0", b"null"]

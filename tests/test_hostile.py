@@ -18,8 +18,8 @@ from sentence_transformers.sentence_transformer.modules import BoW, Dense
 import st_magnitude as stm
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.training.run_folder import WORK
+from st_magnitude.workbench.finetune.train import TrainConfig, train
 
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
 
@@ -73,7 +73,9 @@ def test_pickled_weights_are_not_unpickled(
     assert mark.exists()  # it would have, else
 
 
-@pytest.mark.parametrize("name", ["evil.Evil", "os.system", "st_magnitude.commands.app.main"])
+@pytest.mark.parametrize(
+    "name", ["evil.Evil", "os.system", "st_magnitude.workbench.commands.app.main"]
+)
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, place) -> None:
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Evil: pass\n"
@@ -186,7 +188,7 @@ def hook(event, args):
     seen.extend(("written", os.path.realpath(os.fsdecode(path))) for path in paths)
 
 sys.addaudithook(hook)
-from st_magnitude.commands.app import app
+from st_magnitude.workbench.commands.app import app
 
 for arguments in json.loads(sys.argv[2]):
     try:

@@ -18,7 +18,7 @@ def refuse(*args, **kwargs):
 socket.getaddrinfo = socket.create_connection = refuse
 socket.socket.connect = refuse
 import st_magnitude
-import st_magnitude.commands.app
+import st_magnitude.workbench.commands.app
 heavy = {"torch", "numpy", "sentence_transformers", "transformers", "datasets"} & set(sys.modules)
 assert not heavy, heavy
 for name in set(st_magnitude.__all__) - {"revela"}:
@@ -51,7 +51,7 @@ def test_help_and_a_mistake_import_no_torch():
     code = """
 import sys
 from typer.testing import CliRunner
-from st_magnitude.commands.app import app
+from st_magnitude.workbench.commands.app import app
 
 wrong = (["tarin"], ["train", "--oops"])
 for arguments in (["--help"], ["--version"], ["train", "--help"], *wrong):

@@ -18,12 +18,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 import st_magnitude as stm
-from st_magnitude.comparison.config import CompareConfig
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.memory import MEMORY, AllReadError, keys_of, read_by
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.training.run_folder import WORK
+from st_magnitude.workbench.comparison.config import CompareConfig
+from st_magnitude.workbench.finetune.train import TrainConfig, train
 
 WORDS = [f"w{i}" for i in range(60)]
 

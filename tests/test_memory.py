@@ -11,11 +11,11 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude import evaluation
-from st_magnitude.commands.app import app
 from st_magnitude.data import task
 from st_magnitude.data.memory import AllReadError, digest, remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.base import SearchEvaluator
+from st_magnitude.workbench.commands.app import app
 
 WORDS = [f"w{i}" for i in range(400)]
 READ = 150  # of 200 queries

@@ -9,13 +9,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
-from st_magnitude.comparison.config import Candidate
-from st_magnitude.comparison.result import CompareResult, Entry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
-from st_magnitude.finetune.held_out import Baseline
-from st_magnitude.finetune.settings import TrainConfig
+from st_magnitude.workbench.comparison.config import Candidate
+from st_magnitude.workbench.comparison.result import CompareResult, Entry
+from st_magnitude.workbench.finetune.held_out import Baseline
+from st_magnitude.workbench.finetune.settings import TrainConfig
 
 NOTHING = "so nothing can be recommended: check the judgments"
 WORDS = [f"word{i}" for i in range(8)]

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.finetune.train import TrainConfig
-from st_magnitude.finetune.trainer import make_rows, make_trainer
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.workbench.finetune.train import TrainConfig
+from st_magnitude.workbench.finetune.trainer import make_rows, make_trainer
 
 PROMPTS = {"query": "what is tea ", "document": "see the notes "}
 OTHER = {"query": "where do ", "document": "returns a "}

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import st_magnitude
-from st_magnitude.commands.app import app
 from st_magnitude.losses.base import CITATION as MAGNITUDE
 from st_magnitude.losses.regularizers import CITATION as SIGREG
 from st_magnitude.losses.temperature import CITATION as TEMPERATURE
+from st_magnitude.workbench.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 RECIPE = "packaging/conda/recipe.yaml"

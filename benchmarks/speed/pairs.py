@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from st_magnitude.data.pairs import load_splits
-from st_magnitude.data.rows import read_columns
+from st_magnitude.workbench.files.pairs import load_splits
+from st_magnitude.workbench.files.rows import read_columns
 
 
 def main() -> None:

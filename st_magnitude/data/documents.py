@@ -15,7 +15,13 @@ from typing import TypedDict
 
 from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.rows import OTHER_SUFFIXES, SUFFIXES, Columns, files_of, num_held_out
+from st_magnitude.workbench.files.rows import (
+    OTHER_SUFFIXES,
+    SUFFIXES,
+    Columns,
+    files_of,
+    num_held_out,
+)
 
 logger = logging.getLogger(__name__)
 

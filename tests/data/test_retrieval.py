@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from st_magnitude.data.beir import HEADER, DataError, canonical, refuse_shared, splits_of
-from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.workbench.files.pairs import load_splits
 
 CORPUS = {f"d{i}": f"text {i}" for i in range(8)}
 DATA = RetrievalData(

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 import st_magnitude as stm
-from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.losses.base import half_weights
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, load_retriever
 from st_magnitude.surgery.adapters import add_lora
+from st_magnitude.workbench.finetune.train import TrainConfig, train
 
 PLAIN = {name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))}
 OPTIONS = {
@@ -85,7 +85,8 @@ def test_exponents_and_heads_of_a_frozen_model_can_be_trained(adapter, tmp_path)
 
 @pytest.mark.parametrize(("lora", "said"), [(None, "peft loads adapters frozen"), (2, "frozen")])
 def test_train_says_so_before_it_measures(adapter, data_folder, tmp_path, monkeypatch, lora, said):
-    monkeypatch.setattr("st_magnitude.finetune.train.Baseline", lambda *_: pytest.fail("measures"))
+    measuring = "st_magnitude.workbench.finetune.train.Baseline"
+    monkeypatch.setattr(measuring, lambda *_: pytest.fail("measures"))
     data = stm.load_splits(data_folder)["train"]
     for model in (str(adapter), stm.load(adapter)):
         with pytest.raises(ValueError, match=said):

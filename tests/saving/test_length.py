@@ -17,9 +17,9 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
 import st_magnitude as stm
-from st_magnitude.finetune.trainer import reading
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.raw import num_positions, readers_of
+from st_magnitude.workbench.finetune.trainer import reading
 
 LONG = " ".join(" ".join(row) for row in ROWS)
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

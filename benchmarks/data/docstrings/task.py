@@ -32,8 +32,8 @@ from benchmarks.data.docstrings.sections import split_docstring
 from benchmarks.data.docstrings.sources import environment_fingerprint, package_files
 
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.pairs import load_splits
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.workbench.files.pairs import load_splits
 
 __all__ = [
     "DocstringTask",

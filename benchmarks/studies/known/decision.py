@@ -29,12 +29,12 @@ from benchmarks.studies.known.defaults import sources
 from benchmarks.studies.known.null import shuffled
 
 import st_magnitude as stm
-from st_magnitude.data.folds import folds_of
 from st_magnitude.evaluation.hybrid import reciprocal_rank_fusion
-from st_magnitude.evaluation.verdict import verdict_of
-from st_magnitude.finetune import held_out
-from st_magnitude.finetune.train import TrainConfig, train
 from st_magnitude.judge import judge
+from st_magnitude.workbench.finetune import held_out
+from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.folds import folds_of
+from st_magnitude.workbench.verdict import verdict_of
 
 FILE = Path(__file__).with_suffix(".jsonl")
 MOST_ROWS = 1_500

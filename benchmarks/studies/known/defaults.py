@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from transformers import PrinterCallback
 
 import st_magnitude as stm
-from st_magnitude.data.pairs import Splits
-from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.finetune.trainer import make_rows, make_trainer
 from st_magnitude.judge import judge
+from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.finetune.trainer import make_rows, make_trainer
 
 FILE = Path(__file__).with_suffix(".jsonl")
 SETTINGS: list[dict[str, float]] = [

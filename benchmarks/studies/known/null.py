@@ -24,8 +24,8 @@ import torch
 from benchmarks.data import banking77
 
 import st_magnitude as stm
-from st_magnitude.finetune.held_out import encode
-from st_magnitude.finetune.train import TrainConfig, train
+from st_magnitude.workbench.finetune.held_out import encode
+from st_magnitude.workbench.finetune.train import TrainConfig, train
 
 FILE = Path(__file__).with_suffix(".jsonl")
 WORDS = 2_000  # of which a text of the second kind takes four

@@ -1,0 +1,54 @@
+"""``st-magnitude compare``: which loss to train with on your data, within a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from st_magnitude._files import refuse_foreign
+from st_magnitude.workbench.commands.core import (
+    Also,
+    Base,
+    DataOptions,
+    Figures,
+    Report,
+    command,
+    folder,
+    save_report,
+    say,
+)
+from st_magnitude.workbench.comparison.config import CompareConfig
+
+
+@command
+def compare(
+    *,
+    source: DataOptions,
+    model: Base = "wordllama",
+    output: Annotated[Path, folder("New folder for the winning model and tables.")],
+    also: Also = None,
+    report: Report = None,
+    settings: CompareConfig,
+) -> Figures:
+    """Find out which loss to train with on your data.
+
+    The command trains with losses, temperatures and learning rates until the budget is over, and
+    stops trainings that fall behind. Then it measures the best model, plain cosine, the pretrained
+    model and BM25 on the test split, or in five folds for a static table without a test split of
+    your own. To continue a run that was stopped, give the same command again.
+    """
+    if report is not None:
+        refuse_foreign(report)
+    splits = source.splits()
+    splits[settings.split]  # before a model is loaded
+    from st_magnitude.data.memory import notice
+    from st_magnitude.workbench.comparison.compare import compare as run
+
+    result = run(model, splits, output, settings, also=also or (), say=say)
+    typer.echo(f"\n{result}")
+    shown = {"model": model, **vars(settings)}
+    save_report(report, f"Comparison on {splits.name}", result.test, shown, settings.seed)
+    say(f"Saved to {output}: model/, compare.md, compare.json. {notice(output / 'model')}")
+    return result.to_dict()

@@ -1,0 +1,368 @@
+"""compare tells which loss to train with: candidates are ranked on dev, with one look at test."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude._checks import InputError
+from st_magnitude._files import locked_folder, moved_in, written
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.judge import Difference, judge
+from st_magnitude.saving.card import add_section, model_name
+from st_magnitude.saving.export import load
+from st_magnitude.surgery.scoring import score_by_cosine
+from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.training.run_folder import refuse_others
+from st_magnitude.workbench.choice import System
+from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
+from st_magnitude.workbench.comparison.result import CompareResult, Entry
+from st_magnitude.workbench.comparison.trials import Trials, make_splits
+from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.finetune.held_out import controls, encode
+from st_magnitude.workbench.finetune.trainer import reading
+from st_magnitude.workbench.verdict import BEFORE, Verdict
+
+__all__ = ["CompareConfig", "CompareResult", "compare"]
+
+PROGRESS = "progress.json"
+FEWEST = 2  # candidates that a budget is to hold
+FEWEST_STEPS = 10
+MARGIN = 1.2  # of a budget, over the time that trainings took
+
+
+def compare(
+    model: SentenceTransformer | str,
+    data: RetrievalData | Splits | str | Path,
+    output: str | Path,
+    config: CompareConfig | None = None,
+    *,
+    dev: RetrievalData | None = None,
+    test: RetrievalData | None = None,
+    also: Collection[str] = (),
+    say: Callable[[str], None] = print,
+) -> CompareResult:
+    """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
+
+    Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
+    best one is compared with plain cosine at its own best temperature, and both with the pretrained
+    model and with BM25, on the test split, which is read once. Where nobody gave a test split, a
+    static table is judged in folds as by `train`. Without a clear difference plain cosine is
+    recommended.
+
+    Args:
+        model: A model, or the folder or hub id of one. It is not changed.
+        data: A source of `load_splits`, what it returned, or the data to train on.
+        output: New folder for the winning model (``model``), ``compare.json`` and ``compare.md``.
+            An unfinished comparison is continued.
+        dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
+        test: Data for the final figures; None: the split of the folder, else folds or held-out
+            queries.
+        also: Folders or hub ids of other models, to weigh against the trained one.
+        say: Function that receives the progress line by line.
+
+    Raises:
+        ValueError: If a query or its text is in two splits, no query of a split has a relevant
+            document, or plain cosine diverges at every setting.
+        FileExistsError: If output holds other files, a finished comparison, or other settings.
+        OSError: If a model cannot be written, or another process writes to output.
+        KeyboardInterrupt: At Ctrl-C. The same call continues.
+    """
+    config = config or CompareConfig()
+    output = Path(output).absolute()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("compare trains in one process; start it without torchrun or accelerate.")
+    if (output / "compare.json").exists():
+        _clean_up(output)  # a process may have been killed before it did
+        raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
+    base = load(model) if isinstance(model, str) else copy(model)
+    with reading(base, config.max_length):
+        pass  # it refuses models and lengths that do not fit
+    score_by_cosine(base, say)
+    splits, folds = make_splits([base, *also], data, config, dev, test)
+    for note in splits.notes:
+        say(f"Note: {note}")
+    settings = {key: value for key, value in vars(config).items() if key != "budget"}
+    settings["model"] = model if isinstance(model, str) else None
+    settings["also"] = list(also)
+    settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
+    try:
+        with locked_folder(output), remembered_tokens(base):
+            began = time.perf_counter()
+            trials = Trials(base, splits, config, folds)
+            progress = _begin(trials, output, json.loads(json.dumps(settings)))
+            measured = time.perf_counter() - began
+            test = splits["test"]
+            start = time.perf_counter()
+            tasks = {BEFORE: encode(base, test)}
+            seconds = time.perf_counter() - start
+            tasks |= {of: encode(load(of), test) for of in also}
+            verdict_on = controls(test, tasks, config.seed)
+            run = _Run(trials, output, progress, verdict_on, seconds, began, say)
+            if not progress.entries:
+                progress.steps = run.plan(measured)
+            trials.steps = progress.steps
+            return run.finish(model if isinstance(model, str) else model_name(base))
+    except KeyboardInterrupt:
+        message = f"Stopped. Give the same command again to continue with {output}."
+        raise KeyboardInterrupt(message) from None
+
+
+@dataclass
+class _Progress:
+    """The content of progress.json, until the result is written."""
+
+    settings: dict[str, object]
+    pretrained: float  # nDCG@10 on dev
+    steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
+    entries: list[Entry] = field(default_factory=list)  # candidates that are done
+
+
+def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progress:
+    """Measures the pretrained model, or reads what an earlier call measured."""
+    file = output / PROGRESS
+    if not file.exists():
+        if any(not path.name.startswith(".") for path in output.iterdir()):
+            raise FileExistsError(f"{output} is not empty; choose another folder.")
+        return _Progress(settings, encode(trials.base, trials.splits["dev"]).search(10).mean)
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        rows = known.pop("entries")
+        entries = [Entry(**row | {"candidate": Candidate(**row["candidate"])}) for row in rows]
+        progress = _Progress(entries=entries, **known)
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is damaged; choose another output folder.") from error
+    refuse_others(output, progress.settings, settings)
+    return progress
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Trains and compares the candidates, and notes each of them in progress.json."""
+
+    trials: Trials
+    output: Path
+    progress: _Progress
+    verdict_on: Callable[..., Verdict]  # of `controls`
+    seconds: float  # in which the pretrained model was measured on test
+    began: float  # by time.perf_counter
+    say: Callable[[str], None]
+
+    def _save(self) -> None:
+        with written(self.output / PROGRESS) as file:
+            json.dump(asdict(self.progress), file)
+
+    def plan(self, measuring: float) -> int | None:
+        """The steps of a candidate with which the budget holds `FEWEST` candidates, their second
+        seeds and the test; None if those of the settings fit.
+
+        Args:
+            measuring: The seconds of a measurement on dev.
+        """
+        wanted = self.trials.rungs[-1]
+        pace = self.trials.seconds_per_step(self.output / "models")
+        left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)
+        of_one = (left - 2 * self.seconds) / self._trainings(FEWEST) - 2 * measuring
+        if of_one >= wanted * pace:
+            return None
+        steps = min(wanted, max(FEWEST_STEPS, int(of_one / pace)))
+        self.say(
+            f"A step takes {pace:.1f} s, so a candidate has {steps:,} steps instead of {wanted:,}:"
+            f" {self.trials.config.budget} are for {FEWEST} candidates at least. For more steps,"
+            " give a longer --budget."
+        )
+        return steps
+
+    def finish(self, name: str) -> CompareResult:
+        """Trains and measures what is left, writes the files, and returns the result."""
+        self._save()
+        (self.output / "models").mkdir(exist_ok=True)
+        entries = self.progress.entries
+        grid = self.trials.grid
+        self.say(f"Up to {len(grid)} candidates of up to {self.trials.rungs[-1]:,} steps")
+        if entries:
+            self.say(f"Continuing after {len(entries)} training runs.")
+        for candidate in grid[len(entries) :]:
+            if entries and self._is_time_up():
+                break
+            self._train(candidate)
+        for entry in self._rivals():
+            if entry.second_seed is None:
+                self._train_again(entry)
+        return self._conclude(name)
+
+    def _is_time_up(self) -> bool:
+        """Whether the budget leaves no time for one more candidate and what comes after it."""
+        needed = self._trainings(1) * self._longest + 2 * self.seconds
+        return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
+
+    def _trainings(self, candidates: int) -> int:
+        """The trainings of so many candidates, of two with a second seed, and in folds of plain
+        cosine and the first."""
+        return candidates + 2 + 2 * self.trials.folds
+
+    @property
+    def _longest(self) -> float:
+        return max(entry.seconds for entry in self.progress.entries)
+
+    def _budget_needed(self) -> str:
+        """The budget in which `FEWEST` candidates have all their steps, if this one has cut the
+        steps or left fewer candidates; else empty."""
+        last = self.trials.rungs[-1]
+        fewest = min(FEWEST, len(self.trials.grid))
+        if last == self.trials.wanted_steps and len(self.progress.entries) >= fewest:
+            return ""
+        seconds = self._longest * self.trials.wanted_steps / last
+        needed = self._trainings(FEWEST) * seconds + 4 * self.seconds
+        return f"{max(1, math.ceil(MARGIN * needed / 60))}m"
+
+    def _train(self, candidate: Candidate) -> None:
+        folder = self.folder(candidate)
+        shutil.rmtree(folder, ignore_errors=True)  # a process was killed before it noted the model
+        is_kept = partial(self._is_kept, candidate)
+        entry = self.trials.train(candidate, self.trials.rungs, is_kept, folder)
+        self.progress.entries.append(entry)
+        number = len(self.progress.entries)
+        self._note(f"{number}. {entry.name}", entry)
+
+    def _train_again(self, entry: Entry) -> None:
+        """Trains a candidate with a second seed."""
+        folder = self.folder(entry.candidate)
+        seed = self.trials.config.seed + 1
+        last = self.trials.rungs[-1:]
+        again = self.trials.train(entry.candidate, last, lambda *_: False, folder, seed)
+        entries = self.progress.entries
+        entries[entries.index(entry)] = replace(entry, second_seed=again.curve[-1][1])
+        self._note(f"{entry.name}, second seed", again)
+
+    def _note(self, name: str, entry: Entry) -> None:
+        self._save()
+        gc.collect()  # the Trainer is part of cycles
+        minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
+        done = f"[{minutes}:{seconds:02d}] {name}"
+        self.say(f"{done}: {entry.shown_score} after {entry.steps:,} steps")
+
+    def _ranked(self) -> list[Entry]:
+        """The candidates by their steps and nDCG@10; of equal ones, cosine. Where the first two
+        have a second seed, the mean orders them."""
+        found = sorted(
+            self.progress.entries,
+            key=lambda entry: (-entry.steps, -entry.score, entry.candidate.loss != "cosine"),
+        )
+        if all(entry.second_seed is not None for entry in found[:2]):
+            found[:2] = sorted(found[:2], key=lambda entry: -entry.mean_score)
+        return found
+
+    def _finished(self) -> list[Entry]:
+        """The candidates that were trained to the last step, and did not diverge."""
+        last = self.trials.rungs[-1]
+        return [e for e in self._ranked() if e.steps == last and math.isfinite(e.score)]
+
+    def _rivals(self) -> list[Entry]:
+        """The first two, if dev does not tell them apart."""
+        first = self._finished()[:2]
+        if len(first) < 2:
+            return []
+        differences = np.subtract(first[0].ndcg, first[1].ndcg)
+        is_open = judge(differences, seed=self.trials.config.seed).verdict == "undecided"
+        return first if is_open else []
+
+    def _is_kept(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
+        """Whether a candidate trains on after the first rung, as the best of its loss, or is saved
+        at the end, as one of the first two or the best of plain cosine."""
+        if math.isnan(ndcg):
+            return False
+        rivals = [entry for entry in self.progress.entries if math.isfinite(entry.score)]
+        ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
+        if steps == self.trials.rungs[-1] and len(ahead) < 2:
+            return True
+        if steps == self.trials.rungs[-1] and candidate.loss != "cosine":
+            return False
+        return candidate.loss not in {other.loss for other in ahead}
+
+    def folder(self, candidate: Candidate) -> Path:
+        """The folder in which a model is kept until the end."""
+        return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
+
+    def _conclude(self, name: str) -> CompareResult:
+        splits = self.trials.splits
+        grid = self.trials.grid
+        entries = self._ranked()
+        finished = self._finished()
+        compared = {entry.candidate.loss for entry in finished}
+        missing = [c.loss for c in grid if c.loss not in compared]
+        needed = self._budget_needed()
+        verdict, over_cosine = self._judge(finished, not needed)
+        result = CompareResult(
+            name,
+            entries,
+            verdict,
+            over_cosine,
+            self.progress.pretrained,
+            dev_queries=len(splits["dev"].query_ids),
+            left_out=len(grid) - len(entries),
+            not_compared=tuple(dict.fromkeys(missing)),
+            notes=tuple(splits.notes),
+            steps=self.trials.wanted_steps,
+            budget_needed=needed,
+        )
+        if not result.is_alone:
+            options = result.winner.candidate.options(self.trials.config, result.steps)
+            result = replace(result, train_options=options)
+        self._write(result)
+        return result
+
+    def _judge(self, finished: list[Entry], decides: bool) -> tuple[Verdict, Difference | None]:
+        """The verdict on the winner, and what the first candidate gains over plain cosine, if it is
+        another one."""
+        cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
+        if cosine is None:
+            raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
+        self.say("Measuring the best candidates.")
+        seed = self.trials.config.seed
+        winner = cosine
+        found = {cosine.name: self._search(cosine)}
+        over_cosine = None
+        if (first := finished[0]) is not cosine:
+            found[first.name] = self._search(first)
+            gained, plain = found[first.name].ranking, found[cosine.name].ranking
+            over_cosine = gained.minus(plain, seed=seed)
+            winner = first if over_cosine.is_better else cosine
+        after = found.pop(winner.name)
+        verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
+        return replace(verdict, folds=self.trials.folds, split="test"), over_cosine
+
+    def _search(self, entry: Entry) -> System:
+        ranking = self.trials.judge(entry, self.folder(entry.candidate))
+        return System(entry.name, ranking, entry.exponent)
+
+    def _write(self, result: CompareResult) -> None:
+        """Writes the files; compare.json, which marks the comparison as finished, comes last."""
+        text = "\n\n".join([result.to_markdown(), *result.notes])
+        with moved_in(self.output, "compare.json") as new:
+            shutil.copytree(self.folder(result.winner.candidate), new / "model")
+            table = result.test_table.to_markdown()
+            add_section(new / "model" / "README.md", f"### Retrieval\n\n{table}")
+            if result.test.decision is not None:
+                result.test.decision.save(new / "model")
+            (new / "compare.md").write_text(f"{text}\n", encoding="utf-8")
+            result.save(new / "compare.json")
+        _clean_up(self.output)
+
+
+def _clean_up(output: Path) -> None:
+    """Removes what a finished comparison no longer needs."""
+    (output / PROGRESS).unlink(missing_ok=True)
+    shutil.rmtree(output / "models", ignore_errors=True)

@@ -1,0 +1,179 @@
+"""The result of a comparison: the recommendation and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from st_magnitude.judge import Difference
+from st_magnitude.result import Result, Table, to_plain
+from st_magnitude.workbench.comparison.config import Candidate
+from st_magnitude.workbench.verdict import Verdict
+
+__all__ = ["CompareResult", "Entry"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate and its measurements on dev."""
+
+    candidate: Candidate
+    curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
+    exponent: float  # of documents, the best one on dev; 1 is cosine
+    seconds: float
+    # nDCG@10 of every dev query after the last of these steps; nothing if training diverged
+    ndcg: list[float] = field(default_factory=list)
+    second_seed: float | None = None  # nDCG@10 at the end, trained again with another seed
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def steps(self) -> int:
+        return self.curve[-1][0]
+
+    @property
+    def score(self) -> float:
+        """nDCG@10 with the first seed; -inf if training diverged."""
+        return _or_lowest(self.curve[-1][1])
+
+    @property
+    def mean_score(self) -> float:
+        """The mean over both seeds; without a second one, `score`."""
+        if self.second_seed is None:
+            return self.score
+        return (self.score + _or_lowest(self.second_seed)) / 2
+
+    @property
+    def shown_score(self) -> str:
+        return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures as plain JSON values, without those of every query."""
+        figures = {"name": self.name} | to_plain(self)
+        del figures["ndcg"]
+        return figures
+
+
+@dataclass(frozen=True)
+class CompareResult(Result):
+    """The result of `stm.compare`."""
+
+    model: str  # name of the pretrained model
+    candidates: list[Entry]  # the best on dev first; after them those that were stopped
+    test: Verdict  # on the winner
+    over_cosine: Difference | None  # of the first candidate on dev; None if that is plain cosine
+    pretrained: float  # nDCG@10 of the pretrained model on dev
+    dev_queries: int
+    left_out: int  # candidates for which there was no time
+    not_compared: tuple[str, ...]  # losses of which no candidate was trained to its end
+    notes: tuple[str, ...]  # sentences about the data
+    train_options: str = ""  # of ``st-magnitude train``, for the winner
+    steps: int = 0  # of a candidate by the settings
+    budget_needed: str = ""  # for two candidates with these steps, if the budget held less
+
+    @property
+    def first(self) -> Entry:
+        """The best candidate on dev at the end; where two are tied, by a second seed."""
+        return self.candidates[0]
+
+    @property
+    def cosine(self) -> Entry:
+        """Plain cosine at its own best temperature on dev."""
+        return next(entry for entry in self.candidates if entry.candidate.loss == "cosine")
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the first on dev is not plain cosine, and clearly better on the test split."""
+        return self.over_cosine is not None and self.over_cosine.is_better
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the budget was over before a second candidate."""
+        return bool(self.left_out) and len(self.candidates) == 1
+
+    @property
+    def winner(self) -> Entry:
+        """The recommended candidate: the first if it is clear, else cosine."""
+        return self.first if self.is_clear else self.cosine
+
+    @property
+    def recommendation(self) -> str:
+        """The loss to train with, in a few sentences."""
+        test = self.test
+        if test.nothing:
+            return test.nothing
+        name = self.winner.name
+        if self.is_alone:
+            return (
+                f"Nothing is recommended: the budget was over after one candidate, {name}. With"
+                f" --budget {self.budget_needed} at least two are compared. {test.headline}"
+            )
+        found = [f"Train with {name}."]
+        if test.is_worse:
+            found = [f"Keep the pretrained model. The best candidate, {name}, is clearly worse."]
+        if self.over_cosine is None:
+            found.append("It is the first on dev.")
+        else:
+            found.append(
+                f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
+                f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
+            )
+        found.append(test.headline)
+        if self.first.steps < self.steps:
+            found.append(
+                f"The budget has cut {self.steps:,} steps to {self.first.steps:,}, after which"
+                f" another one may be first: --budget {self.budget_needed} holds all of them for at"
+                " least two candidates."
+            )
+        exponent = self.winner.exponent
+        if exponent == 1:
+            found.append("It is scored by cosine, so every server and database serves it.")
+        else:
+            how = "dot" if exponent == 0 else f"document exponent {exponent:.2f}, with stm.load"
+            found.append(f"It is scored by {how}: docs/serving.md lists servers that keep norms.")
+        if self.left_out:
+            number = self.left_out + len(self.candidates)
+            found.append(f"The time was up before {self.left_out} of {number} candidates.")
+        if self.not_compared:
+            found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
+        return " ".join(found)
+
+    @property
+    def test_table(self) -> Table:
+        return next(table for table in self.test.tables() if isinstance(table, Table))
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "winner": None if self.is_alone else self.winner.name,
+            "recommendation": self.recommendation,
+            "clear_difference": self.is_clear,
+            **super().to_dict(),
+            "candidates": [entry.to_dict() for entry in self.candidates],
+        }
+
+    def tables(self) -> Iterable[Table | str]:
+        if self.test.decision is not None:
+            yield self.test.deploy
+        yield self.test_table
+        whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
+        rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
+        title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
+        note = f"The pretrained model has {self.pretrained:.4f}."
+        if again := [entry for entry in self.candidates if entry.second_seed is not None]:
+            shown = " and ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
+            note += f" The first two are not clearly different; a second seed gave {shown}."
+        if stopped := len(self.candidates) - len(whole):
+            note += (
+                f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
+            )
+        yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
+        yield self.recommendation
+        if self.train_options and not self.test.nothing:
+            yield f"Train again with the options {self.train_options}"
+
+
+def _or_lowest(ndcg: float) -> float:
+    return -math.inf if math.isnan(ndcg) else ndcg

@@ -1,0 +1,261 @@
+"""Training and measuring one candidate after another, on the same splits, rows and model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import NotFiniteError
+from st_magnitude.judge import warn_if_few
+from st_magnitude.losses.keys import tokens_of
+from st_magnitude.saving.export import load
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.scoring import scoring_of
+from st_magnitude.workbench.calibration import exponent_curve
+from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
+from st_magnitude.workbench.comparison.result import Entry
+from st_magnitude.workbench.files.pairs import Splits, load_splits
+from st_magnitude.workbench.finetune.held_out import DEPTH, cross_validate, encode, num_folds
+from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.finetune.train import save_trained
+from st_magnitude.workbench.finetune.trainer import (
+    is_uneven,
+    make_rows,
+    reading,
+    remember_rows,
+    train_copy,
+    warn_of_left_out,
+)
+from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+
+__all__ = ["Trials", "make_splits"]
+
+MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
+TIMED_STEPS = 5
+
+IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a rung
+
+
+def make_splits(
+    models: Sequence[SentenceTransformer | str],
+    data: RetrievalData | Splits | str | Path,
+    config: CompareConfig,
+    dev: RetrievalData | None = None,
+    test: RetrievalData | None = None,
+) -> tuple[Splits, int]:
+    """Reads the splits, holds out those that are missing, refuses shared queries, and samples.
+
+    The number is 0 where test is a split of its own. Otherwise test has the queries of train, and
+    they are judged in so many folds.
+
+    Args:
+        models: The model to train, and others. Test has no query that one of them has read.
+    """
+    if isinstance(data, str | Path):
+        data = load_splits(data)
+    drawn: set[str] = set()
+    if isinstance(data, RetrievalData):
+        train = data
+    else:
+        train = data[config.split]
+        dev = dev or data.get(config.dev_split)
+        if test is None:
+            drawn = data.drawn & {config.test_split}
+            test = data.get(config.test_split)
+    rng = np.random.default_rng(config.seed)
+    found = Splits(train.name, [])
+    folds = 0
+    for name, part in (("dev", dev), ("test", test)):
+        if name == "test" and (part is None or drawn):
+            joined = train if part is None else train.joined(part)
+            judged = joined.unread_by(*models)
+            if folds := num_folds(cast(SentenceTransformer, models[0]), judged, TrainConfig()):
+                found.notes.append(
+                    f"The {len(judged.query_ids):,} queries outside of dev judge the result, held"
+                    f" out in {folds} folds."
+                )
+                train, part = joined, judged
+        if part is None:
+            number = max(DEFAULT_FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
+            held_out = folds_of(train.unread_by(*models), number, config.seed)[0]
+            part = train.only(held_out)
+            train = train.only(train.queries.keys() - held_out)
+            found.notes.append(
+                f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
+            )
+        found[name] = part.unread_by(*models)
+    found["train"] = train
+    found.check_held_out("dev", None if folds else "test")
+    found["train"] = train.apart_from(found["dev"], None if folds else found["test"])
+    found["dev"] = _sample(found["dev"], config.dev_queries, config.documents, rng)
+    found["test"] = _sample(found["test"], None, config.documents, rng)
+    warn_if_few(min(found["dev"].query_ids, found["test"].query_ids, key=len), "a loss")
+    positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
+    if COSINE_PRIOR in config.tried and not is_uneven(positives):
+        found.notes.append(
+            "All documents are equally often positives: a prior would change nothing."
+        )
+    return found, folds
+
+
+def _sample(
+    data: RetrievalData, queries: int | None, documents: int, rng: np.random.Generator
+) -> RetrievalData:
+    """At most so many queries, with their judged documents and a sample of the others."""
+    ids = sorted(data.query_ids)
+    part = data.only({ids[i] for i in rng.permutation(len(ids))[:queries]})
+    kept = set().union(*part.relevant.values(), *part.negatives.values())
+    others = sorted(part.corpus.keys() - kept)
+    kept |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(kept))]}
+    return replace(part, corpus={d: text for d, text in part.corpus.items() if d in kept})
+
+
+@dataclass
+class Trials:
+    """The pretrained model, the splits and the settings of all candidates."""
+
+    base: SentenceTransformer
+    splits: Splits  # train, dev and test
+    config: CompareConfig
+    folds: int = 0  # in which the queries of test, those of train, are held out
+    steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
+
+    @cached_property
+    def rows(self) -> Dataset:
+        rows = make_rows(self.splits["train"], self.config.negatives, self.config.seed)
+        warn_of_left_out(self.splits["train"], rows)
+        return rows
+
+    @cached_property
+    def grid(self) -> list[Candidate]:
+        """All candidates. A prior needs uneven documents, and tokens to know them by."""
+        is_static = any(isinstance(module, StaticEmbedding) for module in self.base)
+        has_tokens = tokens_of(self.base.preprocess(["a"])) is not None
+        has_prior = has_tokens and is_uneven(self.rows["positive"])
+        return grid_of(self.config, is_static, has_prior)
+
+    @property
+    def rungs(self) -> list[int]:
+        """The steps after which a candidate is measured: a third, after the warm-up, and all."""
+        steps = min(self.wanted_steps, self.steps or self.wanted_steps)
+        return sorted({max(1, steps // 3), steps})
+
+    @property
+    def wanted_steps(self) -> int:
+        """The steps of a candidate by the settings, which a budget may cut."""
+        steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
+        return min(self.config.max_steps, max(1, steps))
+
+    def seconds_per_step(self, folder: Path) -> float:
+        """How long a step of training takes, by a few steps of the first candidate."""
+        clock = _Clock()
+        settings = self.grid[0].settings(self.config, TIMED_STEPS)
+        train_copy(self.base, self.splits["train"], self.rows, settings, folder, clock)
+        return float(np.median(np.diff(clock.times)))
+
+    def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
+        """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
+        try:
+            # the model is saved with the limit that it had
+            usual = None if self.config.max_length is None else self.base
+            with reading(model, usual):
+                task = encode(model, self.splits["dev"])
+        except NotFiniteError:
+            return np.array([np.nan]), float(scoring_of(model).exponents[1])
+        if normalizes_output(model):
+            return task.search(10).ndcg, 1.0
+        curve = exponent_curve(task, seed=self.config.seed)
+        return curve.at(curve.best).ndcg, curve.best
+
+    def judge(self, entry: Entry, folder: Path) -> Ranking:
+        """The ranking of a candidate for the test queries: of the model in a folder, or of five
+        that are trained in folds."""
+        test = self.splits["test"]
+        if self.folds:
+            settings = entry.candidate.settings(self.config, self.rungs[-1])
+            data = self.splits["train"]
+            return cross_validate(
+                self.base, data, test, settings, self.folds, folder.parent, entry.exponent
+            )
+        return encode(load(str(folder)), test).search(DEPTH)
+
+    def train(
+        self,
+        candidate: Candidate,
+        rungs: list[int],
+        is_kept: IsKept,
+        folder: Path,
+        seed: int | None = None,
+    ) -> Entry:
+        """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
+        At the last rung ``is_kept`` says whether to save it in the folder."""
+        began = time.perf_counter()
+        settings = candidate.settings(self.config, rungs[-1])
+        if seed is not None:
+            settings = replace(settings, seed=seed)
+        at_rungs = _AtRungs(self, rungs, is_kept)
+        train = self.splits["train"]
+        trainer = train_copy(self.base, train, self.rows, settings, folder.parent, at_rungs)
+        if trainer.state.global_step == rungs[-1] and at_rungs.measure(trainer.model, rungs[-1]):
+            self._save(trainer, at_rungs, folder)
+        seconds = time.perf_counter() - began
+        curve = sorted(at_rungs.curve.items())
+        return Entry(candidate, curve, at_rungs.exponent, seconds, at_rungs.ndcg.tolist())
+
+    def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
+        model = trainer.model
+        if measured.exponent != scoring_of(model).exponents[1]:
+            prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
+        ndcg = max(measured.curve.items())[1]
+        figures = {"dev": {"queries": len(self.splits["dev"].query_ids), "ndcg": ndcg}}
+        remember_rows(trainer)
+        save_trained(trainer, folder, figures, {})
+
+
+class _Clock(TrainerCallback):
+    """The times at which steps end."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.times.append(time.perf_counter())
+
+
+class _AtRungs(TrainerCallback):
+    """Measures a model at the rungs, and ends its training before the last one if it is behind."""
+
+    def __init__(self, trials: Trials, rungs: list[int], is_kept: IsKept) -> None:
+        self.trials = trials
+        self.rungs = rungs
+        self.is_kept = is_kept
+        self.curve: dict[int, float] = {}
+        self.ndcg = np.empty(0)  # of every query at the last rung
+        self.exponent = 1.0
+
+    def measure(self, model: SentenceTransformer, steps: int) -> bool:
+        self.ndcg, self.exponent = self.trials.measure(model)
+        self.curve[steps] = float(self.ndcg.mean())
+        return self.is_kept(steps, self.curve[steps])
+
+    def on_step_end(
+        self, args: object, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        if state.global_step in self.rungs[:-1]:
+            control.should_training_stop = not self.measure(given["model"], state.global_step)

@@ -1,0 +1,1 @@
+"""Files as queries, documents and judgments."""

@@ -1,0 +1,223 @@
+"""The role of each column, and the pairs of all rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from st_magnitude._checks import shown
+from st_magnitude.data import beir
+from st_magnitude.data.beir import DataError, canonical
+from st_magnitude.data.documents import remarks
+from st_magnitude.workbench.files.rows import PARTS, Columns
+
+HIGHEST_GRADE = 3  # whole scores up to it are grades
+RELEVANT = 0.8  # of the highest score, where scores are no grades
+
+# Names of columns without case, spaces and underscores, by role; the first with a match counts.
+CLASSES = "category intent class labeltext"
+_QUERIES = "query question anchor sentence1 sentencea text1"
+_DOCUMENTS = "document doc passage answer positive pos context response sentence2 sentenceb text2"
+ROLES: dict[str, tuple[str, ...]] = {
+    "query": (_QUERIES, "prompt input instruction", "text"),
+    "document": (_DOCUMENTS, "output completion", "text", CLASSES, "label"),
+    "score": ("score label relevance similarity grade",),
+    "split": ("split",),
+    "negative": (),
+}
+NEGATIVE = r"(hard)?neg(ative)?s?\d*"
+_HALF = re.compile("[\ud800-\udfff]")  # of a character in UTF-16
+
+
+def roles_of(
+    tables: list[Columns], given: str | Mapping[str, str] | None
+) -> list[dict[str, list[str]]]:
+    """The columns of each role in every table. Tables with other columns have others, as far as
+    they have a query and a document of their own."""
+    if isinstance(given, str):
+        parts = (part.partition("=") for part in given.split(","))
+        given = {role.strip(): column.strip() for role, _, column in parts}
+    given = given or {}
+    if len({frozenset(table.cells) for table in tables}) == 1:
+        return [_choose_columns(tables, given)] * len(tables)
+    known = {column for table in tables for column in table.cells}
+    found = []
+    for table in tables:
+        its_own = {role: x for role, x in given.items() if x in table.cells or x not in known}
+        try:
+            found.append(_choose_columns([table], its_own))
+        except DataError:
+            found.append(_choose_columns(tables, given))
+    return found
+
+
+def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str, list[str]]:
+    """The columns of each role."""
+    columns = list(dict.fromkeys(chain.from_iterable(table.cells for table in tables)))
+    chosen = {role: [column] for role, column in given.items()}
+    for role, (column,) in chosen.items():
+        if role not in ROLES or column not in columns:
+            raise DataError(
+                f"columns has {role}={column}, but its roles are {', '.join(ROLES)}, and the"
+                f" columns {', '.join(columns)}."
+            )
+    plain = {c: re.sub(r"[\W_]", "", c.casefold()) for c in columns if [c] not in chosen.values()}
+    for role, choices in ROLES.items():
+        for names in choices:
+            found = [column for column, name in plain.items() if name in names.split()]
+            if role in chosen or not found:
+                continue
+            if len(found) > 1:
+                raise DataError(f"{' and '.join(found)} may be the {role}: choose {role}=NAME.")
+            chosen[role] = found
+            del plain[found[0]]
+            if names == CLASSES:  # whose numbers are often next to them
+                plain = {column: name for column, name in plain.items() if name != "label"}
+    chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
+    if not {"query", "document"} <= chosen.keys():
+        left = [column for column in plain if column not in chosen["negative"]]
+        query, document = (
+            chosen[role][0] if role in chosen else left.pop(0) if left else "NAME"
+            for role in ("query", "document")
+        )
+        listed = ", ".join(columns)[:300]
+        text = f"{tables[0].place(0)}: the columns are {listed}."
+        if re.search(r"[.?!](, |$)|(\w+ ){3}", listed):
+            raise DataError(f"{text} These seem to be texts: write a header, query,document.")
+        choice = f"--columns query={query[:99]},document={document[:99]}"
+        raise DataError(f"{text} Choose two, as {choice}.")
+    return chosen
+
+
+class Pairs(NamedTuple):
+    """A query, a document and what is said of them, column by column, each (n,)."""
+
+    parts: list[str | None]
+    keys: list[str]  # the canonical queries
+    queries: list[str]
+    documents: list[str]
+    grades: list[int | None]  # None: not judged
+
+
+def read_pairs(
+    tables: list[Columns],
+    roles: list[dict[str, list[str]]],
+    threshold: float | None,
+    notes: list[str],
+) -> Pairs:
+    pairs = Pairs([], [], [], [], [])
+    given: list[float] = []  # the scores
+    empty: list[str] = []
+    without = 0
+    for table, columns in zip(tables, roles, strict=True):
+        first = len(pairs.documents)
+        _add_pairs(table, columns, pairs, given, empty)
+        pairs.documents[first:] = _spelled(pairs.documents[first:], notes)
+        for column in columns.get("split", ()):
+            without += table.column(column).count(None)
+        without += 0 if "split" in columns else table.num_rows
+    if empty:
+        notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
+    if without and any("split" in columns for columns in roles):
+        notes.append(f"{without:,} rows name no split: it is drawn, if the other rows have no dev.")
+    scores = set(given)
+    highest = max(scores, default=0.0)
+    are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
+    are_grades &= threshold is None or threshold > 0
+    if threshold is None:
+        threshold = 1.0 if are_grades else RELEVANT * highest
+    if not scores or highest < threshold:
+        raise DataError(
+            f"{tables[0].place(0)} and below: no document is relevant. {len(empty):,} rows have no"
+            f" text, and the highest score is {highest:g}, below the threshold {threshold:g}."
+        )
+    if not scores <= {-1.0, 0.0, 1.0}:
+        notes.append(
+            f"The highest score is {highest:g}: a document is relevant from {threshold:g} on, and a"
+            " negative at 0 and below. Choose another threshold if that is wrong."
+        )
+    notes += remarks({*pairs.documents})
+    keys = {query: canonical(query) for query in {*pairs.queries}}
+    pairs.keys.extend(map(keys.__getitem__, pairs.queries))
+    grades: dict[float, int | None] = {score: None if score > 0 else 0 for score in scores}
+    grades |= {x: int(x) if are_grades else 1 for x in scores if x >= threshold}
+    pairs.grades.extend(map(grades.__getitem__, given))
+    return pairs
+
+
+def _add_pairs(
+    table: Columns,
+    columns: Mapping[str, list[str]],
+    pairs: Pairs,
+    scores: list[float],
+    empty: list[str],
+) -> None:
+    """Adds the pairs of a table, their scores, and the places of rows without text."""
+    roles = [_texts(table, columns[role]) for role in ("query", "document", "negative")]
+    named = [(name, table.column(name)) for name in columns.get("split", ())]
+    scored = [(name, table.column(name)) for name in columns.get("score", ())]
+    for row, (queries, documents, negatives) in enumerate(zip(*roles, strict=True)):
+        if not (queries and documents):
+            empty.append(table.place(row))
+            continue
+        part = table.part
+        for name, cells in named:
+            part = part if cells[row] is None else PARTS.get(str(cells[row]).lower(), "")
+            if part == "":
+                raise DataError(f"{table.place(row)}: the {name} is not train, dev or test.")
+        score = 1.0
+        for name, cells in scored:
+            score = beir.number(cells[row])
+            if not math.isfinite(score):
+                given = shown(cells[row])
+                raise DataError(f"{table.place(row)}: the {name} is {given}; write a number.")
+        for query in queries:
+            number = len(documents) + len(negatives)
+            pairs.parts.extend([part] * number)
+            pairs.queries.extend([query] * number)
+            pairs.documents.extend((*documents, *negatives))
+            scores.extend([score] * len(documents) + [0.0] * len(negatives))
+
+
+def _spelled(documents: list[str], notes: list[str]) -> list[str]:
+    """The documents with spaces for underscores, if all are names as lost_or_stolen_card."""
+    names = {*documents}
+    joined = sorted(name for name in names if "_" in name.strip("_"))
+    if not joined or any(len(name.split()) > 1 for name in names):
+        return documents
+    if not any(note.startswith("Documents are names") for note in notes):
+        notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
+    return [name.replace("_", " ") for name in documents]
+
+
+def _texts(table: Columns, columns: Iterable[str]) -> list[tuple[str, ...]]:
+    """The texts of each row in some columns."""
+    found: list[tuple[str, ...]] = [()] * table.num_rows
+    for name in columns:
+        cells = table.column(name)
+        texts = [
+            # the first takes less time
+            (cell,)
+            if type(cell) is str and cell.isascii() and not cell.isspace() and cell
+            else _texts_of(cell, table, row, name)
+            for row, cell in enumerate(cells)
+        ]
+        found = [a + b for a, b in zip(found, texts, strict=True)] if any(found) else texts
+    return found
+
+
+def _texts_of(cell: object, table: Columns, row: int, column: str) -> tuple[str, ...]:
+    """The texts of a cell, which is a string or a list of strings."""
+    found: list[str] = []
+    for text in cell if isinstance(cell, (list, tuple)) else (cell,):
+        if isinstance(text, str):
+            if not text.isascii() and _HALF.search(text):
+                raise DataError(f"{table.place(row)}: the {column} is not Unicode: {shown(text)}.")
+            if text.strip():
+                found.append(text)
+        elif text is not None and text == text:  # nan, as pandas has it, is nothing
+            raise DataError(f"{table.place(row)}: the {column} is {shown(text)}; write a text.")
+    return tuple(found)

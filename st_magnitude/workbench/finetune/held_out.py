@@ -1,0 +1,334 @@
+"""Held-out queries, what a trained model has to beat on them, and what was deployed on others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+from tqdm import tqdm
+
+from st_magnitude._checks import InputError
+from st_magnitude.data.beir import canonical
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.lexical import LARGE, TOKENS, LexicalIndex, bm25_run, words
+from st_magnitude.evaluation.magnitude import geometry_figures
+from st_magnitude.judge import warn_if_few
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import is_cut, normalizes_output
+from st_magnitude.surgery.scoring import scoring_of
+from st_magnitude.training.stopping import refuse_diverged
+from st_magnitude.workbench.calibration import exponent_curve
+from st_magnitude.workbench.choice import System
+from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.finetune.trainer import make_rows, train_copy
+from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.verdict import (
+    AFTER,
+    BEFORE,
+    Confirmation,
+    Verdict,
+    row_of,
+    scored_of,
+    scoring_name,
+    verdict_of,
+)
+
+__all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "confirm", "cross_validate"]
+__all__ += ["num_folds"]
+
+logger = logging.getLogger(__name__)
+
+NUM_DOCUMENTS = 500  # of the sample whose norms are measured
+NUM_QUERIES = 100
+DEPTH = 100  # documents of BM25's run for each query
+MOST_QUERIES = 5_000  # with more, one split shows small gains as well
+MOST_CHARACTERS = 2 * 10**7  # of a corpus whose 4-grams are counted, each in 120 bytes
+
+
+def bm25_control(data: RetrievalData) -> tuple[dict[str, Ranking], str]:
+    """BM25's rankings by `TOKENS`, or none and a sentence that says why it is no control.
+
+    It is a control where at least half of the queries share a word with a document that answers
+    them, or find `DEPTH` documents or more. Without bm25s the sentence is empty. A corpus of more
+    than `MOST_CHARACTERS` characters is searched by words only.
+    """
+    data = data.only(data.query_ids)
+    try:
+        by_words = bm25_run(data, DEPTH)
+    except ImportError as error:
+        logger.warning(f"Not measured: {error}")
+        return {}, ""
+    is_full = by_words.columns[:, -1] >= 0
+    shared = int((is_full | (by_words.gains > 0).any(axis=1)).sum())
+    if 2 * shared < len(by_words):
+        return {}, (
+            f"BM25 finds a word in common with an answer for {shared:,} of {len(by_words):,}"
+            " queries only, so it is no control."
+        )
+    found = {"words": by_words}
+    characters = sum(map(len, data.corpus.values()))
+    if characters > MOST_CHARACTERS:
+        logger.warning(
+            f"BM25 is measured by words only: the 4-grams of a corpus of {characters:,} characters"
+            " would take too much memory."
+        )
+        return found, ""
+    others = {name: split for name, split in TOKENS.items() if split is not words}
+    found |= {name: bm25_run(data, DEPTH, tokenizer=split) for name, split in others.items()}
+    return found, ""
+
+
+def encode(
+    model: SentenceTransformer, data: RetrievalData, other: EncodedTask | None = None
+) -> EncodedTask:
+    """The raw embeddings of queries and corpus; scores divide by the norm of the query.
+
+    The corpus is not encoded again if it is that of another task of the same model.
+    """
+    is_fast = has_static_embedding_input(model) and len(data.corpus) < LARGE
+    shows = sys.stderr.isatty() and not is_fast
+    # parts of unit vectors are ranked as they are served
+    before = not (normalizes_output(model) and is_cut(model))
+    known = None if other is None or other.data.corpus != data.corpus else other.documents
+    task = data.encode(model, before_normalize=before, show_progress_bar=shows, known=known)
+    return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
+
+
+def system_of(name: str, task: EncodedTask) -> System:
+    """A model that searches for the queries of a task."""
+    return System(name, task.search(DEPTH), float(task.similarity.exponents[1]))
+
+
+def controls(
+    data: RetrievalData, tasks: Mapping[str, EncodedTask], seed: int
+) -> Callable[..., Verdict]:
+    """Searches by BM25 and by models, of which the pretrained one comes first, and returns
+    `verdict_of`, which judges a trained model next to them."""
+    before, *also = [system_of(name, task) for name, task in tasks.items()]
+    lexical, no_control = bm25_control(data)
+    return partial(
+        verdict_of,
+        before,
+        also=also,
+        lexical=lexical,
+        no_control=no_control,
+        split=split_of(data),
+        seed=seed,
+    )
+
+
+def split_of(data: RetrievalData) -> str:
+    """The name of the split, "held-out" for data without one."""
+    named = re.search(r", (.+) split$", data.name)
+    return named[1] if named else "held-out"
+
+
+def confirm(
+    data: RetrievalData, verdict: Verdict | None, models: Mapping[str, System], seed: int
+) -> Confirmation:
+    """What the verdict deploys, or the trained model, measured on other queries as it is, next to
+    the systems that the decision names and the pretrained model.
+
+    Args:
+        data: The queries, which choose nothing.
+        models: All models of the verdict, which have searched for the queries.
+    """
+    data = data.only(data.query_ids)
+    systems = dict(models)
+    names = [AFTER, BEFORE]
+    if verdict is not None and verdict.decision is not None:
+        decision = verdict.decision
+        systems = {system.name: system for system in verdict.systems}
+        names = [decision.name, decision.over, decision.rival, BEFORE]
+    lexical: dict[str, Ranking] = {}
+    found = []
+    for name in filter(None, dict.fromkeys(names)):
+        system = systems[name]
+        if (tokens := system.tokens) and tokens not in lexical:
+            lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
+        dense = models[system.model].ranking if system.model else None
+        found.append(replace(system, ranking=system.again(dense, lexical.get(tokens))))
+    rows = tuple(row_of(system, found[0], seed) for system in found)
+    return Confirmation(split_of(data), len(data.query_ids), rows)
+
+
+def card_figures(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    answers: Collection[str],
+    seed: int,
+    task: EncodedTask | None = None,
+) -> dict[str, float]:
+    """Norms and directions of a sample of queries and documents, for the model card. Without the
+    embeddings of all data, only the sample is encoded."""
+    rng = np.random.default_rng(seed)
+    asked = rng.permutation(len(data.query_ids))[:NUM_QUERIES]
+    drawn = np.sort(rng.permutation(len(data.document_ids))[:NUM_DOCUMENTS])
+    documents = [data.document_ids[column] for column in drawn]
+    if task is None:
+        texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
+        sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
+        # norms and directions judge nothing
+        task = sample.encode(model, "cosine", before_normalize=True, only=texts, even_read=True)
+        sides = {"document": task.documents, "query": task.queries}
+    else:
+        sides = {"document": task.documents[drawn], "query": task.queries[asked]}
+    return geometry_figures(sides, np.array([document in answers for document in documents]))
+
+
+class RetrievalEvaluator(SentenceEvaluator):
+    """Writes given figures into the model card, with the first of them in bold."""
+
+    def note(
+        self, model: SentenceTransformer, name: str, figures: dict[str, float], steps: int
+    ) -> None:
+        self.name = name
+        metrics = self.prefix_name_to_metrics(figures, name)
+        self.primary_metric = next(iter(metrics))
+        self.store_metrics_in_model_card_data(model, metrics, -1, steps)
+
+
+def num_folds(model: SentenceTransformer, data: RetrievalData, config: TrainConfig) -> int:
+    """The number of folds, 0 for none: by default five for a static table."""
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if config.folds and not is_alone:
+        raise InputError(f"folds={config.folds} train one after another: start one process.")
+    if not is_alone or config.folds == 0:
+        return 0
+    different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
+    if config.folds is not None:
+        if not 2 <= config.folds <= different:
+            raise InputError(
+                f"folds={config.folds}: at least 2, and at most the number of different queries"
+                f" with an answer that the model was not trained on, which are {different:,}."
+            )
+        return config.folds
+    is_small = 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES
+    return DEFAULT_FOLDS if is_small and has_static_embedding_input(model) else 0
+
+
+def cross_validate(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    judged: RetrievalData,
+    config: TrainConfig,
+    folds: int,
+    output: Path,
+    exponent: float | None = None,
+) -> Ranking:
+    """The ranking of copies of a model, each of which trains on all rows without a text of a query
+    of one fold of ``judged``, and searches for the queries of that fold, by a document exponent or
+    as it was trained."""
+    found = []
+    held_out = folds_of(judged, folds, config.seed)
+    for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
+        asked = judged.only(fold)
+        train = data.only(data.queries.keys() - fold).apart_from(asked)
+        rows = make_rows(train, config.negatives, config.seed)
+        trainer = train_copy(model, train, rows, config, output)
+        refuse_diverged(trainer)
+        task = encode(trainer.model, asked)
+        if exponent is not None:
+            task = replace(task, similarity=Similarity(1.0, exponent))
+        found.append(task.search(DEPTH))
+    return Ranking.joined(judged, found)
+
+
+class Baseline:
+    """Held-out queries with BM25, a model as it was before training and other models; without any
+    queries, only the norms of a sample of the data, whose answers to any split are given by ids.
+
+    The attribute ``tasks`` has the last encoding of each model, from which another measurement of
+    the same corpus takes the documents.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        held_out: RetrievalData | None,
+        answers: Collection[str],
+        config: TrainConfig,
+        also: Mapping[str, SentenceTransformer] | None = None,
+    ) -> None:
+        self.model = model
+        self.others = dict(also or {})
+        self.tasks: dict[str, EncodedTask] = {}
+        self.config = config
+        self.is_judged = held_out is not None
+        self.data = data = held_out or data
+        self.answers = answers
+        if len(data.corpus) < 2:
+            raise DataError("The corpus has one document: there is nothing to tell apart.")
+        began = time.perf_counter()
+        if self.is_judged:
+            warn_if_few(data.query_ids, "a model")
+            models = {BEFORE: model, **self.others}
+            self.tasks = {name: encode(encoder, data) for name, encoder in models.items()}
+            self.verdict_on = controls(data, self.tasks, config.seed)
+        self.geometry = self._geometry(self.tasks.get(BEFORE))
+        self.seconds = time.perf_counter() - began
+
+    def searches(self, data: RetrievalData, name: str = BEFORE) -> dict[str, System]:
+        """The searches for other queries by the model, under a name, and before training also by
+        the other ones."""
+        models = {name: self.model} | (self.others if name == BEFORE else {})
+        return {
+            of: system_of(of, encode(model, data, self.tasks.get(of)))
+            for of, model in models.items()
+        }
+
+    def compare(
+        self, of_folds: Ranking | None = None, folds: int = 0
+    ) -> tuple[Verdict | None, dict[str, float]]:
+        """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
+        of its norms."""
+        verdict = None
+        task = None
+        if of_folds is not None:
+            exponent = scoring_of(self.model, before_normalize=True).exponents[1]
+            system = System(AFTER, of_folds, float(exponent))
+            verdict = replace(self.verdict_on(system), folds=folds)
+        elif self.is_judged:
+            task = self.tasks[AFTER] = encode(self.model, self.data)
+            verdict = self._choose_scoring(task)
+        return verdict, self._geometry(task)
+
+    def _geometry(self, task: EncodedTask | None) -> dict[str, float]:
+        return card_figures(self.model, self.data, self.answers, self.config.seed, task)
+
+    def _choose_scoring(self, task: EncodedTask) -> Verdict:
+        """The verdict on the model as it was trained, or at `ExponentCurve.best`, of which each
+        fold of the queries is ranked by the choice of the others."""
+        trained = system_of(AFTER, task)
+        if normalizes_output(self.model):
+            return self.verdict_on(trained)
+        curve = exponent_curve(task, seed=self.config.seed)
+        best = trained
+        if curve.best != curve.present:
+            options = task.sweep({curve.best, *curve.choice.by_query}, DEPTH)
+            best = System(AFTER, curve.choice.of(options), curve.best)
+        saved, other = (trained, best) if self.config.keep_scoring else (best, trained)
+        name = f"{AFTER}, {scoring_name(other.exponent)} (not saved)"
+        shown = [] if other is saved else [replace(other, name=name)]
+        verdict = self.verdict_on(saved, shown=shown)
+        before = next(system for system in verdict.systems if system.name == BEFORE)
+        return replace(
+            verdict,
+            as_trained=scored_of(trained, before, self.config.seed),
+            best=scored_of(best, before, self.config.seed),
+            curve=curve.to_dict()["ndcg@10"],
+        )

@@ -1,0 +1,328 @@
+"""Training on retrieval data, as ``st-magnitude train`` does it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+
+from st_magnitude._files import locked_folder
+from st_magnitude.data.beir import refuse_shared
+from st_magnitude.data.memory import AllReadError
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.judge import norm_warning
+from st_magnitude.losses.named import LOSSES
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.saving.card import add_section
+from st_magnitude.saving.export import load
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.adapters import refuse_frozen
+from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.raw import output_width
+from st_magnitude.surgery.scoring import score_by_cosine
+from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.vocabulary import trimmed_vocabulary
+from st_magnitude.training import run_folder
+from st_magnitude.training.stopping import train_or_stop
+from st_magnitude.workbench.choice import Decision, System
+from st_magnitude.workbench.finetune.held_out import (
+    Baseline,
+    RetrievalEvaluator,
+    confirm,
+    cross_validate,
+    num_folds,
+)
+from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.finetune.trainer import (
+    is_uneven,
+    make_rows,
+    make_trainer,
+    reading,
+    remember_rows,
+    warn_of_left_out,
+)
+from st_magnitude.workbench.verdict import AFTER, Confirmation, Verdict
+
+__all__ = ["TrainConfig", "TrainedModel", "train"]
+
+logger = logging.getLogger(__name__)
+
+# Settings that may change when a run is resumed
+FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
+FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The result of `train`. Of several processes, only the first has measurements."""
+
+    trainer: SentenceTransformerTrainer
+    # norms and isotropy of a sample of the texts, "before" and "after"
+    geometry: dict[str, dict[str, float]]
+    verdict: Verdict | None  # next to the pretrained model; None without held-out queries
+    # None: the model is clearly worse than the pretrained one and was not saved
+    output: Path | None
+    # with ``config.prior``: what it was counted from, or why it was left out
+    prior: str | None = None
+    confirmed: Confirmation | None = None  # what is deployed, on test data
+
+    @property
+    def norm_warning(self) -> str:
+        """The `judge.norm_warning` of the sample; empty if there is none."""
+        after = self.geometry.get("after", {})
+        d = after.get("cohens_d", math.nan)
+        error = after.get("cohens_d_error", math.nan)
+        before = self.geometry.get("before", {}).get("cohens_d", math.nan)
+        return norm_warning(d, error, before)
+
+
+def train(
+    model: SentenceTransformer | str,
+    data: RetrievalData,
+    output: str | Path,
+    config: TrainConfig | None = None,
+    *,
+    dev: RetrievalData | None = None,
+    dev_is_drawn: bool = False,
+    test: RetrievalData | None = None,
+    also_relevant: Collection[str] = (),
+    also: Collection[str] = (),
+    say: Callable[[str], None] = logger.info,
+) -> TrainedModel:
+    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
+    ``training.json``.
+
+    No query of dev and test, and none of the fold that judges, is a text of a training row. The
+    model remembers its training texts by hashes (`st_magnitude.data.memory`), and is not judged by
+    queries that it has read in an earlier training.
+
+    With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
+    it was given and with BM25. It is saved as it was trained, unless another document exponent is
+    clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
+    in ``output/.st-magnitude.work`` and are removed when the model is saved.
+
+    Args:
+        model: A model, which is trained in place and prepared for the loss (Normalize is stripped
+            or added), or the folder or hub id of one.
+        data: Training data. Judged negatives become hard negatives.
+        dev: Held-out data to compare on.
+        dev_is_drawn: Whether dev was drawn at random from the same source as data. Where folds are
+            the default, it joins the training data.
+        test: Data to measure once, with what is deployed: nothing is chosen on them.
+        also_relevant: Ids of documents that answer queries of other splits, such as
+            `load_splits(folder).relevant_documents()`. Without them they count as
+            never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
+        also: Folders or hub ids of other models, to weigh against the trained one.
+        say: Function that receives the progress line by line.
+
+    Raises:
+        ValueError: If the data have too few pairs or share queries with dev, the model was trained
+            on all queries of dev or test, or a setting does not suit the model. DivergedError, one
+            of them: gradients or weights are not finite.
+        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
+            is False, or a run that was started with other settings or data.
+        OSError: If the model cannot be found, nothing can be written, or another process writes to
+            the output.
+        KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a
+            checkpoint.
+    """
+    config = config or TrainConfig()
+    output = Path(output)
+    is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
+    with locked_folder(output), ExitStack() as stack:
+        if dev is not None:
+            refuse_shared(dev.asked, data.asked, "dev", "train")
+        if test is not None:
+            asked = data.asked | (dev.asked if dev is not None else {})
+            refuse_shared(test.asked, asked, "test", "train or dev")
+        name = model if isinstance(model, str) else None
+        settings: dict[str, object] = {"model": name}
+        settings |= {key: value for key, value in vars(config).items() if key not in FREE}
+        checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
+        model = load(model) if isinstance(model, str) else model
+        with reading(model, config.max_length):
+            pass  # it refuses models and lengths that do not fit
+        refuse_frozen(model)
+        score_by_cosine(model, say)
+        stack.enter_context(remembered_tokens(model))
+        others = {name: load(name) for name in also} if is_first else {}
+        answers = _answers(data, dev, test) | set(also_relevant)
+        test = None if test is None else test.unread_by(model, *also)
+        data, held_out, folds = _held_out([model, *also], data, dev, dev_is_drawn, config)
+        data = data.apart_from(None if folds else dev, test)
+        settings["data"] = data.digest
+        if checkpoint is not None:
+            run_folder.check_same_run(output, settings)
+        rows = make_rows(data, config.negatives, config.seed)
+        warn_of_left_out(data, rows)
+        _warn_without_negatives(config.loss, data, rows, answers)
+        baseline = of_folds = None
+        on_test: dict[str, System] = {}
+        if is_first:
+            if held_out is not None and not folds:
+                say(f"Measuring the pretrained model: {len(held_out.corpus):,} documents.")
+            baseline = Baseline(model, data, held_out, answers, config, others)
+            if held_out is not None and folds:
+                of_folds = cross_validate(model, data, held_out, config, folds, output)
+            if test is not None:
+                on_test = baseline.searches(test)
+            baseline.tasks.clear()  # which takes memory while the model trains
+        trainer = make_trainer(model, data, rows, config, output)
+        if is_first and checkpoint is None:
+            run_folder.record_run(output, settings)
+        remember_rows(trainer)  # checkpoints, too, say what they have read
+        with reading(model, config.max_length), trimmed_vocabulary(trainer):
+            train_or_stop(trainer, checkpoint)
+        if baseline is None:
+            return TrainedModel(trainer, {}, None, output)
+        if baseline.is_judged and not folds:
+            say(f"Measuring the trained model, about {baseline.seconds:.0f} s.")
+        trained = _judge(trainer, baseline, of_folds, folds)
+        if test is not None:
+            on_test |= baseline.searches(test, AFTER)
+            confirmed = confirm(test, trained.verdict, on_test, config.seed)
+            trained = replace(trained, confirmed=confirmed)
+        return _save_unless_worse(trained, output, config, baseline.data.name, name)
+
+
+def _held_out(
+    models: Sequence[SentenceTransformer | str],
+    data: RetrievalData,
+    dev: RetrievalData | None,
+    dev_is_drawn: bool,
+    config: TrainConfig,
+) -> tuple[RetrievalData, RetrievalData | None, int]:
+    """The data to train on, the queries that judge the model, and in how many folds (0: none)."""
+    if dev is None or dev_is_drawn:
+        joined = data if dev is None else data.joined(dev)
+        try:
+            judged = joined.unread_by(*models)
+        except AllReadError:
+            if config.folds:
+                raise
+        else:
+            if folds := num_folds(cast(SentenceTransformer, models[0]), judged, config):
+                return joined, judged, folds
+    return data, None if dev is None else dev.unread_by(*models), 0
+
+
+def _judge(
+    trainer: SentenceTransformerTrainer,
+    baseline: Baseline,
+    of_folds: Ranking | None,
+    folds: int,
+) -> TrainedModel:
+    """Compares the trained model with the pretrained one, and gives it the scoring to save."""
+    verdict, after = baseline.compare(of_folds, folds)
+    if verdict is not None and verdict.saved != verdict.as_trained:
+        exponent = verdict.saved.exponent
+        prepare(baseline.model, Similarity(gamma_query=1.0, gamma_document=exponent))
+        baseline.tasks.clear()  # of the model before it
+    geometry = {"before": baseline.geometry, "after": after}
+    rows = cast(Dataset, trainer.train_dataset)
+    prior = _about_prior(rows) if baseline.config.prior else None
+    return TrainedModel(trainer, geometry, verdict, None, prior)
+
+
+def _answers(data: RetrievalData, *others: RetrievalData | None) -> set[str]:
+    """Ids of the documents of the corpus that answer a query of any of the data."""
+    answers = set().union(*data.relevant.values())
+    for other in filter(None, others):
+        found = set().union(*other.relevant.values())
+        answers |= {i for i in found if data.corpus.get(i) == other.corpus[i]}
+    return answers
+
+
+def _warn_without_negatives(
+    loss: str, data: RetrievalData, rows: Dataset, answers: set[str]
+) -> None:
+    never_relevant = set().union(*data.negatives.values()) - answers
+    has_negatives = len(rows.column_names) > 2 and never_relevant
+    if LOSSES[loss].keeps_norms and not has_negatives:
+        logger.warning(
+            f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
+            "is judged 0 and answers no query, from which norms learn what is never relevant. Add "
+            "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
+            "loss='cosine'."
+        )
+
+
+def _about_prior(rows: Dataset) -> str:
+    counts = Counter(rows["positive"])
+    if not is_uneven(rows["positive"]):
+        return (
+            f"All {len(counts):,} documents are equally often positives. A prior changes nothing"
+            " and was left out."
+        )
+    return (
+        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs, of which the"
+        f" most frequent one has {max(counts.values()):,} (logQ correction). The model holds the"
+        " prior in its embeddings, so nothing has to be added when it is served."
+    )
+
+
+def _save_unless_worse(
+    trained: TrainedModel, output: Path, config: TrainConfig, held_out: str, base: str | None
+) -> TrainedModel:
+    verdict = trained.verdict
+    model = trained.trainer.model
+    if verdict is not None and verdict.is_worse and not config.keep_anyway:
+        logger.warning(
+            f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
+            " keep_anyway=True (--resume --keep-anyway) save its model."
+        )
+        return trained
+    figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}
+    ndcg = {} if verdict is None else {"before": verdict.pretrained, "after": verdict.saved.ndcg}
+    steps = {"before": 0, "after": trained.trainer.state.global_step}
+    for when, shown in trained.geometry.items():
+        shown = {"ndcg@10": ndcg[when], **shown} if ndcg else shown
+        RetrievalEvaluator().note(model, when, shown, steps[when])
+    width = output_width(model) or 0
+    trained_from = f"Trained from `{Path(base).name}`. " if base else ""
+    sections = {
+        f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,
+        "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
+        "Size": f"{trained_from}An embedding takes {4 * width:,} bytes, and {width:,} as int8.",
+        "Document prior": trained.prior,
+        "Norms": trained.norm_warning,
+    }
+    decision = None if verdict is None else verdict.decision
+    save_trained(trained.trainer, output, figures, sections, decision)
+    if not config.keep_checkpoints:
+        run_folder.remove_checkpoints(output)
+    return replace(trained, output=output)
+
+
+def save_trained(
+    trainer: SentenceTransformerTrainer,
+    output: Path,
+    figures: Mapping[str, object],
+    sections: Mapping[str, str | None],
+    decision: Decision | None = None,
+) -> None:
+    """Writes the model, its card with further sections, ``training.json`` and the decision."""
+    loss = cast(MagnitudeRankingLoss, trainer.loss)
+    rows = cast(Dataset, trainer.train_dataset)
+    # the card describes the loss again, with the exponents that it learned
+    card = trainer.model.model_card_data
+    card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
+    record = {"loss": type(loss).__name__, **loss.get_config_dict()}
+    record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
+    texts = [text for row in rows.take(4) for text in list(row.values())[:2]]
+    with run_folder.saved(trainer.model, output, "training.json", record, texts) as folder:
+        for title, text in sections.items():
+            if text:
+                add_section(folder / "README.md", f"### {title}\n\n{text}\n")
+        if decision is not None:
+            decision.save(folder)

@@ -1,0 +1,264 @@
+"""The command line on a small folder: what it writes, and what it refuses before any work."""
+
+import contextlib
+import csv
+import errno
+import json
+import os
+import shlex
+from functools import partial
+from pathlib import Path
+
+import pytest
+import typer
+from _cli import figures, invoke, refusal
+from _embedding_server import EmbeddingServer, serving
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+from test_docs import ROOT
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, one_of
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.task import NotFiniteError
+from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation.compression import summary
+from st_magnitude.workbench.commands.app import app
+from st_magnitude.workbench.serving.server import Refused
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    help = invoke(name, "--help").output
+    assert max(map(len, help.splitlines())) <= 80
+    for parameter in COMMANDS[name].params:
+        assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
+
+
+def test_version_and_traceback(data_folder):
+    assert invoke("--version").stdout.strip() == stm.__version__
+    options = ("compress", "/no/such/model", "--data", data_folder, "--split", "nope")
+    assert invoke(*options).exit_code == 2
+    shown = invoke("--traceback", *options)
+    assert shown.exit_code == 2
+    assert "Traceback" in shown.stderr
+    assert "Traceback" not in refusal(*options)  # a choice of that call alone
+
+
+def refuse(kind):
+    raise kind("choose\nanother")
+
+
+@pytest.mark.parametrize(
+    ("fails", "code"),
+    [
+        (lambda *_: one_of("split", 1, (2, 3)), 2),
+        *((partial(refuse, kind), 2) for kind in (InputError, InputTypeError, MissingPackage)),
+        *((partial(refuse, kind), 2) for kind in (DataError, Refused, NotFiniteError)),
+        *((partial(refuse, kind), 70) for kind in (ValueError, TypeError, ImportError)),
+        (lambda *_: Path("/no/such/file").read_text(), 2),
+        (lambda *_: None + 1, 70),
+        (lambda *_: int("x"), 70),
+        (lambda *_: json.loads("{"), 70),
+        (lambda *_: {}["key"], 70),
+    ],
+)
+def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
+    """Only what a class of ours or the system refuses is one line for the user."""
+    monkeypatch.setattr(
+        "st_magnitude.workbench.files.pairs.load_splits", lambda *_, **options: fails()
+    )
+    done = invoke("compress", "model", data="data")
+    assert done.exit_code == code
+    assert ("Traceback" in done.stderr) == (code == 70)
+    assert len(done.stderr.splitlines()) == 1 or code == 70
+
+
+def test_a_missing_file_of_certificates_is_named(data_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    assert f"SSL_CERT_FILE names '{tmp_path}/none'" in refusal("compress", "no/m", data=data_folder)
+
+
+@pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
+def test_no_color_is_respected(monkeypatch, variable, is_colored):
+    monkeypatch.setenv(variable, "1")
+    done = CliRunner().invoke(app, ["compress", "none", "--data", "none"], color=True)
+    assert ("\x1b[" in done.stderr) == is_colored
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "named"),
+    [
+        ("compress", {"data": "no/such/folder"}, "no/such/folder"),
+        ("compress", {"dims": 257}, "257"),
+        ("compress", {"similarity": "l2"}, "'l2'"),
+        ("compress", {"max_length": 9}, "--max-length"),
+        ("diagnose", {"output": __file__}, "'--output'"),
+        ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
+        ("compress", {"split": "valid"}, "qrels/valid.tsv"),
+        ("train", {"dims": "64,x"}, "'--dims'"),
+        ("train", {"temperature": "cold"}, "'--temperature'"),
+        ("train", {"temperature": 0}, "temperature must be a positive number"),
+        ("train", {"temperature": 0.1, "dims": "64,256"}, "temperatures=0.1"),
+        ("train", {"temperature": 0.1, "loss": "tempagg"}, "temperatures=0.1"),
+        ("train", {"max_length": 9}, "--max-length"),
+        ("train", {"split": "nope"}, "['dev', 'train']"),
+        ("train", {"loss": "cosin"}, "'cosine'?"),
+        ("train", {"batch_size": 1}, "'--batch-size'"),
+        ("train", {"epochs": "inf"}, "--epochs must be a finite number"),
+        ("diagnose", {"tolerance": "nan"}, "--tolerance must be a finite number"),
+    ],
+)
+def test_options_are_checked_before_the_work(
+    data_folder, static_path, tmp_path, monkeypatch, command, options, named
+):
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    if command == "train":
+        options = {"output": tmp_path / "out.tsv"} | options
+    arguments, options = place_of(command, static_path, **{"data": data_folder} | options)
+    assert named in refusal(*arguments, **options)
+    assert not (tmp_path / "out.tsv").exists()
+
+
+def place_of(command, model, **options):
+    """The arguments of a command that takes its model as an option or as an argument."""
+    if command in ("train", "compare"):
+        return (command,), options | {"model": model}
+    return (command, model), options
+
+
+@pytest.mark.parametrize("by", ["id", "text"])
+@pytest.mark.parametrize("command", ["train", "compare", "diagnose", "calibrate"])
+def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_path, by, command):
+    copied = {"id": "train-q1", "text": "copy"}[by]
+    with (data_folder / "queries.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "copy", "text": f" {QUERIES['q1'].lower()}  train"}) + "\n")
+    with (data_folder / "qrels" / "dev.tsv").open("a") as file:
+        file.write(f"{copied}\td01\t1 \n")  # a trailing space, too
+    arguments, options = place_of(command, static_path, data=data_folder)
+    if command == "calibrate":
+        for confirm in ("dev", "train"):
+            assert confirm in refusal(*arguments, **options, split="train", confirm=confirm)
+    else:
+        options["output"] = tmp_path / "out"
+    assert f"such as {copied!r}" in refusal(*arguments, **options)
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "calibrate"])
+def test_a_folder_with_other_things_is_refused_and_stays(
+    data_folder, static_path, tmp_path, command
+):
+    output = tmp_path / "home"
+    (output / "checkpoints" / "of-mine").mkdir(parents=True)
+    files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
+    for file in files:
+        file.write_text("mine")
+    arguments, options = place_of(command, static_path, data=data_folder, output=output)
+    assert str(output) in refusal(*arguments, **options)
+    assert [file.read_text() for file in files] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("name", ["diagnosis.json", "diagnosis.md"])
+def test_a_full_disk_leaves_what_was_there(data_folder, static_path, tmp_path, monkeypatch, name):
+    def full(file):
+        if name in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / name).write_text("old")
+    assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
+    assert (tmp_path / name).read_text() == "old"
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("precious")
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "compare", "train"])
+def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
+    """calibrate runs, and the others refuse the model, which they load after the data."""
+    with (data_folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d21", "text": ""}\n')
+    for path in data_folder.glob("qrels/*.tsv"):
+        query = path.read_text().splitlines()[1].split("\t")[0]
+        path.write_text(f"{path.read_text()}{query}\td21\t1\n")
+    name = static_path if command == "calibrate" else "no/model"
+    output = tmp_path / "out.tsv"
+    arguments, options = place_of(command, name, data=data_folder, output=output)
+    assert "'d21' is not in corpus.jsonl, or is empty there" in refusal(*arguments, **options)
+    done = invoke(*arguments, **options, skip_empty=True)
+    assert done.exit_code == (0 if command == "calibrate" else 2)
+    assert "d21" not in done.stderr
+
+
+@pytest.mark.parametrize("source", ["README.md", "docs/cli.md", "docs/start.md"])
+def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
+    """On one model, with the arguments as printed."""
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "banking77.csv").open("w", newline="") as file:
+        rows = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+        csv.writer(file).writerows([("text", "category"), *rows])
+    data_folder.rename("my-data")
+    tiny_path.rename("my-model")
+    lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
+    printed = [line for line in lines if line.lstrip().startswith("st-magnitude ")]
+    for name, *words in (shlex.split(line, comments=True)[1:] for line in printed):
+        if name == "compare":
+            continue
+        if name == "train":
+            words += ["--model", "my-model", "--max-steps", "1"]
+        with contextlib.ExitStack() as stack:
+            if name == "check-serving":
+                model = stm.load(words[words.index("--model") + 1])
+                words[0] = stack.enter_context(serving(EmbeddingServer(model))) + "/v1"
+            done = invoke(name, *words)
+        assert done.exit_code == 0, done.output
+
+
+def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, caplog):
+    options = {"top_k": 5, "similarity": "dot"}
+    done = invoke("compress", tiny_path, data=data_folder, dims="16,5", max_length=9, **options)
+    assert done.exit_code == 0, done.output
+    assert "8 queries are few to choose a format" in caplog.text
+    model = stm.load(tiny_path)
+    model.max_seq_length = 9
+    task = QUERIES, CORPUS, RELEVANT_DOCS
+    evaluator = CompressionEvaluator(*task, dims=[16, 5], **options)
+    evaluator(model)
+    assert str(summary(evaluator.cells)) in done.output
+
+
+def test_calibrate_confirms_on_the_other_split(tmp_path):
+    """The planted length helps on one split and harms on the other."""
+    corpus = {"long": "honey honey bees", "short": "honey"}
+    for split, answer in (("dev", "long"), ("test", "short")):
+        queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}
+        judged = {f"{split}{i}": {answer} for i in range(20)}
+        RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
+    model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
+    model.save_pretrained(str(tmp_path / "bow"))
+    found = figures("calibrate", tmp_path / "bow", data=tmp_path / "data", confirm="test")
+    assert (found["exponent"], found["ndcg@10"]["0"]) == (0.0, 1.0)
+    assert found["ndcg@10"]["1"] == pytest.approx(0.6309, abs=1e-4)
+    assert found["confirm"]["versus_cosine"]["mean"] == pytest.approx(0.6309 - 1, abs=1e-4)
+    assert found["confirm"]["versus_dot"]["mean"] == 0
+
+
+def test_calibrate_saves_a_model_that_reads_as_much_as_before(data_folder, tiny_path, tmp_path):
+    figures("calibrate", tiny_path, data=data_folder, max_length=8, output=tmp_path / "out")
+    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tiny_path).max_seq_length == 64
+
+
+def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(
+    data_folder, static_path, tmp_path, monkeypatch
+):
+    stm.prepare(stm.load(static_path), "cosine").save_pretrained(str(tmp_path / "cosine"))
+    monkeypatch.setattr(SentenceTransformer, "encode", None)
+    said = refusal("calibrate", tmp_path / "cosine", data=data_folder)
+    assert "--keep-scoring" in said
+    assert 'stm.prepare(model, "dot")' in said

@@ -1,0 +1,77 @@
+"""Every numeric option of every command at its edges: it works, or one line refuses it."""
+
+import itertools
+
+import pytest
+import typer
+from _cli import invoke
+from conftest import CORPUS, QUERIES, save_splits
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import BoW
+
+from st_magnitude.workbench.commands.app import app
+
+COMMANDS = typer.main.get_command(app).commands
+VALUES = (-1, 0, 2**32, 2**63)
+# what a command needs, next to the option
+SHORT = ("--data", "data", "--model", "model", "--batch-size", 4, "--max-steps", 1)
+ONE = ("--budget", "1s", "--losses", "cosine", "--temperatures", 0.1, "--learning-rates", 0.01)
+USUAL = {
+    "train": SHORT,
+    "compare": (*SHORT, *ONE),
+    "search": ("model", "tea", "--data", "data"),
+    "check-serving": ("http://127.0.0.1:9/v1", "--model", "model"),
+    "mteb": ("model", "data", "--split", "dev"),
+}
+WRITE = ("train", "compare")
+PAIRS = list(itertools.product(QUERIES.values(), CORPUS.values()))
+LISTS = ("N,N,...", "X,X,...")
+
+
+def numeric():
+    for name, command in COMMANDS.items():
+        for option in command.params:
+            kind = option.type_descriptor.annotation
+            if kind in (int, float) or option.metavar in LISTS:
+                yield name, option.opts[0]
+
+
+OPTIONS = sorted(numeric())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("numbers")
+    words = BoW(["bread", "tea", "cat", "wine", "leaves", "the", "when", "a", "night", "tomatoes"])
+    model = SentenceTransformer(modules=[words, Dense(10, 8)], device="cpu")
+    model.save_pretrained(str(place / "model"))
+    rows = [f"{query} {i},{text},{i % 5}" for i, (query, text) in enumerate(PAIRS)]
+    (place / "scored.csv").write_text("\n".join(["query,document,score", *rows]))
+    save_splits(place / "data", "train", "dev", "test")
+    return place
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_no_number_is_a_fault_of_ours(place, tmp_path, monkeypatch, name, option):
+    monkeypatch.chdir(place)
+    usual = list(map(str, USUAL.get(name, ("model", "--data", "data"))))
+    if option == "--epochs":
+        usual[usual.index("--max-steps") + 1] = "1" if name == "compare" else "-1"
+    if option == "--threshold":
+        usual[usual.index("data")] = "scored.csv"
+    named = {option, option.strip("-").replace("-", "_"), option.strip("-s")}
+    refused = []
+    for i, value in enumerate(VALUES):
+        output = ("--output", tmp_path / str(i)) if name in WRITE else ()
+        done = invoke(name, *usual, *output, f"{option}={value}")
+        assert done.exit_code in (0, 2, 3), (value, done.output[-2000:])
+        refused.append(done.exit_code == 2 and any(x in done.stderr for x in named))
+    assert all(refused[2:]), refused
+    assert refused[0] or option in ("--max-steps", "--threshold"), refused
+
+
+def test_all_kinds_of_options_are_walked():
+    assert {name for name, _ in OPTIONS} == set(COMMANDS)
+    assert len(OPTIONS) > 40
+    assert {"--dims", "--seed", "--timeout"} <= {option for _, option in OPTIONS}

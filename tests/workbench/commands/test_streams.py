@@ -1,0 +1,106 @@
+"""What people give on the command line and in pipes: encodings, and variables that are not set."""
+
+import json
+import re
+
+import pytest
+from _cli import invoke, refusal
+from _processes import python
+from _tiny import load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from test_cli import COMMANDS
+
+from st_magnitude.saving.export import export
+from st_magnitude.workbench.files.pairs import load_splits
+
+ODD = b"\xef\xbb\xbfhow wet?\r\n\r\n \nwhat is \xe9?\r\n\xe6\x9c\x89?"
+ASKED = ["how wet?", "what is \ufffd?", "有?"]
+
+EVERY = """
+import io, json, sys
+from st_magnitude.workbench.commands.app import main
+
+codes = {}
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["st-magnitude", *words]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(bytes.fromhex(sys.argv.pop())), encoding="cp1252")
+    try:
+        main()
+    except SystemExit as end:
+        codes[words[0]] = end.code
+print(json.dumps(codes), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model and pairs that cp1252 cannot show."""
+    folder = tmp_path_factory.mktemp("streams")
+    export(load_transformer(save_transformer(folder / "plain")), folder / "model")
+    pairs = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+    rows = [{"query": f"{query} → 有", "document": f"{text} ∑"} for query, text in pairs]
+    load_splits(rows).save(folder / "data")
+    return folder
+
+
+ARGUMENTS = {
+    "train": "--data data --model model --max-steps 1 --batch-size 4 --output trained",
+    "search": "model --data data",
+    "compare": "--data data --model model --budget 1s --max-steps 1 --losses cosine --output out",
+    "calibrate": "model --data data",
+    "diagnose": "model --data data --verbose",
+    "compress": "model --data data",
+    "check-serving": "http://localhost:1/v1 --model model",
+    "mteb": "model data",
+}
+
+
+@pytest.mark.slow
+def test_no_encoding_is_a_fault(place, tmp_path):
+    """stdout in cp1252, and stdin with a mark, CRLF, blank lines and bytes that are no UTF-8."""
+    assert ARGUMENTS.keys() == COMMANDS.keys()
+    (tmp_path / "data").symlink_to(place / "data")
+    (tmp_path / "model").symlink_to(place / "model")
+    calls = [[name, *words.split(), ODD.hex()] for name, words in ARGUMENTS.items()]
+    environment = {"PYTHONIOENCODING": "cp1252"}
+    done = python("-c", EVERY, json.dumps(calls), cwd=tmp_path, environment=environment)
+    codes = json.loads(done.stderr.splitlines()[-1])
+    assert codes.keys() == COMMANDS.keys()
+    few = ("train", "compare", "diagnose", "check-serving")  # queries, and nobody listens
+    assert {codes.pop(name) for name in few} <= {0, 2, 3}
+    assert {*codes.values()} == {0}, codes
+    assert r"\u2211" in done.stdout  # of a document
+
+
+def test_every_line_of_a_pipe_is_a_question(place, monkeypatch):
+    monkeypatch.chdir(place)
+    done = invoke("search", "model", data="data", json=True, input=ODD)
+    found = [search["question"] for search in json.loads(done.stdout)["searches"]]
+    assert found == ASKED
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_takes_an_empty_text(name, tmp_path, monkeypatch):
+    """As an unset variable of the shell gives it; it is not the current folder."""
+    monkeypatch.chdir(tmp_path)
+    parameters = COMMANDS[name].params
+    required = {p.name: "x" for p in parameters if p.required}
+    arguments = [p.name for p in parameters if p.opts[0][0] != "-"]
+    for parameter in parameters:
+        given = required | {parameter.name: ""}
+        words = [given.pop(name) for name in arguments if name in given]
+        if not getattr(parameter, "is_flag", False):
+            assert re.search("empty|Invalid value", refusal(name, *words, **given)), parameter.name
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("place_of", ["a file/out", "a file"])
+def test_an_output_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch, place_of):
+    (tmp_path / "a file").touch()
+    monkeypatch.setattr("st_magnitude.workbench.files.pairs.load_splits", None)
+    said = refusal("calibrate", "model", data="none", output=tmp_path / place_of)
+    assert "a file" in said
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine").touch()
+    said = refusal("calibrate", "model", data="none", output=tmp_path / "used")
+    assert said.endswith("is not empty; choose another folder.")

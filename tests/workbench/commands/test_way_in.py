@@ -1,0 +1,191 @@
+"""From a file of pairs to a verdict, a retriever and a look at what it finds."""
+
+import csv
+
+import pytest
+from _cli import figures, invoke, refusal
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+import st_magnitude as stm
+from st_magnitude.evaluation import bm25_run
+from st_magnitude.result import to_plain
+from st_magnitude.workbench.choice import Decision, Fusion
+
+COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
+THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """64 questions, each with a document of its own that shares no word with it."""
+    pytest.importorskip("wordllama")
+    file = tmp_path / "pairs.csv"
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["question", "answer"])
+        for i, colour in enumerate(COLOURS):
+            for j, thing in enumerate(THINGS):
+                writer.writerow([f"{colour} {thing}", f"number {i} of the row {j}"])
+    return file
+
+
+def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
+    output = tmp_path / "out"
+    said = invoke("train", data=pairs, output=output, confirm="test").output
+    assert not any(line.startswith(("BM25  ", "BM25 of")) for line in said.splitlines())
+    assert "model with BM25 " not in said
+    said = " ".join(said.split())
+    assert (
+        said.index("held out in 5 folds")
+        < said.index("Saved to")
+        < said.index("pretrained model 0.")
+    )
+    assert "BM25 finds a word in common with an answer for 0 of 58 queries only" in said
+    assert "test queries" in said
+    SentenceTransformer(str(output))  # without the package
+    card = (output / "README.md").read_text()
+    assert "type: ndcg@10" in card
+    assert "Trained from `wordllama`. An embedding takes 1,024 bytes, and 256 as int8." in card
+    assert "on the pairs dataset" in card
+    assert "1807.03748" in card
+    assert "feng2026" not in card
+
+    found = figures("search", output, "red door", data=pairs, against="wordllama", top_k=3)
+    (search,) = found["searches"]
+    assert [len(hits) for hits in search["found"]] == [3, 3]
+    shown = invoke("search", output, "red door", data=pairs, top_k=64).output
+    assert shown.count(" yes ") == 1
+    assert "answer have no higher score" in " ".join(shown.split())
+
+
+@pytest.fixture
+def recommended(tmp_path):
+    """A folder with a model by which d1 is first, data in which BM25 puts d2 first, and a function
+    that writes a decision into the folder."""
+    words = BoW(["tea", "cup"], word_weights={"cup": 0.1})
+    model = SentenceTransformer(modules=[words], similarity_fn_name="cosine", device="cpu")
+    model.save_pretrained(str(tmp_path / "model"))
+    rows = ["question,document", "tea cup,tea", "tea cup,cup cup cup", "cup,the cup"]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+
+    def decide(name, how, is_trained):
+        Decision(name, 0.5, how, "", None, is_trained).save(tmp_path / "model")
+
+    return tmp_path / "model", tmp_path / "pairs.csv", decide
+
+
+HALF = Fusion(0.5, 1.0, 2.0, "words")
+
+
+@pytest.mark.parametrize(
+    ("decision", "only", "weight", "said"),
+    [
+        (None, None, 1.0, ""),
+        (("the trained model", "", True), None, 1.0, ""),
+        (("the trained model with BM25", HALF, True), None, 0.5, "0.5 model + 0.5 BM25 of words"),
+        (("the trained model with BM25", HALF, True), "model", 1.0, ""),
+        (("the trained model with BM25", HALF, True), "bm25", 0.0, ""),
+        (("BM25", "words", False), None, 0.0, "Searching with BM25 (words), as recommended"),
+        (("the pretrained model", "", False), None, 1.0, "although the pretrained model is"),
+        (None, "bm25", 0.0, ""),
+    ],
+)
+def test_search_uses_what_was_recommended(recommended, decision, only, weight, said):
+    model, file, decide = recommended
+    if decision is not None:
+        decide(*decision)
+    options = {"data": file} | ({"only": only} if only else {})
+    (search,) = figures("search", model, "tea cup", **options)["searches"]
+    data = stm.load_splits(file)["train"].asking(["tea cup"])
+    dense = data.encode(stm.load(model), "cosine", only=["tea cup"]).search()
+    lexical = bm25_run(data)
+    fused = Fusion(weight, 1.0, 2.0, "words")(dense, lexical)
+    expected = [(document, pytest.approx(score)) for document, score in fused["tea cup"].items()]
+    assert [(hit["document"], hit["score"]) for hit in search["found"][0]] == expected
+    shown = " ".join(invoke("search", model, "tea cup", **options).output.split())
+    assert said in shown
+    assert ("earching with" in shown) == bool(said)
+
+
+def test_a_damaged_decision_is_refused(recommended):
+    model, file, _ = recommended
+    (model / "deploy.json").write_text("{}")
+    assert "deploy.json is damaged" in refusal("search", model, "tea", data=file)
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_another_model_is_weighed_and_a_table_compared_in_folds(
+    pairs, tmp_path, small_static, command
+):
+    """58 of 64 queries are in train and dev of `train`, and outside of dev in `compare`."""
+    SentenceTransformer(
+        modules=[BoW([*COLOURS, *THINGS, *"01234567"])], similarity_fn_name="cosine"
+    ).save_pretrained(str(tmp_path / "bow"))
+    options = {"data": pairs, "model": small_static, "output": tmp_path / "out", "batch_size": 8}
+    if command == "compare":
+        options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
+    found = figures(command, also=tmp_path / "bow", report=tmp_path / "report.html", **options)
+    verdict = found["dev" if command == "train" else "test"]
+    assert verdict["folds"] == 5
+    assert verdict["queries"] == 58
+    names = [row["name"] for row in verdict["rows"]]
+    assert str(tmp_path / "bow") in names
+    folder = tmp_path / "out" / ("model" if command == "compare" else "")
+    decision = Decision.load(folder)
+    assert to_plain(decision) == verdict["decision"]
+    page = (tmp_path / "report.html").read_text()
+    assert all(name in page for name in ("the pretrained model", str(tmp_path / "bow"), "number 1"))
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("word1", "25% of 4 questions with an answer have no higher score."),
+        ("word3", "75% of 4 questions with an answer have no higher score."),
+        ("word4 word4", "100% of 4 questions with an answer have no higher score."),
+        ("word9", "0% of 4 questions with an answer have no higher score. Perhaps nothing here"),
+        ("word1", "No question of these data has an answer"),
+    ],
+)
+def test_search_compares_a_score_with_those_of_questions_with_an_answer(tmp_path, question, said):
+    """The best scores of those are 1, 2, 3 and 4; a question without an answer has 8."""
+    rows = ["word4 word4,word5,0,dev", "word8,word8,1,train"]
+    if "No question" not in said:
+        rows += [f"word{i},{' '.join([f'word{i}'] * i)},1,dev" for i in range(1, 5)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,document,score,split", *rows]))
+    words = BoW([f"word{i}" for i in range(1, 10)])
+    model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
+    model.save_pretrained(str(tmp_path / "bow"))
+    done = invoke("search", tmp_path / "bow", question, data=tmp_path / "pairs.csv")
+    assert done.exit_code == 0
+    assert " ".join(done.output.split()).partition(" ")[2].count(said) == 1
+    assert ("Perhaps" in done.output) == ("Perhaps" in said)
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "search"])
+def test_documents_without_words_stop_no_command(small_static, tmp_path, command):
+    """No question has one of the words "V" to "Z", so BM25 is no control."""
+    rows = [f"question number {i} of a pupil,{'VWXYZ'[i % 5]}" for i in range(40)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,document", *rows]))
+    options = {"data": tmp_path / "pairs.csv", "model": small_static, "output": tmp_path / "out"}
+    if command == "compare":
+        options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
+    if command == "search":
+        done = invoke("search", small_static, "which letter?", data=options["data"])
+        assert done.output.count("\n") > 5
+    else:
+        done = invoke(command, **options | {"batch_size": 5})
+        said = "BM25 finds a word in common with an answer for 0 of"
+        assert said in " ".join(done.output.split()), done.output
+    assert done.exit_code == 0, done.output
+
+
+def test_a_dev_split_of_the_user_stays_a_dev_split(pairs, tmp_path):
+    rows = pairs.read_text().splitlines()
+    parts = ["split", *(["train"] * 40), *(["dev"] * 24)]
+    pairs.write_text("\n".join(f"{row},{part}" for row, part in zip(rows, parts, strict=True)))
+    found = figures("train", data=pairs, output=tmp_path / "out", save_data=tmp_path / "data")
+    assert found["dev"]["queries"] == 24
+    assert found["dev"]["folds"] == 0
+    assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()

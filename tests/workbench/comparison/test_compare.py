@@ -1,0 +1,428 @@
+"""``stm.compare``: which loss to train with, and a comparison that is stopped and continued."""
+
+import errno
+import json
+import math
+import re
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from _cli import figures as command_figures
+from _tiny import load_transformer, save_transformer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+
+import st_magnitude as stm
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.judge import Difference
+from st_magnitude.result import to_plain
+from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.comparison import compare as compare_module
+from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
+from st_magnitude.workbench.comparison.result import CompareResult, Entry
+from st_magnitude.workbench.comparison.trials import Trials, make_splits
+from st_magnitude.workbench.verdict import Scored, Verdict
+
+THINGS = (
+    "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
+    " engine doctor"
+)
+PLACES = "kitchen garden cellar harbour market library station castle meadow office"
+CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
+QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
+SMALL = CompareConfig(
+    max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
+)
+NOVICE = SentenceTransformer(modules=[BoW(["a"])])  # which has read nothing
+
+
+def part(first: int, step: int = 3) -> RetrievalData:
+    """Every third query, with the whole corpus."""
+    chosen = list(QUERIES)[first::step]
+    return RetrievalData({q: QUERIES[q] for q in chosen}, CORPUS, {q: {q} for q in chosen})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data")
+    replace(part(0), queries=QUERIES).save(place, "train")
+    for name, data in (("dev", part(1)), ("test", part(2))):
+        data.save_qrels(place / "qrels" / f"{name}.tsv")
+    return place
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory, small_static):
+    """A table of 32 dimensions, of which searches keep 8: all make no mistake on these texts."""
+    (whole,) = stm.load(small_static, device="cpu")
+    weights = whole.embedding.weight.detach()[:, :32].clone()
+    table = StaticEmbedding(whole.tokenizer, embedding_weights=weights)
+    place = str(tmp_path_factory.mktemp("static"))
+    SentenceTransformer(modules=[table], truncate_dim=8, device="cpu").save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(losses=["dot"])])
+def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
+    grid = grid_of(config, is_static=True)
+    settings = [(c.temperature, c.learning_rate) for c in grid if c.loss == "cosine"]
+    for loss in {c.loss for c in grid}:
+        assert [(c.temperature, c.learning_rate) for c in grid if c.loss == loss] == settings
+    rates = [c.learning_rate for c in grid if c.temperature == grid[0].temperature]
+    assert [c.learning_rate for c in grid[: len({*rates})]] == list(dict.fromkeys(rates))
+    for i, candidate in enumerate(grid):  # at whichever candidate the time is up
+        assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"losses": ["q-norm"]}, "'q-norm'. Did you mean 'qnorm'?"),
+        ({"budget": "soon"}, "got 'soon'"),
+        ({"temperatures": [0.0]}, "temperatures"),
+        ({"max_steps": 0}, "max_steps"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        CompareConfig(**settings)
+
+
+def splits_of(*arguments):
+    splits, folds = make_splits([NOVICE], *arguments)
+    assert not folds
+    return splits
+
+
+def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
+    config = CompareConfig(documents=100)
+    splits = splits_of(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
+    queries = [set(data.queries) for data in splits.values()]
+    assert [len(part) for part in queries] == [36, 29, 115]
+    assert set.union(*queries) == QUERIES.keys()
+    assert len(splits["dev"].corpus) == len(splits["test"].corpus) == 100
+    assert len(splits.notes) == 3  # dev, test, and that a prior changes nothing
+    assert "29 queries are few" in caplog.text
+    assert caplog.text.count("are few") == 1
+    given = splits_of(folder, CompareConfig())
+    assert given == splits_of(folder, CompareConfig())
+    assert (given["dev"].queries, given["test"].queries) == (part(1).queries, part(2).queries)
+    assert given.notes == splits.notes[-1:]
+    assert splits_of(folder, CompareConfig(), part(1, 6))["dev"].queries == part(1, 6).queries
+
+
+def test_queries_of_one_text_stay_together():
+    queries = {f"{query}-{i}": text for query, text in QUERIES.items() for i in "ab"}
+    data = RetrievalData(queries, CORPUS, {query: {query[:-2]} for query in queries})
+    splits = splits_of(data, CompareConfig())
+    asked = [set(part.queries.values()) for part in splits.values()]
+    assert sum(map(len, asked)) == len(set.union(*asked)) == len(QUERIES)
+    assert len(splits["dev"].queries) == 72
+
+
+@pytest.mark.parametrize(
+    ("dev", "message"),
+    [
+        (part(0), "60 queries of the dev split .* train"),
+        (part(2), "60 queries of the test split .* dev"),
+        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries"),
+    ],
+)
+def test_data_that_cannot_rank_is_refused(dev, message):
+    with pytest.raises(DataError, match=message):
+        splits_of(part(0), CompareConfig(), dev, part(2))
+
+
+@pytest.fixture
+def trials(folder, model_path):
+    return Trials(stm.load(model_path), splits_of(folder, SMALL), SMALL)
+
+
+def trained(trials, candidate, rungs, folder, goes_on=lambda steps: True):
+    """nDCG@10 on dev by steps, of a candidate that is saved."""
+    return dict(trials.train(candidate, rungs, lambda steps, ndcg: goes_on(steps), folder).curve)
+
+
+def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trials, tmp_path):
+    candidate = Candidate("qnorm", 0.05, 0.03)
+    whole = trained(trials, candidate, [3, 9, 27], tmp_path / "whole")
+    ended = trained(trials, candidate, [3, 9, 27], tmp_path / "ended", lambda steps: steps < 9)
+    assert list(whole) == [3, 9, 27]
+    assert ended == {steps: whole[steps] for steps in (3, 9)}
+    assert not (tmp_path / "ended").exists()
+    alone = trained(trials, candidate, [27], tmp_path / "alone")
+    assert alone[27] == whole[27]  # measurements on the way change nothing
+    model = stm.load(str(tmp_path / "whole"))
+    assert trials.splits["dev"].encode(model).search(10).mean == pytest.approx(whole[27], abs=1e-9)
+
+
+def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
+    candidate = Candidate("qnorm", 1e-45, 1.0)
+    curve = trained(trials, candidate, [6], tmp_path / "model", lambda steps: False)
+    assert math.isnan(curve[6])
+
+
+def test_max_length_limits_training_alone(folder, tmp_path):
+    config, lengths = replace(SMALL, max_length=4), []
+    model = load_transformer(save_transformer(tmp_path / "tiny"))
+    model.max_seq_length = 24
+    trials = Trials(model, splits_of(folder, config), config)
+    trials.base.register_forward_pre_hook(  # of the copies that are trained, too
+        lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
+    )
+    curve = trained(trials, Candidate("cosine", 0.05, 1e-3), [2, 6], tmp_path / "model")
+    assert max(length for is_training, length in lengths if is_training) == 4
+    assert max(length for is_training, length in lengths if not is_training) > 4
+    model = stm.load(str(tmp_path / "model"))
+    assert model.max_seq_length == 24
+    assert trials.splits["dev"].encode(model).search(10).mean == pytest.approx(curve[6], abs=1e-9)
+    model.max_seq_length = 4
+    assert trials.splits["dev"].encode(model).search(10).mean != pytest.approx(curve[6], abs=1e-9)
+
+
+FILES = {"model", "compare.json", "compare.md"}
+
+
+@pytest.fixture(scope="module")
+def finished(folder, model_path, tmp_path_factory):
+    """A comparison of eight candidates by the command, and its figures."""
+    output = tmp_path_factory.mktemp("runs") / "compare"
+    options = {"temperatures": "0.02,0.1", "learning_rates": 0.03}
+    options |= {"batch_size": 4, "epochs": 2, "output": output}
+    return output, command_figures("compare", data=folder, model=model_path, **options)
+
+
+@pytest.mark.slow
+def test_the_best_setting_of_every_loss_is_trained_to_the_end(finished):
+    output, figures = finished
+    assert figures == json.loads((output / "compare.json").read_text())
+    assert {path.name for path in output.iterdir()} == FILES
+    ends = {entry["candidate"]["loss"]: [] for entry in figures["candidates"]}
+    for entry in figures["candidates"]:
+        assert [steps for steps, _ in entry["curve"]] in ([10], [10, 30])
+        ends[entry["candidate"]["loss"]].append(entry["curve"][-1][0])
+    assert len(figures["candidates"]) == 8
+    assert len(ends) == 4
+    assert all(max(steps) == 30 for steps in ends.values())
+    assert figures["not_compared"] == []
+    curves = [dict(e["curve"]) for e in figures["candidates"] if e["candidate"]["loss"] == "cosine"]
+    best, other = curves
+    assert 30 in best  # the control is plain cosine at its best temperature
+    assert best[max(other)] >= other[max(other)]
+
+
+@pytest.mark.slow
+def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
+    finished, folder, model_path
+):
+    output, figures = finished
+    test = figures["test"]
+    for path, ndcg in ((output / "model", test["saved"]["ndcg"]), (model_path, test["pretrained"])):
+        found = part(2).encode(stm.load(str(path))).search(10).mean
+        assert found == pytest.approx(ndcg, abs=1e-9)
+    assert stm.load(str(output / "model")).truncate_dim == 8
+    row = f"| {figures['winner']}, cosine (saved) | {test['saved']['ndcg']:.4f} |"
+    assert row in (output / "model" / "README.md").read_text()
+    decision = Decision.load(output / "model")
+    assert to_plain(decision) == test["decision"]
+    options = {"data": folder, "model": model_path, "output": output / "again"}
+    command_figures("train", *figures["train_options"].split(), **options)
+    again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
+    assert all(torch.equal(again[name], value) for name, value in before.items())
+    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+        stm.compare(model_path, folder, output, SMALL)
+
+
+def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
+    train, seen, lines = Trials.train, [], []
+
+    def stop_at_third(self, candidate, rungs, goes_on, folder):
+        def interrupted(steps, ndcg):
+            assert steps == rungs[0]
+            raise KeyboardInterrupt
+
+        if len(seen) == 3:
+            return train(self, candidate, rungs, interrupted, folder)
+        seen.append(candidate.name)
+        return train(self, candidate, rungs, goes_on, folder)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "full")
+
+    model = SentenceTransformer(model_path, device="cpu")
+
+    def run(config=SMALL, say=str):
+        return stm.compare(
+            model, part(0), tmp_path / "out", config, dev=part(1), test=part(2), say=say
+        )
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with monkeypatch.context() as patch:
+        patch.setattr("st_magnitude.training.run_folder.write_model", full)
+        with pytest.raises(OSError, match=r"Make room"):
+            run()
+    monkeypatch.setattr(Trials, "train", stop_at_third)
+    with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
+        run()
+    noted = lambda self, c, *rest: seen.append(c.name) or train(self, c, *rest)  # noqa: E731
+    monkeypatch.setattr(Trials, "train", noted)
+    with pytest.raises(FileExistsError, match=r"batch_size \(8 there, 4 now\)"):
+        run(replace(SMALL, batch_size=4))
+
+    (tmp_path / "out" / ".progress.json.tmp").write_text("{")  # of a full disk
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompareResult, "save", full)  # at the very end
+        with pytest.raises(OSError, match="full"):
+            run(say=lines.append)
+    assert not (tmp_path / "out" / "model").exists()
+    assert lines[1] == "Continuing after 3 training runs."
+    result = run()
+    # each of the four once
+    assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(result.candidates) == 4
+    (tmp_path / "out" / "models").mkdir()  # which a killed process leaves
+    (tmp_path / "out" / "progress.json").touch()
+    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+        run()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".progress.json.tmp", *FILES}
+    (tmp_path / "out" / "compare.json").unlink()
+    for text in ("", "{}", "[]"):
+        (tmp_path / "out" / "progress.json").write_text(text)
+        with pytest.raises(ValueError, match=r"progress\.json is damaged"):
+            run()
+
+
+def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monkeypatch):
+    clock, train = [0.0], Trials.train
+    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
+
+    def slow(*arguments):
+        clock[0] += 40
+        return replace(train(*arguments), seconds=40.0)
+
+    monkeypatch.setattr(Trials, "train", slow)
+    config = replace(SMALL, budget="30s")
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    assert clock[0] == 40
+    assert (result.left_out, result.not_compared) == (3, ("qnorm",))
+    # two and their second seeds take 160 s, and a fifth is for chance: 192 s
+    assert result.budget_needed == "4m"
+    said = " ".join(str(result).split())
+    assert "Nothing is recommended: the budget was over after one candidate" in said
+    assert "--budget 4m at least two are compared" in said
+    assert result.to_dict()["winner"] is None
+    assert (result.test.decision, result.train_options) == (None, "")
+    assert not (tmp_path / "out" / "model" / "deploy.json").exists()
+    assert not re.search("Deploy|Train with|Train again|what is deployed", said)
+
+
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
+def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
+    """Of steps that take so many seconds."""
+    trials = SimpleNamespace(rungs=[13, 40], folds=0, config=replace(SMALL, budget="600s"))
+    trials.seconds_per_step = lambda _: pace
+    said = []
+    run = compare_module._Run(trials, tmp_path, None, None, 0.0, time.perf_counter(), said.append)
+    assert run.plan(0.0) == pytest.approx(steps, abs=1)
+    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
+
+
+def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, monkeypatch):
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: 60.0)
+    config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
+    with monkeypatch.context() as patch:
+        patch.setattr(Trials, "judge", stop)
+        with pytest.raises(KeyboardInterrupt):
+            stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    assert result.winner.steps == 10
+    assert "--max-steps 40" in result.train_options  # which the budget cut
+    assert "has cut 40 steps to 10" in result.recommendation
+    assert result.budget_needed
+    assert result.test.decision is None
+    assert "Deploy" not in str(result)
+
+
+def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
+    with pytest.raises(ValueError, match="reads texts of any number of tokens"):
+        stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one process"):
+        stm.compare(model_path, folder, tmp_path / "out", SMALL)
+
+
+@pytest.mark.parametrize(("second", "seeds"), [(0.5, [None, None, 1, 1]), (0.1, [None, None])])
+def test_a_second_seed_decides_where_dev_does_not(
+    folder, model_path, tmp_path, monkeypatch, second, seeds
+):
+    """The first candidate has the better first seed, and the other the better second one."""
+    train, seen = Trials.train, []
+
+    def fixed(self, candidate, rungs, goes_on, folder, seed=None):
+        seen.append(seed)
+        ndcg = {(0.05, None): 0.52, (0.1, None): second, (0.05, 1): 0.3, (0.1, 1): 0.6}
+        value = ndcg[candidate.temperature, seed]
+        entry = train(self, candidate, rungs, goes_on, folder, seed)
+        return replace(entry, curve=[(rungs[-1], value)], ndcg=[value] * 60)
+
+    monkeypatch.setattr(Trials, "train", fixed)
+    config = replace(SMALL, losses=["cosine"])
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
+    assert seen == seeds
+    assert result.first.candidate.temperature == (0.1 if len(seeds) == 4 else 0.05)
+    assert ("a second seed gave 0.6000" in " ".join(str(result).split())) == (len(seeds) == 4)
+    assert result.to_dict()["candidates"][0]["second_seed"] == (0.6 if len(seeds) == 4 else None)
+
+
+CLEAR = Difference(0.02, 0.01, 0.03, 300, 99)
+LEVEL = Difference(0.01, -0.01, 0.03, 300, 99)
+LOSS = Difference(-0.03, -0.04, -0.01, 300, 99)
+
+
+def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm25=CLEAR):
+    entries = {
+        "qnorm": Entry(Candidate("qnorm", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], exponent, 10.0),
+        "cosine": Entry(Candidate("cosine", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], 1.0, 10.0),
+    }
+    ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
+    scored = Scored(1.0, 0.5, over_pretrained)
+    test = Verdict(300, 0.5, scored, None, scored, None, over_bm25=over_bm25, split="test")
+    return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("result", "winner", "parts"),
+    [
+        (result_with("qnorm", CLEAR, exponent=0.5), "qnorm", ["better", "0.50, with stm.load"]),
+        (result_with("qnorm", LEVEL), "cosine", ["no clear difference"]),
+        (result_with("qnorm", LOSS), "cosine", ["worse"]),
+        (result_with("cosine", None), "cosine", ["Better: +2.0 points", "every server"]),
+        (result_with("cosine", None, LEVEL), "cosine", ["No clear difference: +1.0"]),
+        (
+            result_with("cosine", None, over_bm25=LOSS),
+            "cosine",
+            ["Train with cosine", "BM25, which needs no training, is better"],
+        ),
+        (
+            result_with("cosine", None, over_bm25=LEVEL),
+            "cosine",
+            ["Train with cosine", "not clearly better than BM25"],
+        ),
+        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Keep the pretrained model. The"]),
+    ],
+)
+def test_the_verdict(result, winner, parts):
+    assert result.winner.candidate.loss == winner
+    assert result.winner.name in result.recommendation
+    assert all(part in result.recommendation for part in parts)

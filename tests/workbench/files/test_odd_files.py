@@ -1,0 +1,333 @@
+"""Files as people have them: each gives its rows, a note on what is left out, or one line that says
+what to do."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import zipfile
+from collections.abc import Callable
+
+import pandas
+import polars
+import pyarrow
+import pytest
+from _processes import python
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets.data_files import SPLIT_KEYWORDS
+from pyarrow import parquet
+from test_pairs import PAIRS, ROWS, pairs_of
+
+from st_magnitude.data.beir import DataError
+from st_magnitude.workbench.files.pairs import Splits, load_splits
+
+CSV = "query,document\n" + "".join(f"{query},{document}\n" for query, document in PAIRS)
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def written(quoting: int, mark: str, rows: list[tuple[str, ...]]) -> str:
+    text = io.StringIO()
+    options = {"quoting": quoting, "delimiter": mark, "lineterminator": "\n"}
+    if quoting == csv.QUOTE_NONE:
+        return "".join(mark.join(row) + "\n" for row in rows)
+    csv.writer(text, **options).writerows(rows)
+    return text.getvalue()
+
+
+def packed(name: str, content: str) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr(name, content)
+        archive.writestr("__MACOSX/._a.csv", "\0")
+    return raw.getvalue()
+
+
+WORDS = [(word, split) for split, words in SPLIT_KEYWORDS.items() for word in words]
+PATHS = ["{}.csv", "{}/0000.csv", "split={}/part.csv", "squad_{}.csv", "x/{}-00000-of-2.csv"]
+
+
+@pytest.mark.parametrize(("word", "split"), WORDS)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_split_that_a_name_says_is_used(tmp_path, word, split, path):
+    """By every word by which `datasets` knows one, in a name or a folder."""
+    split = "dev" if split == "validation" else str(split)
+    other = "train" if split != "train" else "test"
+    for name, rows in ((word, ROWS[:6]), (other, ROWS[6:])):
+        file = tmp_path / path.format(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Dataset.from_list(rows).to_csv(file)
+    splits = load_splits(tmp_path)
+    queries = {row["query"] for row in ROWS[:6]}
+    found = {*splits[split].queries.values()}
+    assert found == queries if split != "train" else found < queries  # dev is drawn from it
+
+
+def test_a_name_that_gives_no_splits_is_told(tmp_path):
+    for name, rows in (("pairs", ROWS[6:]), ("my_test", ROWS[:6])):
+        Dataset.from_list(rows).to_csv(tmp_path / f"{name}.csv")
+    for source in (tmp_path, tmp_path / "my_test.csv", {"test": ROWS}):
+        assert "Only the test split is named" in load_splits(source).notes[0]
+    for name in ("a_train", "train_test"):
+        Dataset.from_list(ROWS[6:]).to_csv(tmp_path / f"{name}.csv")
+    notes = load_splits(tmp_path).notes
+    for name in ("pairs", "train_test"):
+        assert f"Left out {name}.csv, which by its name is no split." in notes
+
+
+QUOTES = ['"starts', 'ends"', '"whole"', 'in "the" middle', "plain", '""', '5" x 7"']
+
+
+MANY = [(f"{a} {i} {b}", f"d{i}") for i, (a, b) in enumerate(itertools.product(QUOTES, QUOTES))]
+MANY += [(f"d{i}x", b) for i, b in enumerate(QUOTES)]
+ENDS_LATER = [('"Tea', "d0"), *((f"q{i}", f"d{i}") for i in range(1, 9)), ('rain"', "d9")]
+
+
+@pytest.mark.parametrize("pairs", [MANY, ENDS_LATER])
+@pytest.mark.parametrize(
+    ("mark", "quoting"),
+    [("\t", csv.QUOTE_NONE), *itertools.product("\t,", (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))],
+)
+def test_no_row_is_lost_to_a_quote(tmp_path, mark, quoting, pairs):
+    """Two texts with one quote each, with rows between them: as many rows as were written."""
+    (tmp_path / "a.tsv").write_text(written(quoting, mark, [("query", "document"), *pairs]))
+    splits = load_splits(tmp_path / "a.tsv")
+    assert len(pairs_of(splits)) == len(pairs)
+    if quoting != csv.QUOTE_NONE:
+        assert pairs_of(splits) == {*pairs}
+    else:
+        assert any("quotes were read as they stand" in note for note in splits.notes)
+
+
+@pytest.mark.parametrize("mark", "\t,")
+def test_cells_that_span_lines_are_counted(tmp_path, mark):
+    pairs = [("a\nb", "c\td,e"), ("f", "g\n\n\nh"), ("i", "j")]
+    text = written(csv.QUOTE_MINIMAL, mark, [("query", "document"), *pairs])
+    (tmp_path / "a.csv").write_text(text)
+    splits = load_splits(tmp_path / "a.csv")
+    assert pairs_of(splits) == {*pairs}
+    assert "2 rows span several lines, the longest of 4 at line 4." in splits.notes[0]
+
+
+def rows_and_notes(splits: Splits) -> tuple[bool, str]:
+    return pairs_of(splits) == {*PAIRS}, " ".join(splits.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("a.csv", ("\ufeff" + CSV.replace(",", ";").replace("\n", "\r\n")).encode(), ""),
+        ("a.tsv", CSV.replace(",", "\t").replace("\n", "\r").encode("utf-16"), ""),
+        ("a.tsv", CSV.replace(",", "\t"), ""),
+        ("a.csv", f"sep=|\r\n{CSV.replace('query,', 'Question, ').replace(',', '|')}\n\n", ""),
+        ("a.csv", CSV.replace("query,document", "text,Category"), ""),
+        ("a.jsonl", LINES, ""),
+        ("a.json", json.dumps(ROWS), ""),
+        ("a.json", LINES, ""),
+        ("a.json", json.dumps(ROWS).encode("utf-16"), ""),
+        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode()), ""),
+        ("a.csv.gz", gzip.compress(CSV.encode()), ""),
+        ("a.CSV", CSV, ""),
+        ("a.jsonl.gz", gzip.compress(LINES.encode()), ""),
+        ("a.zip", packed("b.csv", CSV), ""),
+        ("a.zip", packed("b.jsonl", LINES), ""),
+        ("a.csv", CSV.encode("utf-16-le"), ""),
+        ("a.csv", CSV.encode("utf-16-be"), ""),
+        ("a.csv", CSV + CSV, "left out 1 rows that repeat the header"),
+        ("a.csv", CSV.replace("\n", ",,\n"), ""),
+        ("a.csv", CSV.replace("\n", ",x\n").replace(",x", ",", 1), "24 cells in columns without"),
+    ],
+)
+def test_files_that_are_read(tmp_path, name, content, note):
+    raw = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(raw)
+    for source in (tmp_path / name, tmp_path):
+        is_whole, notes = rows_and_notes(load_splits(source))
+        assert is_whole
+        assert note in notes
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_spreadsheet(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for cells in (("query", "document", "score"), ("what?", "NA", 1), ("how?", 7, 1.0)):
+        book.active.append(cells)
+    book.create_sheet("more")
+    book.save(tmp_path / "a.xlsx")
+    (tmp_path / "README.md").write_text("about it")
+    splits = load_splits(tmp_path)
+    assert pairs_of(splits) == {("what?", "NA"), ("how?", "7")}
+    assert "first of 2 sheets" in " ".join(splits.notes)
+
+
+def test_a_folder_with_texts_stays_one_of_texts(tmp_path):
+    pytest.importorskip("sentencex")
+    text = "\n\n".join(f"Number {i} is a sentence of at least eight words." for i in range(9))
+    for name in ("a.md", "b.md", "package.json"):
+        (tmp_path / name).write_text(text)
+    assert "no labels" in load_splits(tmp_path).caveat
+
+
+def test_a_parquet_with_other_columns(tmp_path):
+    """Of kinds that `datasets` does not know, too."""
+    n = len(ROWS)
+    others = {
+        "tags": pyarrow.array([[("a", 1)]] * n, pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        "id": pyarrow.array([b"x" * 16] * n, pyarrow.uuid()),
+        "views": pyarrow.array([["a"]] * n, pyarrow.list_view(pyarrow.string())),
+        "vector": pyarrow.array([[0.5, 1.0]] * n),
+    }
+    table = pyarrow.table({key: [row[key] for row in ROWS] for key in ROWS[0]} | others)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    is_whole, notes = rows_and_notes(load_splits(tmp_path / "a.parquet"))
+    assert is_whole
+    assert str(sorted(others)) in notes
+
+
+COLUMNS = {key: [row[key] for row in ROWS] for key in ROWS[0]}
+SOURCES = {
+    "pandas": lambda: pandas.DataFrame(ROWS, index=[f"i{n}" for n in range(len(ROWS))]),
+    "polars": lambda: polars.DataFrame(ROWS),
+    "pyarrow": lambda: pyarrow.table(COLUMNS),
+    "columns": lambda: COLUMNS,
+    "stream": lambda: Dataset.from_list(ROWS).to_iterable_dataset(),
+    "rows": lambda: (row for row in ROWS[::-1]),
+    "a dict of data sets": lambda: {"train": Dataset.from_list(ROWS)},
+    "a dict of frames": lambda: {"train": polars.DataFrame(ROWS)},
+    "a DatasetDict": lambda: DatasetDict(all=Dataset.from_list(ROWS)),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_objects_that_are_read(kind):
+    """Whatever the order of the rows, the splits are the same."""
+    splits, expected = load_splits(SOURCES[kind]()), load_splits(ROWS)
+    for name in ("train", "dev", "test"):
+        assert {*splits[name].queries.values()} == {*expected[name].queries.values()}
+
+
+@pytest.mark.parametrize("kind", ["data set", "stream", "Parquet"])
+def test_classes_have_names(tmp_path, kind):
+    """-1 and None are no class, as in hidden labels."""
+    features = Features(text=Value("string"), label=ClassLabel(names=["tea", "rain"]))
+    rows = {"text": ["long?", "wet?", "hot?", "how?"], "label": [0, 1, -1, None]}
+    source: object = Dataset.from_dict(rows, features)
+    if kind == "stream":
+        source = source.to_iterable_dataset()
+    elif kind == "Parquet":
+        source.add_column("vector", [[0.5]] * 4).to_parquet(tmp_path / "a.parquet")
+        source = tmp_path / "a.parquet"
+    splits = load_splits(source)
+    assert pairs_of(splits) == {("long?", "tea"), ("wet?", "rain")}
+    assert "Left out 2 rows without text, the first at" in " ".join(splits.notes)
+
+
+HUGE = "x" * 200_000
+REFUSED: list[tuple[str, str | bytes, str]] = [
+    ("a.sql", "insert into pairs", "sqlite3 DATABASE < FILE && sqlite3 -header -csv"),
+    ("a.db", b"SQLite format 3\0", "sqlite3 -header -csv DATABASE"),
+    ("a.pdf", b"%PDF", "pairs in CSV, TSV.* Convert it, as with pandas"),
+    ("a.json", json.dumps({"version": 1, "data": ROWS}), r"jq -c '\.data\[\]' .*a.json > pairs"),
+    ("a.json", "7", "no array of rows, but 7"),
+    ("a.json", "[1, 2]", "row 0: is not a mapping of texts, but 1"),
+    ("a.json", "{", "line 1: is not valid JSON"),
+    ("a.json", "", "has no rows"),
+    ("a.jsonl", '"text"\n', "line 1: is not a mapping of texts, but 'text'"),
+    ("a.zip", b"PK\3\4 torn", "cannot be unpacked"),
+    ("a.zip", packed("b.txt", "text"), "holds 0 tables; unpack it"),
+    ("a.csv.gz", gzip.compress(CSV.encode())[:-20], "cannot be unpacked"),
+    ("a.csv.gz", CSV, "cannot be unpacked"),
+    ("a.parquet", b"PAR1 torn", "not read as Parquet"),
+    ("a.xlsx", b"torn", "not read as xlsx|needs openpyxl"),
+    ("a.csv", "title,body\na,b\n", "--columns query=title,document=body"),
+    ("a.csv", "Frage,Antwort\na,b\n", "--columns query=Frage,document=Antwort"),
+    ("a.csv", "query,Antwort\na,b\n", "--columns query=query,document=Antwort"),
+    ("a.csv", "what is tea?,a drink of leaves\nand?,b\n", "seem to be texts: write a header"),
+    ("a.csv", "query,document\na,b\nc,d,e\n", "line 3: has 3 columns, but the header has 2"),
+    ("a.csv", 'query,document\n"a\nb",c\nd,"e\nf,g\n', "line 4: a cell in double quotes does not"),
+    ("a.csv", 'query,document\na,"say \\"b\\""\n', "line 2: a cell in double quotes"),
+    ("a.csv", "query\nlonely\n", "has one column"),
+    ("a.csv", "", "has one column"),
+    ("a.csv", "query,document\n", "has no rows"),
+    ("a.csv", "query,document\n,\n", "no document is relevant"),
+    ("a.csv", "query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
+    ("a.csv", "text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
+    ("a.csv", "query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
+    ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
+    ("a.csv", "query,document,score\na,b,1\nquery,document,score\nc,d,x\n", "line 4: the score"),
+    ("a.csv", f"query,document,score\na,b,{HUGE}\n", "line 2: the score is 'xxx.*; write a number"),
+    ("a.csv", f"query,document,split\na,b,{HUGE}\n", "line 2: the split is not train, dev or test"),
+    ("a.csv", f"query,{HUGE}\na,b\n", "Choose two|a header"),
+    ("a.csv", f"{HUGE},{HUGE}\na,b\n", "'xxx.* twice"),
+    ("a.csv", f"query,document\na,{HUGE}\nb,{HUGE}\n", "All documents are one"),
+    ("a.jsonl", json.dumps({"query": [[HUGE]], "document": "b"}), r"the query is \['xxx"),
+    ("a.jsonl", json.dumps({"query": f"{HUGE}\ud83d", "document": "b"}), "query is not Unicode"),
+    ("a.jsonl", json.dumps([HUGE]), r"not a mapping of texts, but \['xxx"),
+    ("a.json", json.dumps({"data": HUGE}), "no array of rows"),
+]
+OBJECTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: PAIRS, r"row 0: is not a mapping of texts, but \('Is tea.*'query': q"),
+    (lambda: {"query": ["a"], "document": ["b", "c"]}, "columns of the mapping differ in length"),
+    (lambda: {"query": "a", "document": "b"}, "query split, row 0: .*pass rows, such as"),
+    (lambda: [HUGE], "row 0: is not a mapping"),
+    (lambda: "nowhere.csv", "no file or folder 'nowhere.csv'"),
+    (lambda: [{"query": 1, "document": "b"}], "row 0: the query is 1; write a text"),
+    (lambda: 7, "row 0: is not a mapping of texts, but 7; pass rows"),
+    (lambda: pandas.DataFrame({"query": ["a", 1], "document": ["b", "c"]}), "not read .*; pass"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED)
+def test_files_that_are_refused_in_a_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises((DataError, ImportError), match=message) as refused:
+        load_splits(tmp_path / name)
+    assert len(str(refused.value)) < 800
+
+
+@pytest.mark.parametrize(("source", "message"), OBJECTS)
+def test_objects_that_are_refused_by_their_conversion(source, message):
+    with pytest.raises(DataError, match=message) as refused:
+        load_splits(source())
+    assert len(str(refused.value)) < 500
+
+
+def test_usual_names_of_columns():
+    for query, document in (("prompt", "response"), ("input", "output"), ("Prompt", "completion")):
+        rows = [{query: row["query"], document: row["document"]} for row in ROWS]
+        assert rows_and_notes(load_splits(rows))[0]
+    with pytest.raises(DataError, match="instruction and input may be the query"):
+        load_splits([{"instruction": "a", "input": "", "output": "b"}])
+
+
+def test_long_documents_and_tags_are_counted(tmp_path):
+    odd = [{"query": "long?", "document": "word " * 2001}, {"query": "t", "document": "<p>a</p>"}]
+    splits = load_splits([*ROWS, *odd])
+    splits.save(tmp_path / "data")
+    for notes in (splits.notes, load_splits(tmp_path / "data").notes):
+        assert "1 documents have more than 10,000 characters" in " ".join(notes)
+        assert "1 documents have HTML tags" in " ".join(notes)
+    assert "documents have" not in " ".join(load_splits(ROWS).notes)
+
+
+IMPORTED = """
+import sys
+from st_magnitude.workbench.commands.app import app
+for command in sys.argv[1:]:
+    sys.argv = ["st-magnitude", *command.split()]
+    try:
+        app()
+    except SystemExit as error:
+        print(command, error.code, sorted({"torch", "sentence_transformers"} & {*sys.modules}))
+"""
+
+
+def test_data_are_read_before_torch_is(tmp_path):
+    (tmp_path / "a.csv").write_text("title,body\na,b\n")
+    commands = [f"{name} --output out" for name in ("train", "compare")]
+    commands += [f"{name} model" for name in ("search", "compress", "calibrate", "diagnose")]
+    commands = [f"{command} --data a.csv" for command in commands] + ["mteb model a.csv"]
+    done = python("-c", IMPORTED, *commands, cwd=tmp_path)
+    assert done.stderr.count("--columns query=title,document=body") == len(commands)
+    assert done.stdout.splitlines() == [f"{command} 2 []" for command in commands]

@@ -1,0 +1,182 @@
+"""What held-out queries measure, against figures that were computed by hand, and short runs."""
+
+import sys
+from itertools import permutations
+
+import pytest
+import torch
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+import st_magnitude as stm
+from st_magnitude import geometry
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.lexical import TOKENS
+from st_magnitude.surgery import raw
+from st_magnitude.workbench.finetune import held_out
+from st_magnitude.workbench.finetune.held_out import (
+    DEPTH,
+    NUM_DOCUMENTS,
+    bm25_control,
+    card_figures,
+)
+from st_magnitude.workbench.finetune.train import TrainConfig, train
+
+
+def four(*answers):
+    """Four queries of a word each, and their answers."""
+    queries = {f"q{i}": f"word{i} please" for i in range(4)}
+    corpus = {f"d{i}": text for i, text in enumerate(answers)}
+    return RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in range(4)})
+
+
+@pytest.mark.parametrize(
+    ("answers", "number"),
+    [
+        (["word0 it is", "word1", "two", "three"], None),  # a half is enough
+        (["word0 it is", "one", "two", "three"], 1),
+        (["word1", "word0", "word3", "please"], 1),  # all find documents, and one an answer
+        (["A", "B", "?", "\ue000"], 0),
+    ],
+)
+def test_a_search_that_shares_no_words_is_no_control(answers, number):
+    run, said = bm25_control(four(*answers))
+    if number is None:
+        assert (list(run), list(run["words"]["q0"]), said) == ([*TOKENS], ["d0"], "")
+        return
+    assert run == {}
+    assert said == (
+        f"BM25 finds a word in common with an answer for {number} of 4 queries only, so it is no"
+        " control."
+    )
+
+
+def test_a_word_of_many_documents_says_nothing_against_a_control():
+    """Of 200 documents with a word of the query, a run has the first 100."""
+    many = {f"a{i:03}": "please" for i in range(2 * DEPTH)}
+    data = four("one please", "two", "three", "four")
+    assert bm25_control(data)[0] == {}
+    run, no_control = bm25_control(
+        RetrievalData(data.queries, data.corpus | many, {q: {"d3"} for q in data.queries})
+    )
+    assert no_control == ""
+    assert {len(found) for found in run["words"].values()} == {DEPTH}
+    assert "d3" not in run["words"]["q3"]
+
+
+def test_grams_of_a_corpus_that_is_too_large_are_left_out(monkeypatch, caplog):
+    data = four("word0", "word1", "word2", "word3")
+    characters = sum(map(len, data.corpus.values()))
+    monkeypatch.setattr(held_out, "MOST_CHARACTERS", characters)
+    assert list(bm25_control(data)[0]) == [*TOKENS]
+    assert "4-grams" not in caplog.text
+    monkeypatch.setattr(held_out, "MOST_CHARACTERS", characters - 1)
+    run, no_control = bm25_control(data)
+    assert (list(run), no_control) == (["words"], "")
+    assert f"the 4-grams of a corpus of {characters} characters" in caplog.text
+
+
+def test_without_bm25s_there_is_no_control_and_the_log_says_so(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    assert bm25_control(four("word0", "word1", "word2", "word3")) == ({}, "")
+    assert "Not measured: BM25 needs bm25s" in caplog.text
+
+
+def test_figures_of_a_sample_for_a_card():
+    words = [f"word{i}" for i in range(60)]
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    corpus = {f"{word}-{n}": " ".join([word] * n) for word in words for n in (1, 4, 6)}
+    relevant = {word: {f"{word}-4"} for word in words}
+    task = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
+    answers = {"word0-4", "word1-4"}
+    found = card_figures(model, task, answers, seed=0)
+    among = task.encode(model, before_normalize=True)
+    assert card_figures(model, task, answers, 0, among) == found
+    assert found["document_norm_mean"] == geometry.norms(among.documents).mean()
+    assert found["document_norm_mean"] == pytest.approx((1 + 4 + 6) / 3)
+    assert "cohens_d" in found
+    assert "cohens_d" not in card_figures(model, task, {}, 0, among)
+    corpus = {f"{i}": "word0 " * (1 + i % 50) for i in range(2 * NUM_DOCUMENTS)}
+    data = RetrievalData({"q": "word0"}, corpus, {"q": {"0"}})
+    assert len({card_figures(model, data, {}, seed)["document_norm_mean"] for seed in (0, 1)}) == 2
+
+
+@pytest.mark.parametrize("steps", [1, 2, 11])
+def test_a_warm_up_leaves_a_step_that_trains(static_path, tmp_path, steps):
+    """The first step of a warm-up of one step has the rate 0."""
+    before = stm.load(static_path)[0].embedding.weight.clone()
+    config = TrainConfig(max_steps=steps, batch_size=4, learning_rate=0.1, folds=0)
+    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
+    trainer = train(str(static_path), data, tmp_path / "out", config).trainer
+    assert not torch.equal(trainer.model[0].embedding.weight.cpu(), before)
+    assert trainer.args.get_warmup_steps(steps) == min(-(-steps // 10), steps - 1)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_ids_of_other_texts_answer_nothing(static_path, tmp_path, is_same):
+    """All documents of no training query answer a test query, or texts of the same ids do."""
+    others = CORPUS.keys() - set().union(*RELEVANT_DOCS.values())
+    texts = {i: text if is_same else f"not {text}" for i, text in CORPUS.items()}
+    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
+    test = RetrievalData(
+        {f"t-{i}": f"which is {i}?" for i in others}, texts, {f"t-{i}": {i} for i in others}
+    )
+    config = TrainConfig(max_steps=1, batch_size=4, folds=0)
+    found = train(str(static_path), data, tmp_path / "out", config, test=test)
+    assert ("cohens_d" in found.geometry["after"]) != is_same
+
+
+@pytest.fixture
+def splits():
+    names = ["".join(letters) for letters in permutations("abcde", 3)]
+    rows = [{"query": f"{name}?", "document": f"{name}, {name}"} for name in names]
+    return stm.load_splits(rows)
+
+
+@pytest.mark.parametrize("folds", [0, 3])
+def test_folds_training_and_measuring_tokenize_a_text_once(static_path, tmp_path, splits, folds):
+    model = stm.load(str(static_path))
+    read = []
+
+    class Counts:
+        def __init__(self, tokenizer):
+            self.tokenizer = tokenizer
+
+        def __getattr__(self, name):
+            return getattr(self.tokenizer, name)
+
+        def encode_batch(self, texts, **options):
+            read.extend(texts)
+            return self.tokenizer.encode_batch(texts, **options)
+
+    model[0].tokenizer = Counts(model[0].tokenizer)
+    config = TrainConfig(max_steps=2, batch_size=4, folds=folds, keep_anyway=True)
+    options = {"dev": splits["dev"], "dev_is_drawn": True, "test": splits["test"]}
+    train(model, splits["train"], tmp_path / "out", config, **options)
+    texts = {text for data in splits.values() for text in data.queries.values()}
+    texts |= {*splits["train"].corpus.values()}
+    assert sorted(text for text in read if text in texts) == sorted(texts)
+    assert isinstance(model[0].tokenizer, Counts)
+
+
+def test_a_corpus_is_encoded_once_for_dev_and_test(model, tmp_path, splits, monkeypatch):
+    """By the model and another one, before the training, and by the model after it."""
+    sides = []
+
+    def encode_raw(model, texts, role, *args, **options):
+        sides.append((role, len(texts)))
+        return raw.encode_raw(model, texts, role, *args, **options)
+
+    monkeypatch.setattr("st_magnitude.data.task.encode_raw", encode_raw)
+    other = tmp_path / "other"
+    model.save_pretrained(str(other))
+    config = TrainConfig(max_steps=1, batch_size=4, keep_anyway=True, keep_scoring=True)
+    options = {"dev": splits["dev"], "test": splits["test"], "also": [str(other)]}
+    trained = train(model, splits["train"], tmp_path / "out", config, **options)
+    assert sides.count(("document", 60)) == 3
+    assert sides.count(("query", 6)) == 6
+    after = splits["test"].encode(trained.trainer.model).search()
+    first = trained.confirmed.rows[0]
+    if first.name == "the trained model":
+        assert first.ndcg == pytest.approx(after.mean, abs=1e-9)

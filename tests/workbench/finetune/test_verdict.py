@@ -1,0 +1,341 @@
+"""The trained model next to the pretrained one: which exponent is chosen, and what is said."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import BoW
+
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.evaluation import choice
+from st_magnitude.evaluation import verdict as verdict_module
+from st_magnitude.judge import Difference
+from st_magnitude.result import to_plain
+from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.finetune.held_out import Baseline
+from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.folds import folds_of
+from st_magnitude.workbench.verdict import BEFORE, Confirmation, Row, Scored, Verdict
+
+NUMBER = 60  # fewer queries get a warning
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """q·d/|d|^gamma of (4, 3), the relevant document, beats that of (6, 30) by cosine and of (1, 0)
+    by dot only."""
+    words, queries, corpus, relevant = [], {}, {}, {}
+    for i in range(NUMBER):
+        words += [f"word{i}", f"filler{i}"]
+        queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
+        for name, count, fillers in (("short", 1, 0), ("right", 4, 3), ("long", 6, 30)):
+            corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    return model, RetrievalData(queries, corpus, relevant)
+
+
+def judged(model: SentenceTransformer, task: RetrievalData, **config) -> Verdict:
+    """The verdict on a model that did not change."""
+    baseline = Baseline(model, task, task, (), TrainConfig(**config))
+    verdict, _ = baseline.compare()
+    return verdict
+
+
+def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
+    model, task = planted
+    found = judged(model, task)
+    assert found.pretrained == pytest.approx(1 / np.log2(3))  # second, by dot
+    assert found.as_trained.exponent == 0.0
+    assert found.as_trained.ndcg == pytest.approx(1 / np.log2(3))
+    assert 0 < found.saved.exponent < 1
+    assert found.saved.ndcg == 1.0
+    assert found.is_better
+    assert (found.gained, found.lost) == (NUMBER, 0)
+    assert "Better: +36.9 points" in found.headline
+    assert "(saved)" in str(found)
+
+    kept = judged(model, task, keep_scoring=True)
+    assert kept.saved == kept.as_trained
+    assert kept.best == found.best
+    assert not kept.is_better
+    assert "--keep-scoring" not in kept.advice()  # the same as the pretrained one
+    assert "No clear difference" in kept.headline
+    for one, saved, other in ((found, found.saved, "dot"), (kept, kept.saved, kept.best.name)):
+        names = [row.name for row in one.rows]
+        assert names[0] == BEFORE
+        assert names[1:3] == [
+            f"the trained model, {saved.name} (saved)", f"the trained model, {other} (not saved)"
+        ]  # fmt: skip
+
+    modules = [*model, Normalize()]
+    normalised = SentenceTransformer(modules=modules, similarity_fn_name="cosine", device="cpu")
+    found = judged(normalised, task)
+    assert found.saved == found.as_trained  # it has one scoring
+    assert found.saved.exponent == 1.0
+    assert found.to_dict()["best"] is None
+
+
+def test_a_chosen_exponent_is_judged_by_queries_that_did_not_choose_it():
+    """Half of the answers are first at .5 alone, and half at .9 alone. Four folds choose what suits
+    them, and the fifth, of which the other half is larger, loses by it."""
+    words, queries, corpus, relevant = [], {}, {}, {}
+    for i in range(NUMBER):
+        words += [f"word{i}", f"filler{i}"]
+        queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
+        right, long = ((15, 80), (2, 6))[i % 2]
+        for name, count, fillers in (("short", 1, 0), ("right", 4, right), ("long", 6, long)):
+            corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    data = RetrievalData(queries, corpus, relevant)
+    expected = []
+    for fold in folds_of(data, 5, 0):
+        others = [int(query[1:]) % 2 for query in data.queries if query not in fold]
+        suited = 0 if others.count(0) > others.count(1) else 1
+        expected += [1.0 if int(q[1:]) % 2 == suited else 1 / np.log2(3) for q in fold]
+    found = judged(model, data)
+    assert found.saved.exponent == 0.9
+    assert found.saved.ndcg == pytest.approx(np.mean(expected))
+    assert found.saved.ndcg < found.curve["0.9"]
+
+
+def test_a_tie_keeps_the_scoring_of_the_loss(planted):
+    model, task = planted
+    few = task.only({f"q{i}" for i in range(3)})
+    found = judged(model, few)  # too few queries for a difference
+    assert found.saved == found.as_trained
+    assert found.curve["0.5"] > found.saved.ndcg
+
+
+def test_too_few_documents_are_refused(planted):
+    with pytest.raises(DataError, match="one document"):
+        judged(planted[0], RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
+
+
+# Each query k asks for "wk". Its documents ak, bk and ck have the word three times, twice and once,
+# so the pretrained model has a, b, c by dot; and so has BM25, but for a5, which is long: b, c, a.
+#
+#   judged      run    pretrained                          run      BM25
+#   a1: 1       b, a   a first: 1                          .63093   1
+#   b2: 2 c2: 1 b, c   (2 * .63093 + .5) / 2.63093 .66967  1        .66967
+#   c3: 1       c      .5                                  1        .5
+#   a4: 1       a      1                                   1        1
+#   b5: 1       -      .63093                              0        1
+#   mean               .76012                              .72619   .83393
+#
+# The changes are -.36907, +.33033, +.5, 0 and -.63093: two gained, two lost; the third of the four
+# is the median change, by the order from the largest gain down.
+JUDGED = ({"a1": 1}, {"b2": 2, "c2": 1}, {"c3": 1}, {"a4": 1}, {"b5": 1})
+RUN = (["b1", "a1"], ["b2", "c2"], ["c3"], ["a4"], [])
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> Verdict:
+    words = [f"w{k}" for k in range(1, 6)]
+    corpus = {
+        f"{x}{w[1]}": " ".join([w] * n) for w in words for x, n in (("a", 3), ("b", 2), ("c", 1))
+    }
+    corpus["a5"] += " and so on" * 8
+    relevant = dict(zip(words, JUDGED, strict=True))
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    data = RetrievalData({word: word for word in words}, corpus, relevant)
+    run = {w: {d: -float(i) for i, d in enumerate(of)} for w, of in zip(words, RUN, strict=True)}
+    found = Ranking.of_run(data, run)
+    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare(found, folds=5)
+    return verdict
+
+
+def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
+    assert (by_hand.queries, by_hand.folds) == (5, 5)
+    assert by_hand.pretrained == pytest.approx(0.76012, abs=1e-5)
+    assert by_hand.saved.ndcg == pytest.approx(0.72619, abs=1e-5)
+    assert by_hand.saved.gain.mean == pytest.approx(-0.03393, abs=1e-5)
+    assert (by_hand.saved.gain.changed, by_hand.gained, by_hand.lost) == (4, 2, 2)
+    assert by_hand.saved.exponent == 0.0
+    before, after, bm25, *fused = by_hand.rows
+    assert [one.name for one in (before, after, bm25, *fused)] == [
+        BEFORE,
+        "the trained model, dot",
+        "BM25 of words",
+        "the pretrained model with BM25",
+        "the trained model with BM25",
+    ]
+    assert by_hand.over_bm25.mean == pytest.approx(-0.10775, abs=1e-5)
+    assert by_hand.decision.name == "BM25"  # five queries tell nothing apart
+    assert str(by_hand.decision) == "Deploy BM25 (words): nDCG@10 0.8339. Nothing else is better."
+    assert (bm25.ndcg, bm25.gain) == (pytest.approx(0.83393, abs=1e-5), None)
+    assert before.gain.mean == pytest.approx(0.83393 - 0.76012, abs=1e-5)
+    assert after.gain.mean == pytest.approx(0.10775, abs=1e-5)
+    for gain in (by_hand.saved.gain, *(row.gain for row in (before, after, *fused))):
+        assert gain.low < gain.mean < gain.high
+
+
+def test_a_system_with_bm25_is_recorded_by_its_weight_and_scales(monkeypatch):
+    """Of one system, the trained model with BM25, which is the last."""
+
+    def last(systems, seed):
+        return choice.decide(systems[-1:], seed)
+
+    monkeypatch.setattr(verdict_module, "decide", last)
+    words = [f"w{k}" for k in range(1, 6)]
+    corpus = {f"d{w}": f"{w} {w}" for w in words}
+    relevant = {w: {f"d{w}"} for w in words}
+    data = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
+    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare()
+    how = to_plain(verdict)["decision"]["how"]
+    assert how.keys() == {"weight", "unit", "scale", "tokens"}
+    assert choice.Fusion(**how) == verdict.decision.how
+    assert f"with BM25 ({verdict.decision.how}): nDCG" in str(verdict.decision)
+
+
+def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
+    gain, median, loss = by_hand.changes
+    assert [change.query for change in by_hand.changes] == ["w3", "w1", "w5"]
+    assert gain.ndcg == (0.5, 1.0)
+    assert (gain.before, gain.after) == ("w3 w3 w3", "w3")
+    assert median.ndcg == pytest.approx((1.0, 0.63093), abs=1e-5)
+    assert (loss.before, loss.after) == ("w5 w5 w5" + " and so on" * 8, "nothing")
+    shown = str(by_hand)
+    assert "2 queries gained and 2 lost" in shown
+    assert "w1  (1.00 -> 0.63)\n      before: w1 w1 w1\n      now:    w1 w1" in shown
+
+
+BETTER = Difference(0.05, 0.01, 0.09, 200, 100)
+OPEN = Difference(0.02, -0.01, 0.08, 200, 100)
+WORSE = Difference(-0.04, -0.07, -0.01, 200, 100)
+
+
+def verdict_of(gain, changed=100, best=None, over_bm25=None, **options) -> Verdict:
+    """A verdict on 200 queries, of a model with .5 before; a gain of the exponent .5, if given."""
+    trained = Scored(0.0, 0.5 + gain.mean, replace(gain, changed=changed))
+    chosen = best and Scored(0.5, 0.5 + best.mean, replace(best, changed=changed))
+    rows = (Row(BEFORE, 0.5, trained.gain), Row("the trained model, dot", trained.ndcg, None))
+    given = {"rows": rows, "over_bm25": over_bm25, "split": "dev"} | options
+    return Verdict(200, 0.5, trained, chosen, trained, None, **given)
+
+
+TRAIN = "Train on more pairs or with another learning rate, or keep the old model. "
+# 1.43 times the lower half of the interval, 3 points; the upper half of OPEN has 6
+POWER = f"{TRAIN}So many queries show a gain of about 4.3 points in four of five draws."
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "advice"),
+    [
+        (verdict_of(BETTER, changed=29), "Better: +5.0 points [+1.0, +9.0]", ""),
+        (verdict_of(OPEN, changed=30), "No clear difference: +2.0 points", POWER),
+        (verdict_of(OPEN, changed=29), "No clear", f"{TRAIN}nDCG@10 changed for 29 queries only"),
+        # an end at 0 is not above or below it
+        (verdict_of(replace(OPEN, low=0.0)), "No clear difference: +2.0", TRAIN),
+        (verdict_of(replace(OPEN, high=0.0)), "No clear difference: +2.0", TRAIN),
+        (verdict_of(WORSE), "Worse: -4.0 points", POWER),
+        (verdict_of(WORSE, best=WORSE), "Worse: -4.0 points", POWER),
+        (verdict_of(WORSE, best=OPEN), "Worse: -4.0 points", "Another exponent is better"),
+    ],
+)
+def test_the_interval_of_the_saved_model_decides(found, name, advice):
+    assert found.headline.startswith(name)
+    assert found.is_better == name.startswith("Better")
+    assert found.is_worse == (name.startswith("Worse") and advice == POWER)
+    assert found.advice().startswith(advice)
+    assert bool(found.advice()) == bool(advice)
+
+
+@pytest.mark.parametrize(
+    ("over_bm25", "headline"),
+    [
+        (BETTER, ""),
+        (OPEN, "It is not clearly better than BM25, which needs no training."),
+        (WORSE, "BM25, which needs no training, is better."),
+        (None, "BM25 is none."),
+    ],
+)
+def test_what_is_said_about_bm25(over_bm25, headline):
+    found = verdict_of(BETTER, over_bm25=over_bm25, no_control="" if over_bm25 else "BM25 is none.")
+    assert found.headline.endswith(f"on 200 dev queries. {headline}".strip())
+    assert found.advice() == ""
+    assert ("BM25 is none." in str(found)) == (over_bm25 is None)
+    assert str(found).splitlines()[:3] == [
+        "nDCG@10 on 200 dev queries",
+        "search                  nDCG@10  the trained model over it",
+        "the pretrained model     0.5000  +5.0 points [+1.0, +9.0]",
+    ]
+
+
+@pytest.mark.parametrize(("training", "said"), [(None, 0), (OPEN, 1), (BETTER, 0)])
+def test_a_gain_of_training_is_said_once(training, said):
+    """It is the lead where the pretrained model with BM25 is the best simpler system."""
+    decision = Decision("the trained model with BM25", 0.6, "", "the pretrained one", BETTER)
+    found = verdict_of(BETTER, decision=decision, training=training).deploy
+    assert found.count("the training changes") == said
+    assert found.count(str(BETTER)) == 1
+
+
+@pytest.mark.parametrize(
+    ("over_chance", "finds"),
+    [
+        (Difference(0.01, 0.005, 0.019, 2000, 99), False),  # clear, and nothing to speak of
+        (Difference(0.01, 0.005, 0.02, 2000, 99), True),
+        (Difference(0.09, -0.01, 0.2, 60, 9), False),  # open, and small
+        (Difference(0.3, -0.1, 0.6, 5, 4), True),  # too few queries to tell
+        (Difference(0.05, 0.01, 0.09, 200, 99), True),
+    ],
+)
+def test_nothing_is_recommended_where_chance_finds_as_much(over_chance, finds):
+    found = verdict_of(OPEN, over_chance=over_chance)
+    assert bool(found.nothing) != finds
+    assert found.deploy == found.nothing
+    assert bool(found.advice()) == finds
+    if not finds:
+        assert f"is 0.5200, which is {over_chance} against the" in found.nothing
+
+
+def test_low_figures_of_every_model_are_said_to_be_of_the_data():
+    low = verdict_of(BETTER)
+    low = replace(low, pretrained=0.03, saved=replace(low.saved, ndcg=0.08))
+    assert "nDCG@10 is low for every model" in low.advice()
+    assert "low" not in replace(low, pretrained=0.11).advice()
+
+
+def test_other_grades_are_other_data():
+    """A comparison that continues would mix figures of two gains otherwise."""
+    one, other, same = (
+        RetrievalData({"q": "who?"}, {"d": "he", "e": "she"}, {"q": relevant})
+        for relevant in ({"d": 1, "e": 2}, {"d": 1, "e": 1}, {"e": 1, "d": 1})
+    )
+    assert one.digest != other.digest == same.digest
+
+
+def confirmed(gain, queries) -> Confirmation:
+    rows = (Row("the trained model", 0.6, None), Row(BEFORE, 0.5, replace(gain, queries=queries)))
+    return Confirmation("test", queries, rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (verdict_of(BETTER), confirmed(BETTER, 90), ""),
+        (
+            verdict_of(BETTER),
+            confirmed(OPEN, 90),
+            "The verdict on held-out queries counts, as it rests on more of them (200 against 90).",
+        ),
+        # 90 * (1.43 * 6 / 5)^2 = 265.01, of which the lower half of an interval has 5 points
+        (
+            verdict_of(BETTER),
+            confirmed(replace(OPEN, low=-0.04), 90),
+            "To show 5.0 points in four of five draws, the test split would need about 266.",
+        ),
+        (verdict_of(BETTER), confirmed(OPEN, 200), "This line counts"),
+        (verdict_of(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
+        # the pretrained model is deployed
+        (verdict_of(BETTER), Confirmation("test", 90, (Row(BEFORE, 0.5, None),)), ""),
+    ],
+)
+def test_which_of_two_verdicts_counts(first, second, said):
+    found = first.which_counts(second)
+    assert said in found
+    assert bool(found) == bool(said)

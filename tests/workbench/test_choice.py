@@ -1,0 +1,143 @@
+"""Fusion by a weight, choices out of fold and the system to deploy, against plain loops."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.workbench.choice import WEIGHTS, Fusion, System, choose, decide, fusions
+from st_magnitude.workbench.folds import folds_of
+
+
+def data_of(rng, number=12):
+    documents = [f"d{i:02}" for i in range(20)]
+    queries = {f"q{i}": f"text {i}" for i in range(number)}
+    relevant = {query: {rng.choice(documents): rng.choice([1, 2])} for query in queries}
+    return RetrievalData(queries, {d: d for d in documents}, relevant)
+
+
+def ranking_of(data, rng, k=8, empty=0.1):
+    run = {
+        query: {}
+        if rng.random() < empty
+        else {d: rng.choice([rng.uniform(-1, 1), 0.5]) for d in rng.sample(data.document_ids, 8)}
+        for query in data.queries
+    }
+    return Ranking.of_run(data, run, k)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("is_cosine", [True, False])
+def test_a_fusion_is_a_weighted_sum_of_scores(seed, is_cosine):
+    """Every fourth model has negative scores alone, as dot products can be."""
+    rng = random.Random(seed)
+    data = data_of(rng)
+    dense = ranking_of(data, rng, empty=0.0)
+    if seed % 4 == 0:
+        dense = Ranking(data, dense.query_ids, dense.columns, dense.scores - 2.0)
+    lexical = {"words": ranking_of(data, rng), "4-grams": ranking_of(data, rng)}
+    found = fusions(dense, lexical, is_cosine)
+    assert [fusion.weight for fusion in found] == [*WEIGHTS] * 2
+    unit = np.mean([max(scored.values()) for scored in dense.values()])
+    unit = 1.0 if is_cosine or unit <= 0 else unit
+    for fusion, ranking in found.items():
+        other = lexical[fusion.tokens]
+        scale = np.mean([max(scored.values()) for scored in other.values() if scored])
+        scale = scale if scale > 0 else 1.0
+        assert (fusion.unit, fusion.scale) == pytest.approx((unit, scale), rel=1e-12)
+        if fusion.weight in (0.0, 1.0):
+            assert ranking is (dense if fusion.weight else other)
+            continue
+        for query in data.queries:
+            scores = {
+                d: fusion.weight * dense[query].get(d, 0.0) / unit
+                + (1 - fusion.weight) * other[query].get(d, 0.0) / scale
+                for d in dense[query].keys() | other[query].keys()
+            }
+            best = sorted(scores, key=lambda d: (-round(scores[d], 12), d))[:8]
+            assert list(ranking[query]) == best
+            assert list(ranking[query].values()) == pytest.approx([scores[d] for d in best])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_choice_is_judged_by_queries_that_did_not_make_it(seed):
+    rng = random.Random(seed)
+    data = data_of(rng)
+    options = {name: ranking_of(data, rng) for name in "abc"}
+    for query in ("q3", "q7"):  # which have no answer, and choose nothing
+        del data.relevant[query]
+    folds = folds_of(data, 4, seed)
+    choice = choose(options, folds)
+    means = {name: ranking.mean for name, ranking in options.items()}
+    assert choice.value == max(means, key=lambda name: (round(means[name], 12), -ord(name)))
+    for fold in folds:
+        asked = enumerate(options["a"].query_ids)
+        others = [row for row, query in asked if query not in fold and query in data.relevant]
+        by_others = {name: options[name].ndcg[others].mean() for name in "abc"}
+        best = max("abc", key=lambda name: (round(by_others[name], 12), -ord(name)))
+        for query in fold:
+            assert choice.of(options)[query] == options[best][query]
+
+
+def test_one_fold_is_judged_by_what_comes_first():
+    data = data_of(random.Random(0), number=1)
+    first, second = ({"q0": {d: 1.0}} for d in ("d00", next(iter(data.relevant["q0"]))))
+    options = {"a": Ranking.of_run(data, first), "b": Ranking.of_run(data, second)}
+    choice = choose(options, folds_of(data, 5, 0))
+    assert choice.value == "b"
+    assert list(choice.of(options)["q0"]) == ["d00"]
+
+
+def system_of(name, data, share, rng):
+    """A search that finds the answer to a share of the queries."""
+    right = {query: {next(iter(data.relevant[query])): 1.0} for query in data.queries}
+    run = {query: found for query, found in right.items() if rng.random() < share}
+    return System(name, Ranking.of_run(data, run))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_deployed_is_the_simplest_that_nothing_clearly_beats(seed):
+    rng = random.Random(seed)
+    data = data_of(rng, number=100)
+    shares = [rng.choice([0.2, 0.3, 0.5, 0.55]) for _ in range(5)]
+    systems = [system_of(f"s{i}", data, share, rng) for i, share in enumerate(shares)]
+    decision = decide(systems)
+
+    def is_beaten(system):
+        return any((other.ranking - system.ranking).is_better for other in systems)
+
+    place = [is_beaten(system) for system in systems].index(False)
+    assert decision.name == f"s{place}"
+    assert decision.ndcg == systems[place].ranking.mean
+    if place:
+        best = max(systems[:place], key=lambda system: system.ranking.mean)
+        assert (decision.over, decision.lead) == (best.name, systems[place].ranking - best.ranking)
+        assert f"over {best.name}" in str(decision)
+    else:
+        assert (decision.over, decision.lead) == ("", None)
+    others = [system for system in systems if system is not systems[place]]
+    rival = max(others, key=lambda system: system.ranking.mean)
+    gain = systems[place].ranking - rival.ranking
+    assert (decision.rival, decision.over_rival) == (rival.name, gain)
+    said = f"It is not clearly behind {rival.name}, the best: {gain}."
+    assert (said in str(decision)) == (gain.mean < 0)
+    assert ("Nothing else is better." in str(decision)) == (not place and gain.mean >= 0)
+
+
+def test_a_fusion_without_one_side_is_no_rival():
+    """It would be the same search again, of which the difference to itself says nothing."""
+    rng = random.Random(0)
+    data = data_of(rng, number=100)
+    model, bm25, fused = (system_of(name, data, 0.9, rng) for name in ("m", "BM25", "m with BM25"))
+    for weight, system in ((1.0, model), (0.0, replace(bm25, how="words"))):
+        same = replace(fused, how=Fusion(weight, 1.0, 1.0, "words"))
+        assert same.way == system.way
+        assert decide([system, same]).rival == ""
+    half = replace(fused, how=Fusion(0.5, 3.0, 2.0, "words"))
+    assert half.way == ("m", half.how)
+    found = half.again(model.ranking, bm25.ranking)  # by the scales that it has
+    assert dict(found) == dict(half.how(model.ranking, bm25.ranking))
+    assert decide([model, half]).rival == "m with BM25"
