@@ -9,29 +9,38 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 
-# From the bottom up. A module may import from lower layers and from its own; __init__ and __main__
-# of the package stand above all others.
-LAYERS = (
-    ("similarity", "result", "judge", "_config", "_distributed", "_upstream", "_checks", "_files"),
+# From the bottom up, the plugin and on it the workbench. A module may import from lower layers and
+# from its own; __init__ and __main__ of the package stand above all others.
+PLUGIN = (
+    ("similarity", "result", "judge", "_distributed", "_upstream", "_checks", "_files"),
     ("geometry", "kernel"),
     ("modules",),
     ("losses", "surgery", "saving", "data"),
     ("training",),
-    ("clip", "revela", "evaluation"),
-    ("diagnosis", "serving", "mteb", "finetune", "report"),
+    ("clip", "revela", "evaluation", "mteb"),
+)
+WORKBENCH = (
+    ("_config", "report", "files", "folds", "choice"),
+    ("calibration", "verdict"),
+    ("diagnosis", "serving", "finetune"),
     ("comparison",),
     ("commands",),
-    ("__init__", "__main__"),
 )
+LAYERS = (*PLUGIN, *WORKBENCH, ("__init__", "__main__"))
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 STRANGERS = {("clip", "revela"), ("revela", "clip")}  # on one layer, but neither may know the other
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PARSED = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
+def home_of(parts: tuple[str, ...]) -> str:
+    """The folder of a wing, or the module itself, from the parts of a name below the package."""
+    name = parts[1] if parts[0] == "workbench" and len(parts) > 1 else parts[0]
+    return "__init__" if name == "workbench" else name
+
+
 def home(path: Path) -> str:
-    """The folder below the package, or the module itself."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return home_of(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -50,11 +59,26 @@ def imports(path: Path) -> Iterator[str]:
 def test_imports_point_down(path: Path):
     assert home(path) in LAYER
     for name in imports(path):
-        parts = name.split(".")
-        target = parts[1] if len(parts) > 1 and parts[1] in LAYER else "__init__"
-        if parts[1:] != ["__version__"]:
+        parts = name.split(".")[1:]
+        target = home_of((*parts, ""))
+        target = target if target in LAYER else "__init__"
+        if parts != ["__version__"]:
             assert LAYER[target] <= LAYER[home(path)], f"it imports {name}, which lies above it"
             assert (home(path), target) not in STRANGERS, f"it imports {name}"
+
+
+def test_the_plugin_knows_nothing_of_the_workbench():
+    """Not in a name of a string either, as importlib takes one."""
+    for path in MODULES:
+        if path.relative_to(PACKAGE).parts[0] not in ("workbench", "__main__.py"):
+            assert "workbench" not in path.read_text(encoding="utf-8"), path
+
+
+def test_the_drawing_of_contributing_is_this_table():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawn = text.split("### The layers")[1].split("```")[1]
+    words = [set(re.findall(r"\w+", layer)) & LAYER.keys() for layer in re.split("---+", drawn)]
+    assert words == [set(names) for names in reversed(LAYERS[:-1])]
 
 
 @pytest.mark.parametrize(

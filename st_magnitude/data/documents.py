@@ -1,31 +1,21 @@
-"""Documents from files, chunks of whole sentences or blocks of code, and pairs of neighbouring
-chunks."""
+"""Documents from files of text or code, and chunks of whole sentences or blocks of code."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
 from st_magnitude._checks import InputError, at_least, needs
 from st_magnitude.data.beir import DataError
-from st_magnitude.workbench.files.rows import (
-    OTHER_SUFFIXES,
-    SUFFIXES,
-    Columns,
-    files_of,
-    num_held_out,
-)
 
 logger = logging.getLogger(__name__)
 
-_PROSE = (".md", ".markdown", ".txt", ".text", ".rst")
+PROSE = (".md", ".markdown", ".txt", ".text", ".rst")
 _LANGUAGES = """
     .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js
     .jsx .mjs .cjs .ts .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml
@@ -53,7 +43,7 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         DataError: If a file that was named is not UTF-8.
     """
     path = Path(path)
-    files, others = files_of(path, _PROSE + _CODE)
+    files, others = files_of(path, PROSE + _CODE)
     if not files:
         raise FileNotFoundError(
             f"{str(path)!r} is neither a file of text, Markdown or source code nor a folder with "
@@ -82,6 +72,17 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         logger.warning(
             f"Left out {len(skipped):,} files of {path} that are not UTF-8, such as {skipped[0]}."
         )
+
+
+def files_of(path: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
+    """The files of a folder and its subfolders that are not hidden, sorted: those with one of the
+    suffixes, and the others. A file stands for itself."""
+    files = [path]
+    if not path.is_file():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        files = [file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}"]
+    found = [file for file in files if file.name.lower().endswith(suffixes)]
+    return found, [file for file in files if not file.name.lower().endswith(suffixes)]
 
 
 def as_document(row: object, where: str) -> Document:
@@ -215,68 +216,3 @@ _PARAGRAPHS = partial(_cut, re.compile(_BLANK_LINES))
 _LINES = partial(_cut, re.compile(r"\n"))
 _PROSE_LEVELS = (sentences, _LINES, split_words)
 _CODE_LEVELS = (_BLOCKS, _PARAGRAPHS, _LINES, split_words)
-
-
-LONG = 10_000  # characters
-_TAG = re.compile(
-    r"</?(a|b|br|code|div|em|h[1-6]|i|img|li|ol|p|pre|span|strong|table|td|tr|ul)\b[^<>]*>", re.I
-)
-
-
-def remarks(texts: Collection[str]) -> list[str]:
-    """Sentences on documents that models read badly."""
-    found = []
-    if number := sum(len(text) > LONG for text in texts):
-        found.append(
-            f"{number:,} documents have more than {LONG:,} characters. Encoders read the first"
-            " words, and tables average all: cut them, as st_magnitude.data.documents.chunk does."
-        )
-    if number := sum("<" in text and _TAG.search(text) is not None for text in texts):
-        found.append(
-            f"{number:,} documents have HTML tags, which count as words: take them out, as"
-            " BeautifulSoup(text).get_text() does."
-        )
-    return found
-
-
-MOST_WORDS = 40  # of a chunk
-FEWEST_WORDS = 8
-MOST_PAIRS = 2000  # of dev, and of test
-
-
-def holds_texts(path: Path) -> bool:
-    """Whether a path is a text, or a folder with texts and without pairs. Next to one text, which
-    may be a README, spreadsheets and JSON are pairs, too."""
-    texts, others = files_of(path, _PROSE)
-    kinds = SUFFIXES if len(texts) > 1 else (*SUFFIXES, *OTHER_SUFFIXES)
-    return bool(texts) and not any(file.name.lower().endswith(kinds) for file in others)
-
-
-def neighbours(documents: Iterable[Document], seed: int) -> list[Columns]:
-    """Pairs of each chunk and each of its neighbours. All chunks of a document are in one split.
-
-    Fewer than three documents are not split.
-    """
-    chunked: list[list[str]] = []
-    for document in documents:
-        pieces = chunk(document["text"], MOST_WORDS, code=document["code"])
-        chunked.append([piece for piece in pieces if count_words(piece) >= FEWEST_WORDS])
-    chunked = [pieces for pieces in chunked if len(pieces) > 1]
-    if not chunked:
-        raise DataError(
-            f"The texts have no labels, and none of them has two chunks of {FEWEST_WORDS} words."
-        )
-    chunked.sort(key=lambda pieces: hashlib.sha256(f"{seed} {pieces}".encode()).digest())
-    number = num_held_out(len(chunked))
-    tables = []
-    for part in ("test", "dev", "train"):
-        left = number if part != "train" else len(chunked)
-        pairs: list[tuple[str, str]] = []
-        while left and (part == "train" or len(pairs) < MOST_PAIRS):
-            left -= 1
-            for before, after in pairwise(chunked.pop()):
-                pairs += [(before, after), (after, before)]
-        queries, answers = zip(*pairs, strict=True) if pairs else ((), ())
-        cells = {"query": queries, "document": answers}
-        tables.append(Columns(cells, partial("{} {}".format, f"pair of {part}"), part))
-    return tables

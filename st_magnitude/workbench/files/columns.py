@@ -11,8 +11,8 @@ from typing import NamedTuple
 from st_magnitude._checks import shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.data.documents import remarks
 from st_magnitude.workbench.files.rows import PARTS, Columns
+from st_magnitude.workbench.files.texts import remarks
 
 HIGHEST_GRADE = 3  # whole scores up to it are grades
 RELEVANT = 0.8  # of the highest score, where scores are no grades

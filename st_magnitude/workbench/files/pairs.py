@@ -17,17 +17,12 @@ from st_magnitude._checks import in_range
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.data.documents import (
-    as_document,
-    holds_texts,
-    neighbours,
-    read_documents,
-    remarks,
-)
+from st_magnitude.data.documents import as_document, read_documents
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
 from st_magnitude.workbench.files.rows import Source, num_held_out, read_columns
+from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

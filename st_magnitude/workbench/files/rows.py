@@ -28,6 +28,7 @@ from pyarrow import ArrowException, parquet
 
 from st_magnitude._checks import needs, shown
 from st_magnitude.data.beir import DataError, json_lines
+from st_magnitude.data.documents import files_of
 
 _LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
 SUFFIXES = (*_LINES, *(f"{suffix}.gz" for suffix in _LINES), ".parquet")
@@ -131,17 +132,6 @@ def _from_hub(name: str) -> Source:
             f"There is no file or folder {name!r}, and the hub gives no data set of this name"
             f" ({said_by(error)})."
         ) from error
-
-
-def files_of(path: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
-    """The files of a folder and its subfolders that are not hidden, sorted: those with one of the
-    suffixes, and the others. A file stands for itself."""
-    files = [path]
-    if not path.is_file():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        files = [file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}"]
-    found = [file for file in files if file.name.lower().endswith(suffixes)]
-    return found, [file for file in files if not file.name.lower().endswith(suffixes)]
 
 
 def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
