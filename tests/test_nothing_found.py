@@ -14,6 +14,7 @@ from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
 from st_magnitude.workbench.comparison.config import Candidate
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
+from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.finetune.held_out import Baseline
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
@@ -30,7 +31,7 @@ PRIOR = {document: -9.0 if document == "z" else -1.0 for document in DATA.corpus
 
 
 def verdict():
-    return Baseline(MODEL, DATA, DATA, (), TrainConfig()).compare()[0]
+    return Baseline(MODEL, Exam(DATA, DATA), TrainConfig()).compare()[0]
 
 
 def comparison():

@@ -96,9 +96,8 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
     config = TrainConfig(folds=5, keep_anyway=True)
     minilm = str(bundled_minilm())
     with patch.object(held_out, "verdict_of", spy), tempfile.TemporaryDirectory() as work:
-        options = {"dev": splits["dev"], "dev_is_drawn": True, "also": [minilm]}
         model = stm.load("wordllama", device="cpu")
-        verdict = train(model, splits["train"], Path(work, "out"), config, **options).verdict
+        verdict = train(model, splits, Path(work, "out"), config, also=[minilm]).verdict
     before, after, (encoder,), lexical = given[0]
     data = after.ranking.data
     qrels = {q: dict(grades) for q, grades in data.relevant.items() if q in after.ranking}
