@@ -104,7 +104,7 @@ def compare(
             tasks = {BEFORE: encode(base, trials.test)}
             seconds = time.perf_counter() - start
             tasks |= {of: encode(load(of), trials.test) for of in also}
-            verdict_on = controls(trials.test, tasks, config.seed)
+            verdict_on = controls(exam, tasks, config.seed)
             run = _Run(trials, output, progress, verdict_on, seconds, began, say)
             if not progress.entries:
                 progress.steps = run.plan(measured)

@@ -31,6 +31,7 @@ from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.choice import System
 from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.finetune.classifier import classifier_control
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import make_rows, train_copy
 from st_magnitude.workbench.verdict import (
@@ -108,11 +109,10 @@ def system_of(name: str, task: EncodedTask) -> System:
     return System(name, task.search(DEPTH), float(task.similarity.exponents[1]))
 
 
-def controls(
-    data: RetrievalData, tasks: Mapping[str, EncodedTask], seed: int
-) -> Callable[..., Verdict]:
-    """Searches by BM25 and by models, of which the pretrained one comes first, and returns
-    `verdict_of`, which judges a trained model next to them."""
+def controls(exam: Exam, tasks: Mapping[str, EncodedTask], seed: int) -> Callable[..., Verdict]:
+    """Searches by BM25, by a classifier and by models, of which the pretrained one comes first, and
+    returns `verdict_of`, which judges a trained model next to them."""
+    data = cast(RetrievalData, exam.judged)
     before, *also = [system_of(name, task) for name, task in tasks.items()]
     lexical, no_control = bm25_control(data)
     return partial(
@@ -121,6 +121,7 @@ def controls(
         also=also,
         lexical=lexical,
         no_control=no_control,
+        classifier=classifier_control(exam, DEPTH),
         split=split_of(data),
         seed=seed,
     )
@@ -213,16 +214,16 @@ class Baseline:
         self.data = exam.judged or exam.train
         if len(self.data.corpus) < 2:
             raise DataError("The corpus has one document: there is nothing to tell apart.")
-        began = time.perf_counter()
         if exam.judged is not None:
             warn_if_few(self.data.query_ids, "a model")
+            began = time.perf_counter()
             models = {BEFORE: model, **self.others}
             self.tasks = {name: encode(encoder, self.data) for name, encoder in models.items()}
-            self.verdict_on = controls(self.data, self.tasks, config.seed)
+            self.seconds = time.perf_counter() - began
+            self.verdict_on = controls(exam, self.tasks, config.seed)
         self.geometry = self._geometry(self.tasks.get(BEFORE))
         self.confirming = self._searches(BEFORE)
         self.tasks.clear()  # which take memory while the model trains
-        self.seconds = time.perf_counter() - began
 
     def _searches(self, name: str) -> dict[str, System]:
         """The searches by the model, under a name, and before training also by the other ones, for

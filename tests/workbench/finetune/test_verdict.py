@@ -19,7 +19,7 @@ from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.finetune.held_out import Baseline
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.folds import folds_of
-from st_magnitude.workbench.verdict import BEFORE, Confirmation, Row, Scored, Verdict
+from st_magnitude.workbench.verdict import BEFORE, CLASSIFIER, Confirmation, Row, Scored, Verdict
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -274,6 +274,17 @@ def test_a_gain_of_training_is_said_once(training, said):
     found = verdict_of(BETTER, decision=decision, training=training).deploy
     assert found.count("the training changes") == said
     assert found.count(str(BETTER)) == 1
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"), [(BETTER, ""), (OPEN, "is not clearly worse: +2.0"), (WORSE, "is better: -4")]
+)
+def test_a_classifier_is_named_where_nothing_clearly_beats_it(gain, said):
+    rows = (Row(CLASSIFIER, 0.6, gain),)
+    decision = Decision("the trained model", 0.6, "", "", None)
+    found = verdict_of(BETTER, rows=rows, decision=decision).deploy
+    assert (CLASSIFIER.capitalize() in found) == bool(said)
+    assert said in found
 
 
 @pytest.mark.parametrize(
