@@ -239,7 +239,9 @@ def recommended(
         f" ({100 * tolerance:g} %)."
     )
     if cell in fitting:
-        return cell, f"Store {cell}, {cell.bytes_per_document:,} bytes a document: it costs {cost}"
+        size = cell.bytes_per_document
+        unit = "byte" if size == 1 else "bytes"
+        return cell, f"Store {cell}, {size:,} {unit} a document: it costs {cost}"
     if cell is full:
         return cell, ""
     until = "" if cell.fits(allowed) is False else ", or measure more queries"

@@ -157,7 +157,7 @@ def test_it_recommends_the_storage_of_compress_in_words_of_the_file(tmp_path):
         done = invoke(name, tmp_path / "bow", data=tmp_path / "rows.csv")
         assert done.exit_code == 0, done.output
         said[name] = " ".join(done.output.split())
-    sentence = "Store 8 dimensions in binary, 1 bytes a document: it costs 0.0 points of nDCG@10"
+    sentence = "Store 8 dimensions in binary, 1 byte a document: it costs 0.0 points of nDCG@10"
     for text in said.values():
         assert sentence in text
         assert "allowed are 5.0 (5 %)." in text
