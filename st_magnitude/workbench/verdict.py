@@ -21,7 +21,6 @@ from st_magnitude.workbench.choice import (
     decide,
     systems_of,
 )
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
 
 __all__ = ["AFTER", "BEFORE", "Change", "Confirmation", "Row", "Scored", "Verdict"]
 __all__ += ["row_of", "scored_of", "scoring_name", "verdict_of"]
@@ -297,8 +296,7 @@ def verdict_of(
         classifier: The rankings of a linear classifier by C, not weighed either.
         decides: Whether to decide what to deploy.
     """
-    folds = folds_of(before.ranking.data, DEFAULT_FOLDS, seed)
-    systems = systems_of([before, after, *also], lexical, folds)
+    systems = systems_of([before, after, *also], lexical, seed)
     best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
     over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
     found = {system.name: system for system in systems}
