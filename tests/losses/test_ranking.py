@@ -64,10 +64,9 @@ GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 UPSTREAM = [{}, {"directions": GTE}, {"directions": GTE[::2], "partition_mode": "per_direction"}]
 
 
-@pytest.mark.parametrize("num_negatives", [0, 2])
 @pytest.mark.parametrize(
-    ("loss_class", "function", "scale"),
-    [(stm.CosineRankingLoss, cos_sim, 20.0), (stm.DotRankingLoss, dot_score, 1.5)],
+    ("loss_class", "function", "scale", "num_negatives"),
+    [(stm.CosineRankingLoss, cos_sim, 20.0, 2), (stm.DotRankingLoss, dot_score, 1.5, 0)],
 )
 @pytest.mark.parametrize(
     "options", UPSTREAM, ids=lambda options: "-".join(map(str, options.values()))
