@@ -17,7 +17,6 @@ from st_magnitude.workbench.choice import (
     Decision,
     Fusion,
     System,
-    choose,
     decide,
     systems_of,
 )
@@ -314,7 +313,7 @@ def verdict_of(
     others = [one for one in systems if one is not before and one is not after]
     rows = [before, replace(after, name=label), *shown, *others]
     if classifier:
-        rows.append(System(CLASSIFIER, choose(classifier, folds).of(classifier)))
+        rows.append(System(CLASSIFIER, Options.choose(classifier, seed=seed).held_out))
     changes = after.ranking.ndcg - before.ranking.ndcg
     return Verdict(
         queries=scored.gain.queries,
