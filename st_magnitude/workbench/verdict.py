@@ -20,6 +20,7 @@ from st_magnitude.workbench.choice import (
     decide,
     systems_of,
 )
+from st_magnitude.workbench.options import Options
 
 __all__ = ["AFTER", "BEFORE", "Change", "Confirmation", "Row", "Scored", "Verdict"]
 __all__ += ["row_of", "scored_of", "scoring_name", "verdict_of"]
