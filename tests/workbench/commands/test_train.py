@@ -282,7 +282,9 @@ def test_a_file_that_somebody_writes_during_a_run_stays(place, monkeypatch):
 
 
 # before and after modules.json
-@pytest.mark.parametrize("fails", ["training.run_folder.write_model", "finetune.train.add_section"])
+@pytest.mark.parametrize(
+    "fails", ["training.run_folder.write_model", "workbench.finetune.train.add_section"]
+)
 def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")
