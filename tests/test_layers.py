@@ -21,7 +21,7 @@ PLUGIN = (
 )
 WORKBENCH = (
     ("_config", "report", "files", "folds", "options", "choice"),
-    ("calibration", "verdict"),
+    ("calibration", "verdict", "exam"),
     ("diagnosis", "serving", "finetune"),
     ("comparison",),
     ("commands",),

@@ -14,6 +14,7 @@ from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
 from st_magnitude.workbench.comparison.config import Candidate
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
+from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.finetune.held_out import Baseline
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
@@ -29,7 +30,7 @@ DATA = RetrievalData(QUERIES, CORPUS, {query: {"z"} for query in QUERIES})
 
 
 def verdict():
-    return Baseline(MODEL, DATA, DATA, (), TrainConfig()).compare()[0]
+    return Baseline(MODEL, Exam(DATA, DATA), TrainConfig()).compare()[0]
 
 
 def comparison():

@@ -48,7 +48,7 @@ def test_diagnose_and_calibrate_agree():
 
 @pytest.mark.parametrize(("seed", "similarity"), [(0, "cosine"), (1, "dot")])
 def test_noise_is_called_noise(seed, similarity):
-    found = found_in(seed, "noise", num_queries=600, similarity=similarity)
+    found = found_in(seed, "noise", num_queries=300, similarity=similarity)
     assert abs(found.cohens_d) < 0.35
     if similarity == "cosine":
         assert found["exponent"].verdict == "no benefit expected"
