@@ -18,8 +18,8 @@ from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.calibration import exponent_curve
-from st_magnitude.workbench.diagnosis import advice, measure
-from st_magnitude.workbench.diagnosis.findings import DO, Diagnosis
+from st_magnitude.workbench.diagnosis import advice
+from st_magnitude.workbench.diagnosis.findings import DO, Diagnosis, NormStatistics
 
 
 def diagnose(
@@ -69,37 +69,36 @@ def diagnose(
     task = data.encode(model, similarity, **encode | {"before_normalize": True})
     _check(task.data, min_gain, tolerance)  # without what the model has read
     today = task.similarity
-    answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
+    answers = NormStatistics.of(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = data.is_relevant | np.isin(data.document_ids, list(also_relevant))
     curve = exponent_curve(task, seed=seed)
     has_magnitude = not are_unit(answers.values)
-    tried = measure.tried_of(curve)
+    tried = advice.tried_of(curve)
     first = advice.exponent(curve, tried, today.name, has_magnitude, min_gain)
     if first.verdict == DO:
         task = replace(task, similarity=Similarity(1.0, tried.value))
-    scoring = task.similarity.name
     cells = cells_of(search_formats(task))
     directions = COSINE.document(task.documents)
     return Diagnosis(
         model=model_name(model),
         data=data.name,
         similarity=today.name,
-        recommended=scoring,
+        recommended=task.similarity.name,
         normalizes=normalizes_output(model),
         has_magnitude=has_magnitude,
         query_ids=list(task.query_ids),
         document_ids=data.document_ids,
         is_relevant=is_relevant,
-        queries=measure.norm_statistics(task.queries, list(task.data.asked.values())),
+        queries=NormStatistics.of(task.queries, list(task.data.asked.values())),
         documents=answers,
-        **measure.effect_sizes(answers, is_relevant),
+        **answers.effect_sizes(is_relevant),
         exponent=curve,
         tried=tried,
         isoscore=geometry.isoscore(directions),
         isoscore_ceiling=geometry.isoscore_ceiling(*directions.shape),
         mean_cosine=geometry.mean_cosine(directions),
         cells=cells,
-        recommendations=[first, advice.storage(cells, tolerance, scoring)],
+        recommendations=[first, advice.storage(cells, tolerance)],
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from st_magnitude import geometry
 from st_magnitude.evaluation.compression import CompressionCell, summary
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference, judge
 from st_magnitude.result import UNSAVED, Result, Table
+from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.calibration import ExponentCurve
 from st_magnitude.workbench.choice import System
 from st_magnitude.workbench.options import Options
@@ -40,6 +45,31 @@ class NormStatistics:
     quantiles: tuple[float, ...]  # norms at 5, 25, 50, 75 and 95 %
     length_spearman: float  # rank correlation with the number of words; nan if one is constant
 
+    @classmethod
+    def of(cls, embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
+        """The statistics of n texts and their raw embeddings, (n, D)."""
+        words = np.array([len(text.split()) for text in texts], dtype=float)
+        values = geometry.norms(embeddings)
+        return cls(
+            values=values,
+            words=words,
+            mean=float(values.mean()),
+            cv=geometry.coefficient_of_variation(values),
+            quantiles=tuple(float(q) for q in np.quantile(values, QUANTILES)),
+            # norms of 1 differ by rounding only, which correlates with nothing
+            length_spearman=math.nan if are_unit(values) else geometry.spearman(values, words),
+        )
+
+    def effect_sizes(self, is_relevant: Mask) -> dict[str, float]:
+        """Cohen's d by ``is_relevant`` (n,), as fields of a diagnosis."""
+        if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
+            return {"cohens_d": math.nan, "adjusted_cohens_d": math.nan}
+        log_words = np.log(np.maximum(self.words, 1))
+        return {
+            "cohens_d": geometry.cohens_d(self.values[is_relevant], self.values[~is_relevant]),
+            "adjusted_cohens_d": geometry.adjusted_cohens_d(self.values, log_words, is_relevant),
+        }
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -50,19 +80,11 @@ class Recommendation:
     verdict: str  # "do", "no benefit expected" or "not enough data", see docs/diagnose.md
     choice: str  # the setting to use
     reason: str
-    scoring: str  # with which the change was measured
-    gain: Difference | None = None  # None: unmeasured
-    gain_of: str = ""  # the difference that the gain is, if the reason does not say it
+    gain: Difference | None = None  # in nDCG@10; None: unmeasured
 
     def __str__(self) -> str:
-        lines = [f"[{self.verdict}] {self.action}"]
-        if self.gain is not None and self.gain_of:
-            lines.append(
-                f"{self.gain_of}: {self.gain} on {self.gain.queries:,} queries. Scoring:"
-                f" {self.scoring}."
-            )
         choice = f"until then {self.choice}" if self.verdict == NOT_ENOUGH else self.choice
-        return "\n     ".join([*lines, self.reason, f"-> {choice}"])
+        return f"[{self.verdict}] {self.action}\n     {self.reason}\n     -> {choice}"
 
 
 @dataclass(frozen=True)
