@@ -15,10 +15,9 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "serving"),
-    *("similarity", "training"),
-    *("data.retrieval", "diagnosis.findings", "evaluation.calibration"),
-    *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
+    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "similarity"),
+    *("training", "data.retrieval", "kernel.infonce", "surgery.gradients", "surgery.normalize"),
+    *("workbench.calibration", "workbench.diagnosis.findings", "workbench.serving"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
 MADE |= {f"{notebook.stem}.md" for notebook in DOCS.glob("*.ipynb")}
