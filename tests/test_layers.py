@@ -20,7 +20,7 @@ PLUGIN = (
     ("clip", "revela", "evaluation", "mteb"),
 )
 WORKBENCH = (
-    ("_config", "report", "files", "folds", "choice"),
+    ("_config", "report", "files", "folds", "options", "choice"),
     ("calibration", "verdict", "exam"),
     ("diagnosis", "serving", "finetune"),
     ("comparison",),

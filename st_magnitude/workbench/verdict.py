@@ -17,11 +17,10 @@ from st_magnitude.workbench.choice import (
     Decision,
     Fusion,
     System,
-    choose,
     decide,
     systems_of,
 )
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.options import Options
 
 __all__ = ["AFTER", "BEFORE", "Change", "Confirmation", "Row", "Scored", "Verdict"]
 __all__ += ["row_of", "scored_of", "scoring_name", "verdict_of"]
@@ -297,8 +296,7 @@ def verdict_of(
         classifier: The rankings of a linear classifier by C, not weighed either.
         decides: Whether to decide what to deploy.
     """
-    folds = folds_of(before.ranking.data, DEFAULT_FOLDS, seed)
-    systems = systems_of([before, after, *also], lexical, folds)
+    systems = systems_of([before, after, *also], lexical, seed)
     best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
     over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
     found = {system.name: system for system in systems}
@@ -316,7 +314,7 @@ def verdict_of(
     others = [one for one in systems if one is not before and one is not after]
     rows = [before, replace(after, name=label), *shown, *others]
     if classifier:
-        rows.append(System(CLASSIFIER, choose(classifier, folds).of(classifier)))
+        rows.append(System(CLASSIFIER, Options.choose(classifier, seed=seed).held_out))
     changes = after.ranking.ndcg - before.ranking.ndcg
     return Verdict(
         queries=scored.gain.queries,

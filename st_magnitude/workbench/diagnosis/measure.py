@@ -1,22 +1,19 @@
-"""Measurements: properties of a model and a task, and the bench on which changes are compared."""
+"""Measurements: the norms of a model, and the exponent to try in place of the present one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from st_magnitude import geometry
-from st_magnitude.data.task import EncodedTask
 from st_magnitude.geometry import Array
 from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.calibration import ExponentCurve, preferring
-from st_magnitude.workbench.choice import Choice, choose, highest_rows
 from st_magnitude.workbench.diagnosis.findings import QUANTILES, Mask, NormStatistics
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.options import Options, highest_rows
 
 
 def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
@@ -46,7 +43,7 @@ def effect_sizes(documents: NormStatistics, is_relevant: Mask) -> dict[str, floa
     }
 
 
-def change_of(curve: ExponentCurve) -> Choice[float]:
+def tried_of(curve: ExponentCurve) -> Options[float]:
     """The exponent to try in place of the present one: the recommended one, or the best other."""
     exponents = curve.exponents
     rule = preferring(exponents, curve.present, curve.seed)
@@ -58,17 +55,4 @@ def change_of(curve: ExponentCurve) -> Choice[float]:
             return chosen
         return int(others[highest_rows(values[others])[-1]])
 
-    data = curve.at(curve.present).data
-    return choose(curve.rankings, folds_of(data, DEFAULT_FOLDS, curve.seed), rule_of_others)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The encoded task and the settings with which every change is measured."""
-
-    task: EncodedTask  # with the similarity by which changes are scored
-    curve: ExponentCurve
-    has_magnitude: bool  # whether the norms differ
-    min_gain: float
-    tolerance: float
-    seed: int
+    return Options.choose(curve.rankings, rule_of_others, curve.seed)

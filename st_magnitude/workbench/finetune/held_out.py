@@ -286,8 +286,8 @@ class Baseline:
         curve = exponent_curve(task, seed=self.config.seed)
         best = trained
         if curve.best != curve.present:
-            options = task.sweep({curve.best, *curve.choice.by_query}, DEPTH)
-            best = System(AFTER, curve.choice.of(options), curve.best)
+            options = task.sweep({curve.best, *curve.by_query}, DEPTH)
+            best = System(AFTER, curve.of(options), curve.best)
         saved, other = (trained, best) if self.config.keep_scoring else (best, trained)
         name = f"{AFTER}, {scoring_name(other.exponent)} (not saved)"
         shown = [] if other is saved else [replace(other, name=name)]

@@ -138,8 +138,7 @@ def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_
     assert rates == [2e-5, 2e-4]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("has_lora", [False, True])
+@pytest.mark.parametrize(("dtype", "has_lora"), [(torch.bfloat16, False), (torch.float16, True)])
 def test_weights_in_half_precision(data_folder, tiny_path, tmp_path, caplog, dtype, has_lora):
     """They would lose small steps; those under LoRA are frozen."""
     model, data = stm.load(tiny_path).to(dtype), stm.load_splits(data_folder)["train"]
