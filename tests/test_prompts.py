@@ -60,9 +60,12 @@ def by_role(model, texts):
     ]
 
 
-@pytest.mark.parametrize("prompts", [True, False])
 @pytest.mark.parametrize(
-    "kind", ["transformer", "without prompt tokens", "static", "router", "chat"]
+    ("kind", "prompts"),
+    [
+        *((kind, True) for kind in ("transformer", "without prompt tokens", "router", "chat")),
+        *((kind, False) for kind in ("transformer", "static")),
+    ],
 )
 def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog):
     """With the prompts of the model, or none at all; routes are those of the roles."""

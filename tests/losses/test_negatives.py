@@ -196,9 +196,14 @@ def test_a_first_batch_without_negatives_warns_once(model, caplog, rows, number)
 
 
 @pytest.mark.parametrize(
-    ("margin", "strategy"), [(-0.2, "absolute"), (0.3, "absolute"), (0.05, "relative")]
+    ("margin", "strategy", "direction"),
+    [
+        (-0.2, "absolute", DIRECTIONS[2]),
+        (0.3, "absolute", DIRECTIONS[0]),
+        (0.05, "relative", DIRECTIONS[1]),
+        (0.05, "relative", DIRECTIONS[2]),
+    ],
 )
-@pytest.mark.parametrize("direction", DIRECTIONS)
 @BATCHING
 def test_margin_by_the_models_own_scores(model, margin, strategy, direction, mini_batch_size):
     """Over the longest prefix, for all terms, with the norms that the similarity keeps."""
