@@ -120,14 +120,13 @@ def test_no_query_that_judges_a_model_is_a_text_of_its_training(
     table, judged, shape, form, tmp_path
 ):
     splits = splits_of(shape, form, 0, tmp_path / "data")
-    shared = {"also_relevant": splits.relevant_documents(), "test": splits["test"]}
+    splits.drawn = {"dev", "test"}
     for number, options in enumerate(
         ({"folds": 3}, {"folds": 0}, {"folds": 2, "negatives": 2}, {"folds": 0, "negatives": 1})
     ):
-        config = TrainConfig(max_steps=1, batch_size=2, keep_anyway=True, **options)
+        options |= {"max_steps": 1, "batch_size": 2, "keep_anyway": True, "confirm": "test"}
         output = tmp_path / str(number)
-        data = {"dev": splits["dev"], "dev_is_drawn": True, **shared}
-        found = train(copy.deepcopy(table), splits["train"], output, config, **data)
+        found = train(copy.deepcopy(table), splits, output, TrainConfig(**options))
         assert found.confirmed.queries > 0
         _, asked = judged[-1]  # the saved model on test
         assert asked == {spelled(text) for text in splits["test"].asked.values()}

@@ -11,7 +11,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 from st_magnitude import (
     calibrate_exponent,
-    calibrate_prior,
     diagnose,
     mine_negatives,
 )
@@ -97,9 +96,6 @@ def test_the_scoring_of_a_model(closing, states, served, before):
 MEASURES = {
     **{name: lambda model, data, kind=kind: kind(*data)(model) for name, kind in KINDS.items()},
     "exponent": lambda model, data: calibrate_exponent(model, RetrievalData(*data)),
-    "prior": lambda model, data: calibrate_prior(
-        model, RetrievalData(*data), RetrievalData(*data).log_prior()
-    ),
     "mining": lambda model, data: mine_negatives(model, RetrievalData(*data)),
     "diagnose": lambda model, data: diagnose(model, RetrievalData(*data)),
 }

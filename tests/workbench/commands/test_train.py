@@ -380,10 +380,10 @@ def test_answers_of_other_splits_are_not_called_never_relevant(
     assert "cohens_d" not in done.output
     assert "no training row has a negative" in caplog.text
     config = TrainConfig(loss="qnorm", max_steps=1, batch_size=4, folds=0)
-    for options in ({}, {"dev": parts["dev"]}, {"also_relevant": halves["dev"]}):
-        output = tmp_path / str([*options])
-        found = train(str(static_path), parts["train"], output, config, **options)
-        assert ("cohens_d" in found.geometry["after"]) == (not options)
+    for others in ((), ("dev",), ("other",)):
+        data = {"train": parts["train"]} | dict.fromkeys(others, parts["dev"])
+        found = train(str(static_path), data, tmp_path / str(others), config)
+        assert ("cohens_d" in found.geometry["after"]) == (not others)
 
 
 def test_a_lora_is_trained_restored_from_its_checkpoint_and_merged(place, tiny_path):
