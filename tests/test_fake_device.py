@@ -138,8 +138,10 @@ class Encoder(nn.Module):
         return features | {"sentence_embedding": tokens.mean(dim=1)}
 
 
-@pytest.mark.parametrize("name", DEVICE_LOSSES)
-@pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
+@pytest.mark.parametrize(
+    ("name", "mini_batch_size"),
+    [*((name, None) for name in DEVICE_LOSSES), *((name, 4) for name in ("prior", "learnable"))],
+)
 def test_a_step_of_a_loss(
     folder: str, name: str, mini_batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

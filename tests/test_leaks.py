@@ -10,12 +10,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from _lookup import tokenizer_of
 from huggingface_hub import HfApi, RepoUrl
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import st_magnitude as stm
 from st_magnitude.data.beir import DataError
@@ -73,11 +71,9 @@ CASES = [
 
 @pytest.fixture
 def table():
-    vocabulary = {word: i for i, word in enumerate(["[UNK]", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    weights = np.random.default_rng(0).normal(size=(len(vocabulary), 8)).astype(np.float32)
-    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=weights)])
+    weights = np.random.default_rng(0).normal(size=(len(WORDS) + 1, 8)).astype(np.float32)
+    module = StaticEmbedding(tokenizer_of(WORDS), embedding_weights=weights)
+    return SentenceTransformer(modules=[module])
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 from _cli import figures, invoke, refusal
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
+from _lookup import bag
 
 import st_magnitude as stm
 from st_magnitude import evaluation
@@ -23,7 +22,7 @@ READ = 150  # of 200 queries
 
 @pytest.fixture
 def model():
-    model = SentenceTransformer(modules=[BoW(WORDS)], similarity_fn_name="dot", device="cpu")
+    model = bag(WORDS)
     remember(model, [f"W{i}  w0!" for i in range(READ)])
     return model
 

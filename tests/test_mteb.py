@@ -105,7 +105,7 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
     assert value != values["dot"]
 
 
-@pytest.mark.parametrize("name", ["../../../../data", "..", "a/b", "w" * 255])
+@pytest.mark.parametrize("name", ["../../../../data", "w" * 255])
 def test_names_stay_within_the_folder_of_results(static_model, task, tmp_path, name):
     model = tmp_path / ("m" * 255)
     static_model.save_pretrained(str(model))

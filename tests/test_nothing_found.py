@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
+from _lookup import bag
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -20,7 +19,7 @@ from st_magnitude.workbench.finetune.settings import TrainConfig
 
 NOTHING = "so nothing can be recommended: check the judgments"
 WORDS = [f"word{i}" for i in range(8)]
-MODEL = SentenceTransformer(modules=[BoW(WORDS)], similarity_fn_name="dot", device="cpu")
+MODEL = bag(WORDS)
 
 
 # For each word twelve documents of different norms, and one answer, which has none of the words.
@@ -74,7 +73,7 @@ def test_every_result_is_walked():
 
 def test_storage_that_finds_by_chance_what_the_whole_embedding_misses_is_not_recommended():
     """In one dimension all documents are equal, and the first by its id answers."""
-    model = SentenceTransformer(modules=[BoW(["tea", "wax"])], device="cpu")
+    model = bag(["tea", "wax"], similarity="cosine")
     corpus = {"a": "tea wax wax"} | {f"b{i:02}": "tea tea" for i in range(20)}
     queries = {f"q{i}": "tea" for i in range(80)}
     found = stm.diagnose(model, RetrievalData(queries, corpus, {q: {"a"} for q in queries}))

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from _lookup import tokenizer_of
 from _tiny import ROWS, columns, language_model, load_transformer, tokenizer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -25,9 +26,7 @@ DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query i
 def words() -> Tokenizer:
     """A tokenizer with other numbers than those of `tokenizer`."""
     names = sorted({word for row in ROWS for text in row for word in text.split()}, reverse=True)
-    found = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", *names])}, "?"))
-    found.pre_tokenizer = pre_tokenizers.Whitespace()
-    return found
+    return tokenizer_of(names)
 
 
 def static(tokens=None):
@@ -60,9 +59,12 @@ def by_role(model, texts):
     ]
 
 
-@pytest.mark.parametrize("prompts", [True, False])
 @pytest.mark.parametrize(
-    "kind", ["transformer", "without prompt tokens", "static", "router", "chat"]
+    ("kind", "prompts"),
+    [
+        *((kind, True) for kind in ("transformer", "without prompt tokens", "router", "chat")),
+        *((kind, False) for kind in ("transformer", "static")),
+    ],
 )
 def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog):
     """With the prompts of the model, or none at all; routes are those of the roles."""

@@ -4,11 +4,10 @@ import csv
 from functools import partial
 
 import pytest
+from _lookup import bag
 from _trainer import make_trainer
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import (
     calibrate_exponent,
@@ -83,8 +82,7 @@ HALF = Similarity(1.0, 0.5)
     ],
 )
 def test_the_scoring_of_a_model(closing, states, served, before):
-    modules = [BoW(["a"]), *closing]
-    model = SentenceTransformer(modules=modules, similarity_fn_name=states, device="cpu")
+    model = bag(["a"], *closing, similarity=states)
     assert scoring_of(model) == served
     assert scoring_of(model, before_normalize=True) == before
     assert scoring_of(model, "qnorm", before_normalize=True) == Similarity.named("qnorm")

@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
+from _lookup import bag
 from _tiny import ROWS
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import mine_hard_negatives
 
 import st_magnitude as stm
@@ -63,9 +63,7 @@ def test_a_cosine_model_gets_what_sentence_transformers_mines(model, options):
 
 def words(*closing, similarity: str = "dot") -> SentenceTransformer:
     """A model whose embeddings count the words a, b, c and d: scores can be read off."""
-    return SentenceTransformer(
-        modules=[BoW([*"abcd"]), *closing], similarity_fn_name=similarity, device="cpu"
-    )
+    return bag("abcd", *closing, similarity=similarity)
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ MASKS = {
 PARTITIONS = [(x, "per_direction") for x in DIRECTIONS] + [(x, "joint") for x in JOINT]
 
 
-@pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8), (1, 0)])
+@pytest.mark.parametrize("gammas", [(0.3, 0.8), (1, 0)])
 @pytest.mark.parametrize(("directions", "partition_mode"), PARTITIONS)
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("corrected", [False, True])
@@ -410,16 +410,22 @@ def test_float32_holds_where_probabilities_underflow():
     assert gradients[0][:, 0].abs().max() < 1e-5
 
 
-PAIRS = {"best": 3.0, "as others": None, "worst": -3.0}  # the positive, in units of the query
-LEFT_OUT = {"none": None, "some": IDS, "all": torch.zeros(9, dtype=torch.int64)}
+ALL_OUT = torch.zeros(9, dtype=torch.int64)
+# the positive in units of the query, where it is not as others, and what is left out
+PAIRS = {
+    "best": (3.0, None),
+    "best of some": (3.0, IDS),
+    "others": (None, IDS),
+    "worst": (-3.0, None),
+    "worst and alone": (-3.0, ALL_OUT),
+}
 
 
 @pytest.mark.parametrize(
     ("directions", "hardness"), [(FORWARD, 0.0), (FORWARD, 9.0), (FORWARD, 200.0), (BACKWARD, 0.0)]
 )
 @pytest.mark.parametrize("log_range", [0, 100, 5000])
-@pytest.mark.parametrize("left_out", LEFT_OUT.values(), ids=LEFT_OUT)
-@pytest.mark.parametrize("of_pairs", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize(("of_pairs", "left_out"), PAIRS.values(), ids=PAIRS)
 def test_the_largest_logit_is_the_anchor(of_pairs, left_out, log_range, directions, hardness):
     """Of a row whose best score has not the largest logit: exponentials relative to the score's
     would all vanish in float32, or overflow."""

@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from _lookup import bag, tokenizer_of
 from _losses import BATCHING, DIRECTIONS, TWICE, assert_same, batch_of, reference
 from _tiny import ROWS, raw_embeddings
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import BoW, Dense, StaticEmbedding
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
 from tokenizers.processors import TemplateProcessing
 
 import st_magnitude as stm
@@ -73,9 +71,8 @@ def test_keys_are_those_of_the_tokens():
 
 def test_what_is_not_text_equals_nothing(monkeypatch):
     same = padded([[1, 2], [1, 2]])
-    bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu").preprocess(["tea", "tea"])
     inputs = [
-        bag,
+        bag(["tea"]).preprocess(["tea", "tea"]),
         {"input_ids": same["input_ids"]},
         same | {"pixel_values": torch.zeros(2, 3)},
         same | {"modality": ("image", "text")},
@@ -161,10 +158,10 @@ def test_copies_are_counted_as_by_their_ids(offset):
 
 
 def test_what_is_not_text_has_no_share():
-    bag = SentenceTransformer(modules=[BoW(["tea", "sky"]), Dense(2, 2)], device="cpu")
+    model = bag(["tea", "sky"], Dense(2, 2))
     for margin, is_told in ((None, False), (-0.1, True)):
-        loss = stm.CosineRankingLoss(bag, margin=margin)
-        loss(batch_of(bag, [("tea", "tea"), ("sky", "sky")]))
+        loss = stm.CosineRankingLoss(model, margin=margin)
+        loss(batch_of(model, [("tea", "tea"), ("sky", "sky")]))
         assert bool(loss.get_log()) is is_told
 
 
@@ -196,9 +193,14 @@ def test_a_first_batch_without_negatives_warns_once(model, caplog, rows, number)
 
 
 @pytest.mark.parametrize(
-    ("margin", "strategy"), [(-0.2, "absolute"), (0.3, "absolute"), (0.05, "relative")]
+    ("margin", "strategy", "direction"),
+    [
+        (-0.2, "absolute", DIRECTIONS[2]),
+        (0.3, "absolute", DIRECTIONS[0]),
+        (0.05, "relative", DIRECTIONS[1]),
+        (0.05, "relative", DIRECTIONS[2]),
+    ],
 )
-@pytest.mark.parametrize("direction", DIRECTIONS)
 @BATCHING
 def test_margin_by_the_models_own_scores(model, margin, strategy, direction, mini_batch_size):
     """Over the longest prefix, for all terms, with the norms that the similarity keeps."""
@@ -263,9 +265,7 @@ def test_a_margin_that_spares_nothing_to_learn_warns(model, caplog, margin, warn
 
 
 def table_that_reads(words):
-    core = Tokenizer(WordLevel({"[UNK]": 0} | {x: i for i, x in enumerate(words, 1)}, "[UNK]"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return [StaticEmbedding(core, embedding_dim=32)]
+    return [StaticEmbedding(tokenizer_of(words), embedding_dim=32)]
 
 
 @pytest.mark.parametrize(("query", "document"), ["aa", "ab", "at", "ta"])

@@ -4,13 +4,12 @@ import itertools
 
 import pytest
 import torch
+from _lookup import bag
 from _surgery import DOCUMENTS, routes
 from _tiny import load_transformer, save_transformer
 from _trainer import train
 from peft import LoraConfig
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize
-from sentence_transformers.sentence_transformer.modules import BoW
 from test_export import contents
 from test_ways import by_run_folder, with_adapter
 
@@ -42,7 +41,7 @@ class Forgetful(Module):
 
 
 def words(*more):
-    return SentenceTransformer(modules=[BoW(["x", "see", "prime"]), *more], device="cpu")
+    return bag(["x", "see", "prime"], *more, similarity="cosine")
 
 
 def replace(model, folder):

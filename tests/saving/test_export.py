@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 from _kills import killed_at
+from _lookup import bag
 from _surgery import types
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
@@ -65,14 +65,12 @@ def old(tmp_path, words):
 
 @pytest.fixture
 def words():
-    return SentenceTransformer(
-        modules=[BoW(["tea", "list"])], similarity_fn_name="dot", device="cpu"
-    )
+    return bag(["tea", "list"])
 
 
 @pytest.fixture
 def other():
-    return stm.prepare(SentenceTransformer(modules=[BoW(["see"])], device="cpu"), "cosine")
+    return stm.prepare(bag(["see"]), "cosine")
 
 
 def test_a_folder_that_is_not_empty_is_refused_or_replaced(old, other):

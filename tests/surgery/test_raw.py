@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from _lookup import bag
 from sentence_transformers.base.modules import Dense, Normalize, Router
-from sentence_transformers.sentence_transformer.modules import BoW, Dropout
+from sentence_transformers.sentence_transformer.modules import Dropout
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
@@ -19,9 +19,7 @@ UNIT = torch.eye(2)
 
 
 def model_of(*ends):
-    return SentenceTransformer(
-        modules=[BoW(["red", "green"]), *ends], similarity_fn_name="dot", device="cpu"
-    )
+    return bag(["red", "green"], *ends)
 
 
 def named(ends):

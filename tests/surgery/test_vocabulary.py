@@ -50,7 +50,8 @@ class Shapes(TrainerCallback):
 def trained(model, trims, output, loss=stm.CosineRankingLoss, resume=None, **options):
     """The model after training; with and without trimming the same random numbers are drawn."""
     torch.manual_seed(0)
-    trainer = make_trainer(model, loss(model), output, callbacks=[shapes := Shapes()], **options)
+    options = {"max_steps": 3, "callbacks": [shapes := Shapes()]} | options
+    trainer = make_trainer(model, loss(model), output, **options)
     start, weight = table_of(model).weight.detach().clone(), table_of(model).weight
     with stm.trimmed_vocabulary(trainer) if trims else nullcontext():
         trainer.train(resume_from_checkpoint=resume)

@@ -121,8 +121,10 @@ def test_a_frozen_side_has_no_role(folder, model):
     assert {key.split("_")[0] for key in row} == {"step", "all"}
 
 
-@pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
-@pytest.mark.parametrize("tail", [[], [Normalize()], [ExponentNorm(1.0, 0.5)]])
+@pytest.mark.parametrize(
+    ("mini_batch_size", "tail"),
+    [(None, []), (None, [Normalize()]), (3, []), (3, [ExponentNorm(1.0, 0.5)])],
+)
 def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
     """The first row is of the untouched model, for all the texts."""
     raw = [model.encode([row[i] for row in ROWS]) for i in range(4)]

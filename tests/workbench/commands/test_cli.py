@@ -13,9 +13,9 @@ import pytest
 import typer
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
+from _lookup import bag
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
 from test_docs import ROOT
 from typer.testing import CliRunner
 
@@ -242,8 +242,7 @@ def test_calibrate_confirms_on_the_other_split(tmp_path):
         queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}
         judged = {f"{split}{i}": {answer} for i in range(20)}
         RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
-    model = SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu")
-    model.save_pretrained(str(tmp_path / "bow"))
+    bag(["bees", "honey"], similarity="cosine").save_pretrained(str(tmp_path / "bow"))
     found = figures("calibrate", tmp_path / "bow", data=tmp_path / "data", confirm="test")
     assert (found["exponent"], found["ndcg@10"]["0"]) == (0.0, 1.0)
     assert found["ndcg@10"]["1"] == pytest.approx(0.6309, abs=1e-4)

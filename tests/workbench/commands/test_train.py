@@ -297,7 +297,10 @@ def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     assert record_of(place["output"])["log"][-1]["step"] == 4
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
     place, tmp_path, monkeypatch, number, code
 ):

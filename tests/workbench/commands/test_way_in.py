@@ -4,6 +4,7 @@ import csv
 
 import pytest
 from _cli import figures, invoke, refusal
+from _lookup import bag
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
@@ -119,9 +120,8 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
     pairs, tmp_path, small_static, command
 ):
     """58 of 64 queries are in train and dev of `train`, and outside of dev in `compare`."""
-    SentenceTransformer(
-        modules=[BoW([*COLOURS, *THINGS, *"01234567"])], similarity_fn_name="cosine"
-    ).save_pretrained(str(tmp_path / "bow"))
+    words = [*COLOURS, *THINGS, *"01234567"]
+    bag(words, similarity="cosine").save_pretrained(str(tmp_path / "bow"))
     options = {"data": pairs, "model": small_static, "output": tmp_path / "out", "batch_size": 8}
     if command == "compare":
         options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
@@ -154,9 +154,7 @@ def test_search_compares_a_score_with_those_of_questions_with_an_answer(tmp_path
     if "No question" not in said:
         rows += [f"word{i},{' '.join([f'word{i}'] * i)},1,dev" for i in range(1, 5)]
     (tmp_path / "pairs.csv").write_text("\n".join(["query,document,score,split", *rows]))
-    words = BoW([f"word{i}" for i in range(1, 10)])
-    model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
-    model.save_pretrained(str(tmp_path / "bow"))
+    bag([f"word{i}" for i in range(1, 10)]).save_pretrained(str(tmp_path / "bow"))
     done = invoke("search", tmp_path / "bow", question, data=tmp_path / "pairs.csv")
     assert done.exit_code == 0
     assert " ".join(done.output.split()).partition(" ")[2].count(said) == 1

@@ -21,7 +21,10 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "weight_in_engines.py"
 ENGINES = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 
 
-@pytest.fixture(params=[(0.3, "words", True), (0.6, "words", False), (0.4, "4-grams", False)])
+WAYS = [(0.3, "words", True), (0.4, "4-grams", False)]
+
+
+@pytest.fixture(params=[*WAYS, pytest.param((0.6, "words", False), marks=pytest.mark.slow)])
 def names(request, tmp_path):
     """300 documents, of which each search finds 100 at most, and the weight that a search reads."""
     weight, tokens, is_cosine = request.param
