@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -197,7 +196,7 @@ def _fusion(model: str, only: Only | None) -> Fusion | None:
 
 def _show(found: Sequence[Sequence[Hit]], corpus: Mapping[str, str], answers: set[str]) -> None:
     """Prints the documents of one model, or of two with both ranks."""
-    from st_magnitude.result import Table
+    from st_magnitude.result import Table, shortened
 
     ranks = [{hit.document: str(rank) for rank, hit in enumerate(of, start=1)} for of in found]
     hits = {hit.document: hit for hit in found[0]}
@@ -209,6 +208,6 @@ def _show(found: Sequence[Sequence[Hit]], corpus: Mapping[str, str], answers: se
         row: list[object] = [of.get(document, "-") for of in ranks]
         row += [None if hit is None else hit.score]
         row += [None if hit is None else hit.norm] if "norm" in columns else []
-        text = textwrap.shorten(corpus[document], SHOWN, placeholder=" ...")
+        text = shortened(corpus[document], SHOWN)
         rows.append([*row, "yes" if document in answers else "", text])
     typer.echo(str(Table([*columns, "answer", "document"], rows)))
