@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from st_magnitude._checks import InputError, positive
+from st_magnitude._checks import InputError, one_of, positive
 from st_magnitude.losses.base import to_host
 from st_magnitude.losses.keys import unlike_all
 from st_magnitude.losses.ranks import Gathered
@@ -21,20 +21,58 @@ Labels = Literal["weights", "classes", "teacher"]
 Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 
 
-class SilentLabels:
-    """Labels that say nothing: all 1, or all 0 as ``InputExample`` has them by default.
+class LabelRule:
+    """What the labels of a batch give its `Batch`: weights, positives of a class, or targets.
 
-    One value holds for a run. On a GPU another one is refused at the next batch, which keeps the
-    host from waiting.
+    Without a kind, labels have to say nothing: all 1, or all 0 as ``InputExample`` has them by
+    default. One value holds for a run. On a GPU another one is refused at the next batch, which
+    keeps the host from waiting.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Labels | None,
+        teacher_temperature: float | None = None,
+        teacher_weight: float = 1.0,
+    ) -> None:
+        one_of("labels", kind, (None, *get_args(Labels)))
+        if kind != "teacher" and (teacher_temperature is not None or teacher_weight != 1.0):
+            raise InputError("teacher_temperature and teacher_weight are for labels='teacher'.")
         self.name = name
+        self.kind = kind
+        self.teacher = Teacher(teacher_temperature, teacher_weight) if kind == "teacher" else None
+        self.start()
+
+    def start(self) -> None:
+        """Starts a new run, whose labels may have another value."""
         self._value: float | None = None
         self._differs = torch.zeros(())  # on a GPU, those of the batch before
 
-    def __call__(self, labels: Tensor, size: int) -> None:
-        """Refuses the labels of a batch of this size if they are others."""
+    def check(self, labels: Tensor | None, sizes: Sequence[int]) -> None:
+        """Checks that the labels of a batch, with columns of these sizes, are what a loss takes."""
+        if self.kind is None:
+            if labels is not None:
+                self._check_silent(labels, sizes[0])
+            return
+        if labels is None:
+            raise InputError(
+                f"{self.name} has labels={self.kind!r}, but the dataset has no column 'label' or"
+                " 'score'."
+            )
+        shapes: list[tuple[int, ...]] = [(sizes[0],)]
+        if self.teacher is not None:
+            shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
+        fits_type = labels.is_floating_point() == (self.kind != "classes")
+        if tuple(labels.shape) not in shapes or not fits_type:
+            what = "whole numbers" if self.kind == "classes" else "numbers"
+            raise InputError(
+                f"{self.name} with labels={self.kind!r} takes {what} of shape"
+                f" {' or '.join(map(str, shapes))} for this batch; got {labels.dtype} of shape"
+                f" {tuple(labels.shape)}."
+            )
+
+    def _check_silent(self, labels: Tensor, size: int) -> None:
         is_first = self._value is None
         value = float(labels.flatten()[0] == 1) if self._value is None else self._value
         differs = to_host(labels.ne(value).any())
@@ -59,23 +97,24 @@ class SilentLabels:
                 self.name,
             )
 
+    def fields(
+        self, labels: Tensor | None, documents: Sequence[Tensor], ranks: Gathered
+    ) -> dict[str, Any]:
+        """The fields that labels give a Batch, for documents (B, D) of each column."""
+        if labels is None or self.kind is None:
+            return {}
+        if self.kind == "weights":
+            return {"weights": labels}
+        if self.teacher is not None:
+            of_queries, of_documents = self.teacher.targets(labels, ranks)
+            return {"targets": of_queries, "targets_queries": of_documents}
+        negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
+        classes = labels.where(labels >= 0, -1 - unlike_all(labels, 0))  # -1 is one of its own
+        return {"positives": ranks.join_columns([classes, *negatives])}
 
-def check_labels(name: str, kind: Labels, labels: Tensor | None, sizes: Sequence[int]) -> None:
-    """Checks that the labels of a batch, with columns of these sizes, are what a loss takes."""
-    if labels is None:
-        raise InputError(
-            f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'."
-        )
-    shapes: list[tuple[int, ...]] = [(sizes[0],)]
-    if kind == "teacher":
-        shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
-    fits_type = labels.is_floating_point() == (kind != "classes")
-    if tuple(labels.shape) not in shapes or not fits_type:
-        what = "whole numbers" if kind == "classes" else "numbers"
-        raise InputError(
-            f"{name} with labels={kind!r} takes {what} of shape {' or '.join(map(str, shapes))} for"
-            f" this batch; got {labels.dtype} of shape {tuple(labels.shape)}."
-        )
+    def get_config_dict(self) -> dict[str, object]:
+        teacher = None if self.teacher is None else self.teacher.get_config_dict()
+        return {"labels": self.kind, "teacher": teacher}
 
 
 class Teacher:
@@ -155,23 +194,3 @@ class Teacher:
 
     def get_config_dict(self) -> dict[str, float | None]:
         return {"temperature": self.temperature, "weight": self.weight}
-
-
-def targets_of(
-    kind: Labels | None,
-    labels: Tensor | None,
-    teacher: Teacher | None,
-    documents: Sequence[Tensor],
-    ranks: Gathered,
-) -> dict[str, Any]:
-    """The fields that labels give a Batch, for documents (B, D) of each column."""
-    if labels is None or kind is None:
-        return {}
-    if kind == "weights":
-        return {"weights": labels}
-    if teacher is not None:
-        of_queries, of_documents = teacher.targets(labels, ranks)
-        return {"targets": of_queries, "targets_queries": of_documents}
-    negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
-    classes = labels.where(labels >= 0, -1 - unlike_all(labels, 0))  # -1 is one of its own
-    return {"positives": ranks.join_columns([classes, *negatives])}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -22,7 +22,7 @@ from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import Texts
-from st_magnitude.losses.labels import Labels, SilentLabels, Teacher, check_labels, targets_of
+from st_magnitude.losses.labels import LabelRule, Labels
 from st_magnitude.losses.negatives import (
     FalseNegatives,
     MarginStrategy,
@@ -199,12 +199,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.false_negatives = FalseNegatives(
             same_text, margin, margin_strategy, keep_explicit_negatives
         )
-        self.labels = labels
-        self.teacher: Teacher | None = None
-        if labels == "teacher":
-            self.teacher = Teacher(teacher_temperature, teacher_weight)
-        elif teacher_temperature is not None or teacher_weight != 1.0:
-            raise InputError("teacher_temperature and teacher_weight are for labels='teacher'.")
+        self.labels = LabelRule(self.name, labels, teacher_temperature, teacher_weight)
         self.prior = prior
         self.hardness_strength = hardness_strength
         self._check_arguments()
@@ -252,7 +247,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             texts = labels
         else:
             self.refuse_unequal(sizes)
-            self._check_labels(labels, sizes)
+            self.labels.check(labels, sizes)
             if self.prior is not None:
                 raise InputError(
                     f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
@@ -293,7 +288,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             ranks.all_queries,
             exclude=self.false_negatives.exclude(texts, ranks, documents),
             hardness_strength=self.hardness_strength,
-            **targets_of(self.labels, texts.labels, self.teacher, documents, ranks),
+            **self.labels.fields(texts.labels, documents, ranks),
             **log_q,
         )
         batch.check_embeddings(self.terms)
@@ -370,11 +365,10 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 " batches of any size, too."
             )
         one_of("gather_across_devices", given, (False, True))
-        one_of("labels", self.labels, (None, *get_args(Labels)))
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
-        self._silent_labels = SilentLabels(self.name)
+        self.labels.start()
         self.false_negatives.start()
         super().prepare_model()
 
@@ -403,13 +397,13 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f" {len(columns)}."
             )
         asks_whose = (
-            self.labels == "teacher"
+            self.labels.teacher is not None
             or "doc_to_doc" in self.directions
             or self.false_negatives.keep_explicit_negatives
         )
         sizes = sizes_without_lists(self.name, columns, not asks_whose)
         self.refuse_unequal(sizes)
-        self._check_labels(labels, sizes)
+        self.labels.check(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.uses_gradient_cache or self.has_penalties:
             self.refuse_adaptive_layers("mini_batch_size or regularizers")
@@ -419,12 +413,6 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
         return [batch_size_of(features) for features in columns]
 
-    def _check_labels(self, labels: Tensor | None, sizes: Sequence[int]) -> None:
-        if self.labels is not None:
-            check_labels(self.name, self.labels, labels, sizes)
-        elif labels is not None:
-            self._silent_labels(labels, sizes[0])
-
     def get_config_dict(self) -> dict[str, object]:
         return {
             **super().get_config_dict(),
@@ -433,9 +421,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             "gather_across_devices": self.gather_across_devices,
             "directions": self.directions,
             "partition_mode": self.partition_mode,
-            "labels": self.labels,
             "hardness_strength": self.hardness_strength,
-            "teacher": None if self.teacher is None else self.teacher.get_config_dict(),
+            **self.labels.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
