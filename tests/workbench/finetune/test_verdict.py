@@ -10,10 +10,10 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.evaluation import choice
-from st_magnitude.evaluation import verdict as verdict_module
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
+from st_magnitude.workbench import choice
+from st_magnitude.workbench import verdict as verdict_module
 from st_magnitude.workbench.choice import Decision
 from st_magnitude.workbench.finetune.held_out import Baseline
 from st_magnitude.workbench.finetune.settings import TrainConfig
