@@ -54,6 +54,7 @@ def train(
     if report is not None:
         refuse_foreign(report)
     splits = source.splits()
+    source.tell(splits)
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[split]
@@ -65,7 +66,7 @@ def train(
         say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
         confirm = None
     test = None if confirm is None else splits[confirm]
-    typer.echo(f"{split}: {loaded}")
+    say(f"{split}: {loaded}")
     from st_magnitude.workbench.finetune.train import train as run
 
     trained = run(

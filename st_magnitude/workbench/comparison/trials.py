@@ -39,6 +39,7 @@ from st_magnitude.workbench.finetune.trainer import (
     make_rows,
     reading,
     remember_rows,
+    sampler_of,
     train_copy,
     warn_of_left_out,
 )
@@ -140,6 +141,7 @@ class Trials:
     def rows(self) -> Dataset:
         rows = make_rows(self.splits["train"], self.config.negatives, self.config.seed)
         warn_of_left_out(self.splits["train"], rows)
+        sampler_of(TrainConfig(batch_size=self.config.batch_size), rows)  # it warns
         return rows
 
     @cached_property

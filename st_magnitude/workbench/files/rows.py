@@ -304,10 +304,10 @@ def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Columns:
     """The first sheet of a spreadsheet, as texts. Blank rows do not count."""
     with needs("Reading a spreadsheet", "excel"):
         import openpyxl  # noqa: F401
-    from pandas import read_excel
+    from pandas import DataFrame, read_excel
 
     try:
-        sheets = read_excel(
+        sheets: Mapping[str, DataFrame] = read_excel(
             io.BytesIO(raw),
             sheet_name=None,
             header=None,

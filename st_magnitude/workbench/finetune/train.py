@@ -279,7 +279,7 @@ def _save_unless_worse(
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
             f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
-            " keep_anyway=True (--resume --keep-anyway) save its model."
+            " keep_anyway=True save its model."
         )
         return trained
     figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}

@@ -31,8 +31,8 @@ _FINDINGS = {
     "prompt": (
         "Texts are read without the model's prompts, {query!r} for queries and {document!r} for "
         "documents.",
-        "Put them before the texts in your own client (check it with send_prompts=True, "
-        "--send-prompts), and let nothing else add a prompt.",
+        "Put them before the texts in your own client (check it with "
+        "send_prompts=True), and let nothing else add a prompt.",
     ),
     "dimensions": (
         "Vectors have {dim} dimensions; the model's have {full}.",
@@ -53,8 +53,7 @@ _FINDINGS = {
     "precision": (
         "Vectors have a relative error of {median:.1e} (at most {most:.1e}), as by numbers or "
         "weights of fewer digits, or by a checkpoint very near this one.",
-        "Run the model in float32 (vLLM --dtype float32), or accept the error with tolerance= "
-        "(--tolerance).",
+        "Run the model in float32 (vLLM --dtype float32), or accept the error with tolerance=.",
     ),
     "vectors": (
         "{count} of {total} {role} texts have other vectors, such as {example!r} (relative error "

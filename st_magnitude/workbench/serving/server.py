@@ -21,7 +21,7 @@ from st_magnitude.geometry import Array
 
 BATCH = 8  # texts in a request; all known servers take as many
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
-_REMEDY = "Check the URL, the name of the model there (--name), the key (--api-key-env) and its log"
+_REMEDY = "Check the URL, the name of the model there, the key and its log"
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Server:
         except (FutureTimeout, httpx.TimeoutException):
             raise TimeoutError(
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
-                "timeout= (--timeout)."
+                "timeout=."
             ) from None
         except Exception as error:  # such as an ImportError, of a proxy that needs a package
             # Its message can quote a header. An OSError comes from the file of certificates.
