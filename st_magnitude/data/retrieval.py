@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -365,6 +366,12 @@ class RetrievalData:
         data = self if even_read else self.unread_by(model)
         asked = data.query_ids if only is None else [q for q in only if q in data.queries]
         return encoded(model, data, asked, similarity, before_normalize, **encode)
+
+    @property
+    def where(self) -> str:
+        """How many queries of which split have an answer, as "998 dev queries"."""
+        named = re.search(r", (.+) split$", self.name)
+        return counted(len(self.query_ids), f"{named[1]} query" if named else "query")
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"

@@ -32,10 +32,10 @@ FEW_DRAWS = 2_000  # of `judge`, enough to choose by
 # The weights of a sweep; 1 gives log p(d) the spread of the scores.
 FACTORS = np.geomspace(1 / 64, 16, 21)
 UNIT_NORMS = (
-    "The model normalises its embeddings: all norms are 1, and every exponent ranks alike."
-    " `st-magnitude train` saves such a model if cosine is clearly better than the similarity of"
-    " training. To choose an exponent, train again with --keep-scoring, or remove Normalize with"
-    ' stm.prepare(model, "dot") and save the model.'
+    "The model normalises its embeddings, as after a training with the cosine loss: all norms are"
+    " 1, and every exponent ranks alike. To choose an exponent, train with a loss that keeps norms"
+    ' (--loss qnorm --keep-scoring), or remove Normalize with stm.prepare(model, "dot") and save'
+    " the model."
 )
 
 
@@ -145,7 +145,8 @@ class ExponentCurve(_Curve):
 
     def tables(self) -> Iterable[Table | str]:
         marks = {self.highest: "highest"} | {self.best: "best"}
-        title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
+        where = self.held_out.data.where
+        title = f"nDCG@10 on {where} by document exponent (0 is dot, 1 is cosine)"
         yield self._table("exponent", marks, title)
         gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
         title = "The exponent that the other four fifths of the queries choose, against"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, cast
@@ -16,7 +16,8 @@ from st_magnitude.data.ranking import Ranking
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
 
-__all__ = ["Choice", "Decision", "Fusion", "System", "choose", "decide", "fusions", "systems_of"]
+__all__ = ["Choice", "Decision", "Fusion", "System", "choose", "decide", "fusions"]
+__all__ += ["short_names", "systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
 WITH_BM25 = " with BM25"
@@ -281,6 +282,12 @@ class Decision:
             return cls(**known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error
+
+
+def short_names(models: Collection[str]) -> dict[str, str]:
+    """The models by the last two parts of their paths, if these differ."""
+    found = {"/".join(Path(model).parts[-2:]): model for model in models}
+    return found if len(found) == len({*models}) else dict(zip(models, models, strict=True))
 
 
 def decide(systems: Sequence[System], seed: int = 0) -> Decision:

@@ -18,6 +18,7 @@ from st_magnitude.workbench.commands.core import (
     folder,
     save_report,
     say,
+    tell_names,
 )
 from st_magnitude.workbench.comparison.config import CompareConfig
 
@@ -44,6 +45,7 @@ def compare(
     splits = source.splits()
     say(f"{settings.split}: {splits[settings.split]}")
     source.tell(splits)
+    tell_names(also)
     from st_magnitude.data.memory import notice
     from st_magnitude.workbench.comparison.compare import compare as run
 

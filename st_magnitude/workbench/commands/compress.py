@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ def compress(
         show_progress_bar=show_progress(),
     )
     evaluator(encoder)
-    typer.echo(str(summary(evaluator.cells)))
+    typer.echo(str(replace(summary(evaluator.cells), title=f"nDCG@10 on {data.where}")))
     cells = [
         {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(cell).items()}
         for cell in evaluator.cells

@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from json import dumps
@@ -354,6 +354,7 @@ def _with_options(text: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         name, _, value = found.groups()
+        name = "api_key_env" if name == "api_key" else name
         if name not in _arguments:
             return found[0]
         return f"--{name.replace('_', '-')}{f' {value}' if value else ''}"
@@ -367,6 +368,15 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # nobody reads stderr
             typer.echo(said(record.getMessage()), err=True)
+
+
+def tell_names(also: Sequence[str] | None) -> None:
+    """Says what models are called whose paths are long."""
+    from st_magnitude.workbench.choice import short_names
+
+    for name, path in short_names(also or ()).items():
+        if name != path:
+            say(f"{path} is called {name}.")
 
 
 _UNSET = ", as an unset variable of the shell is; give a value."

@@ -15,6 +15,7 @@ from st_magnitude.workbench.commands.core import (
     ModelId,
     command,
     folder,
+    say,
     show_progress,
 )
 
@@ -43,7 +44,9 @@ def mteb(
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, **encode).task_results
     scores = {result.task_name: result.get_score() for result in results}
-    typer.echo("The main score of each task, which is nDCG@10 for retrieval:")
+    local = ", ".join(task.where for task in data if not isinstance(task, str))
+    on = f"; here on {local}" if local else ""
+    say(f"The main score of each task, which is nDCG@10 for retrieval{on}:")
     for name, score in scores.items():
         typer.echo(f"  {name}: {score:.4f}")
     return {"scores": scores}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from st_magnitude._checks import counted
 from st_magnitude.workbench.commands.core import (
     Figures,
     KnownData,
@@ -158,8 +157,8 @@ def _compared(searcher: Searcher, found: Ranking) -> str:
     if not len(best):
         return "No question of these data has an answer, with which to compare the score."
     share = float((best <= found.scores[0, 0]).mean())
-    number = counted(len(best), "question")
-    said = f"{share:.0%} of {number} with an answer have no higher score."
+    known = searcher.task.data.where
+    said = f"{share:.0%} of {known} with an answer have no higher score."
     return f"{said} Perhaps nothing here answers this one." if share <= FAR else said
 
 

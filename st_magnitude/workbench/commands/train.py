@@ -19,6 +19,7 @@ from st_magnitude.workbench.commands.core import (
     folder,
     save_report,
     say,
+    tell_names,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
@@ -55,6 +56,7 @@ def train(
         refuse_foreign(report)
     splits = source.splits()
     source.tell(splits)
+    tell_names(also)
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[split]

@@ -34,7 +34,7 @@ from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
-from st_magnitude.workbench.choice import Decision, System
+from st_magnitude.workbench.choice import Decision, System, short_names
 from st_magnitude.workbench.finetune.held_out import (
     Baseline,
     RetrievalEvaluator,
@@ -155,7 +155,7 @@ def train(
         refuse_frozen(model)
         score_by_cosine(model, say)
         stack.enter_context(remembered_tokens(model))
-        others = {name: load(name) for name in also} if is_first else {}
+        others = {of: load(path) for of, path in short_names(also).items()} if is_first else {}
         answers = _answers(data, dev, test) | set(also_relevant)
         test = None if test is None else test.unread_by(model, *also)
         data, held_out, folds = _held_out([model, *also], data, dev, dev_is_drawn, config)

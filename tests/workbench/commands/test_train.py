@@ -168,7 +168,7 @@ def test_batches_repeat_no_text_where_that_is_possible(
     config = TrainConfig(max_steps=1, batch_size=batch_size, folds=0)
     trained = train(str(static_path), data, tmp_path / "out", config)
     assert trained.trainer.args.batch_sampler.value == sampler
-    assert ("--batch-size" in caplog.text) == (batch_size == 5)
+    assert caplog.text.count("Batches of 5 repeat texts, as 40 rows fill") == (batch_size == 5)
 
 
 BAD = {"learning_rate": 100, "max_steps": 6, "loss": "dot"}
@@ -282,7 +282,9 @@ def test_a_file_that_somebody_writes_during_a_run_stays(place, monkeypatch):
 
 
 # before and after modules.json
-@pytest.mark.parametrize("fails", ["training.run_folder.write_model", "finetune.train.add_section"])
+@pytest.mark.parametrize(
+    "fails", ["training.run_folder.write_model", "workbench.finetune.train.add_section"]
+)
 def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")

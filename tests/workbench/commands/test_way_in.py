@@ -130,21 +130,22 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
     assert verdict["folds"] == 5
     assert verdict["queries"] == 58
     names = [row["name"] for row in verdict["rows"]]
-    assert str(tmp_path / "bow") in names
+    (also,) = (name for name in names if name.endswith("/bow"))
+    assert also == "/".join((tmp_path / "bow").parts[-2:])
     folder = tmp_path / "out" / ("model" if command == "compare" else "")
     decision = Decision.load(folder)
     assert to_plain(decision) == verdict["decision"]
     page = (tmp_path / "report.html").read_text()
-    assert all(name in page for name in ("the pretrained model", str(tmp_path / "bow"), "number 1"))
+    assert all(name in page for name in ("the pretrained model", also, "number 1"))
 
 
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        ("word1", "25% of 4 questions with an answer have no higher score."),
-        ("word3", "75% of 4 questions with an answer have no higher score."),
-        ("word4 word4", "100% of 4 questions with an answer have no higher score."),
-        ("word9", "0% of 4 questions with an answer have no higher score. Perhaps nothing here"),
+        ("word1", "25% of 4 dev queries with an answer have no higher score."),
+        ("word3", "75% of 4 dev queries with an answer have no higher score."),
+        ("word4 word4", "100% of 4 dev queries with an answer have no higher score."),
+        ("word9", "0% of 4 dev queries with an answer have no higher score. Perhaps nothing here"),
         ("word1", "No question of these data has an answer"),
     ],
 )
