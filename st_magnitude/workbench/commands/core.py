@@ -271,10 +271,8 @@ def _check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
-        raise InputError(
-            f"{name} has bytes that are not {encoding}, which this terminal says it uses: rename"
-            " the file, or set PYTHONUTF8=1."
-        ) from None
+        how = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
+        raise InputError(f"{name} has bytes that are not {encoding}: {how}.") from None
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
