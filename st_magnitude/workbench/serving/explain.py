@@ -14,7 +14,6 @@ from st_magnitude.surgery.raw import prompt_of
 
 SHORT = 24  # tokens; shorter texts are cut nowhere
 NEARLY_ALL = 0.9  # share of the short texts
-UNFIT = 0.5  # share of the texts
 UNLIKE = 0.05  # relative error that no rounding has (weights in int8, MiniLM: 0.017 to 0.032)
 EQUAL = 2e-3  # relative error of texts that are certainly read alike
 
@@ -142,10 +141,10 @@ def explain(
 def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Array]:
     """The findings about one role, and the relative errors that they leave."""
     findings = []
-    are_zero = side.expected.any(axis=1) & ~side.served.any(axis=1)
-    if are_zero.mean() > UNFIT:
-        details = {"count": are_zero.sum(), "total": len(are_zero), "role": side.role}
-        return [finding("zeros", **details)], np.zeros(len(are_zero))
+    total = len(side.texts)
+    zeros = int((side.expected.any(axis=1) & ~side.served.any(axis=1)).sum())
+    if 2 * zeros > total:
+        return [finding("zeros", count=zeros, total=total, role=side.role)], np.zeros(total)
     dim = side.served.shape[1]
     full = side.expected.shape[1]
     if dim != full:
