@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -367,24 +366,18 @@ class RetrievalData:
         asked = data.query_ids if only is None else [q for q in only if q in data.queries]
         return encoded(model, data, asked, similarity, before_normalize, **encode)
 
-    @property
-    def where(self) -> str:
-        """How many queries of which split have an answer, as "998 dev queries"."""
-        named = re.search(r", (.+) split$", self.name)
-        return counted(len(self.query_ids), f"{named[1]} query" if named else "query")
-
     def __repr__(self) -> str:
         return f"RetrievalData({self})"
 
     def __str__(self) -> str:
-        parts = [counted(len(self.queries), "query"), counted(len(self.corpus), "document")]
-        parts += [counted(sum(map(len, self.relevant.values())), "relevant pair")]
-        if negatives := sum(map(len, self.negatives.values())):
-            parts += [counted(negatives, "explicit negative")]
+        pairs = sum(map(len, self.relevant.values()))
+        counts = {"query": len(self.queries), "document": len(self.corpus), "relevant pair": pairs}
+        counts |= {"explicit negative": sum(map(len, self.negatives.values()))}
+        parts = [counted(n, of) for of, n in counts.items() if n or of[:8] != "explicit"]
         if self.relevant and (others := len(self.queries) - len(self.relevant)):
-            parts += [f"{counted(others, 'query')} without a relevant document"]
+            parts.append(f"{counted(others, 'query')} without a relevant document")
         if self.own:
-            parts += [f"{counted(len(self.own), 'document')} left out as its own query's result"]
+            parts.append(f"{counted(len(self.own), 'document')} left out for their own queries")
         return ", ".join(parts)
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:

@@ -21,6 +21,7 @@ from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.surgery.scoring import are_unit, scoring_of
+from st_magnitude.workbench.folds import where
 from st_magnitude.workbench.options import Options, Rule, highest_rows
 
 __all__ = ["ExponentCurve", "calibrate_exponent"]
@@ -92,8 +93,8 @@ class ExponentCurve(Options[float], Result):
         marks = {} if nothing else {self.highest: "highest"} | {self.best: "best"}
         pairs = zip(self.exponents, self.ndcg, strict=True)
         rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
-        where = self.at(self.best).data.where
-        title = f"nDCG@10 on {where} by document exponent (0 is dot, 1 is cosine)"
+        on = where(self.at(self.best).data)
+        title = f"nDCG@10 on {on} by document exponent (0 is dot, 1 is cosine)"
         yield Table(["exponent", "nDCG@10", ""], rows, title)
         gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
         title = "The exponent that the other four fifths of the queries choose, against"

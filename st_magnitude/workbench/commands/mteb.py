@@ -40,11 +40,12 @@ def mteb(
         for task in tasks
     ]
     from st_magnitude.mteb import evaluate
+    from st_magnitude.workbench.folds import where
 
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, **encode).task_results
     scores = {result.task_name: result.get_score() for result in results}
-    local = ", ".join(task.where for task in data if not isinstance(task, str))
+    local = ", ".join(where(task) for task in data if not isinstance(task, str))
     on = f"; here on {local}" if local else ""
     say(f"The main score of each task, which is nDCG@10 for retrieval{on}:")
     for name, score in scores.items():

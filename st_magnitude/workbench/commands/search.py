@@ -151,13 +151,15 @@ def _hits(searcher: Searcher, found: Ranking) -> list[Hit]:
 
 def _compared(searcher: Searcher, found: Ranking) -> str:
     """A sentence on the best score next to those of questions that have an answer."""
+    from st_magnitude.workbench.folds import where
+
     best = searcher.usual
     if found.columns[0, 0] < 0:
         return "No document has a word of this question, or four letters in a row for 4-grams."
     if not len(best):
         return "No question of these data has an answer, with which to compare the score."
     share = float((best <= found.scores[0, 0]).mean())
-    known = searcher.task.data.where
+    known = where(searcher.task.data)
     said = f"{share:.0%} of {known} with an answer have no higher score."
     return f"{said} Perhaps nothing here answers this one." if share <= FAR else said
 
