@@ -213,11 +213,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="When the norm marks the wrong documents.")
     parser.add_argument("data", type=Path)
     parser.add_argument("--base", choices=BASES, default="minilm")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    settings = product(range(given.seeds), given.ways, given.kinds)
+    settings = product(range(given.seeds), WAYS, KINDS)
     cells = [Cell(given.base, kind, way, seed) for seed, way, kind in settings]
     CELLS.run(partial(trained, given.data), cells)
 
