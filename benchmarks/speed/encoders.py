@@ -113,14 +113,14 @@ def best(setting: tuple[str, str, int, bool], loss: str) -> dict | None:
 
 
 def table() -> list[str]:
-    head = ["", "data", "batch", "processor s", "ratio", "MiB", "ratio of memory", "nDCG@10"]
+    head = ["data", "batch", "processor s", "ratio", "MiB", "ratio of memory", "nDCG@10"]
     rows = []
     for setting in SETTINGS:
         before, after = (best(setting, loss) for loss in (THEIRS, OURS))
         if not before or not after:
             continue
-        model, data, batch, cached = setting
-        row = [model, data, f"{batch}, cached" if cached else f"{batch}"]
+        _, data, batch, cached = setting
+        row = [data, f"{batch}, cached" if cached else f"{batch}"]
         for key, form in (("seconds", ".1f"), ("peak", ",.0f")):
             row.append(f"{before[key]:{form}} / {after[key]:{form}}")
             row.append(f"{after[key] / before[key]:.2f}")

@@ -5,7 +5,7 @@
 In-batch negatives repeat texts where few documents answer many queries. ``same_text="keep"`` counts
 each copy, as MNRL does; "exclude" leaves out copies of the answer alone, so a document that stands
 n times weighs n as a negative and 1 as the answer; "once" has each text weigh 1. Next to them: a
-prior (logQ, counted in all pairs), and batches without repeated texts.
+prior (logQ, counted in all pairs).
 
 FOLDER has the files of BANKING77 and CLINC150, for questions and the name of their intent. Films
 (MovieLens-100k, from recbole) differ in how often they answer.
@@ -54,13 +54,11 @@ EVEN = {  # (data, test)
     ("clinc", "test"): "CLINC150",
 }
 UNEVEN = {("films", "test"): "films"}
-ARMS: dict[str, tuple[SameText, bool, bool]] = {  # copies, prior, batches without repeated texts
-    "keep": ("keep", False, False),
-    "exclude": ("exclude", False, False),
-    "once": ("once", False, False),
-    "prior, keep": ("keep", True, False),
-    "prior, exclude": ("exclude", True, False),
-    "no duplicates": ("keep", False, True),
+ARMS: dict[str, tuple[SameText, bool]] = {  # copies, prior
+    "keep": ("keep", False),
+    "exclude": ("exclude", False),
+    "once": ("once", False),
+    "prior, keep": ("keep", True),
 }
 
 
@@ -173,7 +171,7 @@ class Distinct(nn.Module):
     def __init__(self, model: stm.SentenceTransformer, arm: str, task: Task) -> None:
         super().__init__()
         self.model, self.documents = model, task.documents
-        self.same_text, self.has_prior, _ = ARMS[arm]
+        self.same_text, self.has_prior = ARMS[arm]
         self.log_q = task.log_p(task.texts)
 
     def forward(self, inputs: list[dict[str, Tensor]], labels: None = None) -> Tensor:
@@ -199,7 +197,7 @@ def trained(cell: Cell, task: Task) -> stm.SentenceTransformer:
     model = stm.strip_normalize(static_model()).train()
     steps = min(max(20, 3 * len(task.anchors) // cell.batch), 1500)
     columns = Dataset.from_dict({"anchor": task.anchors, "positive": task.positives})
-    order = known.batches(columns, cell.batch, cell.seed, no_duplicates=ARMS[cell.arm][2])
+    order = known.batches(columns, cell.batch, cell.seed, no_duplicates=False)
     texts = [task.queries, [torch.tensor([i]) for i in task.answers]]
     model.preprocess = joined  # type: ignore[method-assign]
     with stm.trimmed_vocabulary(model, task.queries + task.documents):
@@ -274,10 +272,7 @@ TABLES = {
 
 def run(folder: Path, data: str, batch: int, arm: str) -> None:
     """All rates with seed 0, then the other seeds of the best one."""
-    rates: tuple[float, ...] = RATES
-    if arm == "prior, exclude" and (like := best_on_dev(data, batch, "prior, keep")):
-        rates = (like.rate,)
-    CELLS.run(lambda cell: measure(cell, folder), [Cell(data, batch, arm, x) for x in rates])
+    CELLS.run(lambda cell: measure(cell, folder), [Cell(data, batch, arm, x) for x in RATES])
     if best := best_on_dev(data, batch, arm):
         CELLS.run(lambda cell: measure(cell, folder), seeds_of(best, SEEDS))
 
