@@ -1,4 +1,5 @@
-"""Costs of a large corpus: bytes and search time of ten million vectors by format, and hours.
+"""Costs of a large corpus: bytes and search time of ten million vectors by format, and hours of
+encoding.
 
     python benchmarks/speed/index.py [--vectors 10000000]
     python benchmarks/speed/index.py --encode  # tokens a second of two encoders
@@ -40,9 +41,6 @@ RESULTS = Path(__file__).with_suffix(".json")
 TOKENS = 256  # of a document
 # layers, dimensions, size of the feed-forward layer
 ENCODERS = {"384, MiniLM-L6": (6, 384, 1536), "1024, BERT-large": (24, 1024, 4096)}
-GPUS = {"A100": 312e12, "H100 SXM": 989e12}  # FLOPS for dense bfloat16, from NVIDIA's data sheets
-NUMBERS = (1e6, 1e8, 1e9)  # of documents
-UTILISATION = 0.3  # of a GPU: an assumption
 
 
 def vectors(number: int, seed: int) -> Iterator[NDArray[np.float32]]:
@@ -118,13 +116,6 @@ def encode() -> dict[str, float]:
     return found
 
 
-def flop_of(name: str) -> float:
-    """Of one token in a text of 256: two for each weight outside of the embeddings, and the
-    attention."""
-    layers, dim, hidden = ENCODERS[name]
-    return layers * (2 * (4 * dim * dim + 2 * dim * hidden) + 4 * TOKENS * dim)
-
-
 def tables(results: dict[str, Any]) -> None:
     rows = []
     for name in FORMATS:
@@ -137,14 +128,9 @@ def tables(results: dict[str, Any]) -> None:
     print("\n".join(["", *markdown(head.split("|"), rows)]))
     rows = []
     for name, speed in results.get("tokens/s", {}).items():
-        speeds = {"one CPU thread (measured)": speed}
-        for gpu, flops in GPUS.items():
-            speeds[f"{gpu} (extrapolated)"] = UTILISATION * flops / flop_of(name)
-        for device, tokens in speeds.items():
-            hours = [f"{rounded(n * TOKENS / tokens / 3600)} h" for n in NUMBERS]
-            rows.append([name, device, rounded(tokens), *hours])
-    numbers = ["10⁶", "10⁸", "10⁹"]
-    print("\n".join(["", *markdown(["encoder", "device", "tokens/s", *numbers], rows, "ll")]))
+        rows.append([name, rounded(speed), rounded(1e6 * TOKENS / speed / 3600)])
+    head = ["encoder", "tokens/s", "hours for a million documents"]
+    print("\n".join(["", *markdown(head, rows)]))
 
 
 def rounded(number: float) -> str:

@@ -2,7 +2,6 @@
 run.
 
     python benchmarks/speed/kernel.py
-    OMP_NUM_THREADS=1 python benchmarks/speed/kernel.py small [bf16]
     OMP_NUM_THREADS=1 python benchmarks/speed/kernel.py loss
 
 Against sentence-transformers' MultipleNegativesRankingLoss (MNRL), its MatryoshkaLoss around one
@@ -12,10 +11,9 @@ shape reaches here. Memory is the peak of tensors allocated during the step, inp
 gradients' accumulators not counted.
 
 "barest" is normalise, multiply, cross_entropy. Excluded ids are each shared by two documents on
-average. Options are compared with the same loss without them. ``small`` compares the two engines,
-with bf16 under autocast; ``backend="auto"`` is plain up to as many scores as the plain one is
-faster. ``loss`` compares ``compute_loss_from_embeddings`` of CosineRankingLoss with MNRL's, for
-texts that all differ and for positives of which each stands twice on average, and stores the cells.
+average. Options are compared with the same loss without them. ``loss`` compares
+``compute_loss_from_embeddings`` of CosineRankingLoss with MNRL's, for texts that all differ and for
+positives of which each stands twice on average, and stores the cells.
 """
 
 from __future__ import annotations
@@ -147,34 +145,6 @@ def compare(size: int, dim: int, repeats: int) -> dict[str, float]:
     return found
 
 
-def engines(size: int, dim: int) -> list[str]:
-    """Milliseconds of MNRL, and of both engines for one, three and nine terms."""
-    queries, documents = (torch.randn(size, dim, requires_grad=True) for _ in range(2))
-    dims = (dim // 4, dim // 2, dim)
-    terms = {
-        "one": [Term()],
-        "temperatures": [Term(None, t) for t in TEMPERATURES],
-        "prefixes": [Term(k) for k in dims],
-        "nine": [Term(k, t) for k in dims for t in TEMPERATURES],
-    }
-    features = [{"sentence_embedding": x} for x in (queries, documents)]
-    mnrl = MultipleNegativesRankingLoss(Embedded(dim))
-
-    def step(loss: Callable[[], Tensor]) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in sys.argv):
-            value = loss()
-        value.backward()
-
-    steps = {"mnrl": partial(step, partial(mnrl, features, None))}
-    for name, given in terms.items():
-        for backend in ("plain", "tiled"):
-            loss = partial(infonce, queries, documents, given, backend=backend)
-            steps[f"{name} {backend}"] = partial(step, loss)
-    found = seconds(steps, 30 if size > 256 else 150)
-    ms = {name: f"{1e3 * x:.2f}" for name, x in found.items()}
-    return [ms["mnrl"], *(f"{ms[f'{name} plain']} / {ms[f'{name} tiled']}" for name in terms)]
-
-
 def loss_cell(size: int, dim: int) -> dict[str, float]:
     """Milliseconds of a step of MNRL, and the time of ours over it."""
     columns = [torch.randn(size, dim, requires_grad=True) for _ in range(2)]
@@ -198,11 +168,6 @@ def loss_cell(size: int, dim: int) -> dict[str, float]:
 
 def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    if sys.argv[1:2] == ["small"]:
-        head = ["B", "MNRL", "one term", "3 temperatures", "3 prefixes", "nine terms"]
-        rows = [[size, *engines(size, 384)] for size in (16, 32, 64, 128, 181, 256, 362, 512)]
-        print("\n".join(markdown(head, rows, "r")))
-        return
     if sys.argv[1:2] == ["loss"]:
         cells = [loss_cell(2**i, dim) for dim in (256, 768) for i in range(3, 14)]
         print("\n".join(markdown(cells[0], [[f"{x:.4g}" for x in c.values()] for c in cells], "r")))

@@ -10,8 +10,7 @@ Forward and backward on embeddings (B queries, B documents, D dimensions), cosin
 
 Each row is a process of its own. Memory is its peak during the step less what was there before,
 which includes the inputs, and less the gradients. Time is CPU time of all threads, the least of
-several steps for small B: other jobs on the machine hardly count. Growth exponents are least
-squares on the logarithms over the upper half of B.
+several steps for small B: other jobs on the machine hardly count.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import os
 import time
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.speed.memory import MIB, in_a_process, process_peak
@@ -40,7 +38,7 @@ LIMITS = {"one term": 2**16, "naive": 2**14}
 
 
 def measure(name: str, size: int) -> dict[str, float]:
-    """CPU seconds, bytes beyond inputs and gradients, and bytes of the process."""
+    """CPU seconds, and bytes beyond inputs and gradients."""
     loss = LOSSES[name]
     generator = torch.Generator().manual_seed(0)
 
@@ -61,30 +59,20 @@ def measure(name: str, size: int) -> dict[str, float]:
     peak = process_peak()
     for _ in range(min(12, int(2e11 / (6 * size * size * DIM)))):  # about a second or two each
         seconds = min(seconds, step())
-    return {"seconds": seconds, "memory": peak - before - 8 * size * DIM, "process": peak}
-
-
-def exponent(sizes: list[int], values: list[float]) -> float:
-    """b of values ~ sizes^b over the upper half of the sizes."""
-    upper = slice(len(sizes) // 2, None)
-    return float(np.polyfit(np.log(sizes[upper]), np.log(values[upper]), 1)[0])
+    return {"seconds": seconds, "memory": peak - before - 8 * size * DIM}
 
 
 def main() -> None:
     # Threads that wait sleep: else waiting is CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, D = {DIM}\n")
-    rows, growth = [], []
+    rows = []
     for name, limit in LIMITS.items():
         sizes = [2**k for k in range(10, limit.bit_length())]
         found = [in_a_process(measure, name, size) for size in sizes]
         for size, x in zip(sizes, found, strict=True):
-            memory = [f"{x[key] / MIB:.0f}" for key in ("memory", "process")]
-            rows.append([name, size, f"{x['seconds']:.3g}", *memory])
-        rates = [exponent(sizes, [x[key] for x in found]) for key in ("seconds", "memory")]
-        growth.append([name, *(f"{rate:.2f}" for rate in rates)])
-    print("\n".join(markdown(["loss", "B", "CPU s", "MiB", "process, MiB"], rows)))
-    print("\n".join(["", *markdown(["growth with B", "time", "memory"], growth)]))
+            rows.append([name, size, f"{x['seconds']:.3g}", f"{x['memory'] / MIB:.0f}"])
+    print("\n".join(markdown(["loss", "B", "CPU s", "MiB"], rows)))
 
 
 if __name__ == "__main__":

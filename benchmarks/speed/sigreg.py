@@ -6,9 +6,8 @@
 of SIGRegInfoNCE, which adds SIGReg over all directions, on N / 2 pairs; and of SIGReg alone over
 all directions, with LeJEPA's 1,024 and as in the listing of the blog post.
 (b) Embeddings in a cone, moved by Adam down SIGReg alone: IsoScore (over what a Gaussian sample of
-the size reaches) and mean cosine, for 16 to 1,024 directions and all, scaled by sqrt(D), unscaled,
-and as in the listing. Expected of that, before the run: level, because Adam divides the size of the
-gradient out, and .02 higher or lower where it weighs large knots more.
+the size reaches) and mean cosine, for 16 to 1,024 directions and all, scaled by sqrt(D) and
+unscaled.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ def unscaled(x: Tensor, number: int | None) -> Tensor:
 FORMS: dict[str, Callable[[Tensor, int | None], Tensor]] = {
     "scaled": lambda x, number: SIGReg(number)(x),
     "unscaled": unscaled,
-    "the blog's": lambda x, number: SIGReg(number, statistic="plain_mean")(x),
 }
 
 

@@ -59,7 +59,7 @@ PARTS, BY_HAND, OURS, TRIMMED = "sentence-transformers", "by hand", "st_magnitud
 PARTS_TRIMMED = "sentence-transformers, trimmed"
 COLORS = {PARTS: "#9aa0a6", PARTS_TRIMMED: "#5f6368", BY_HAND: "#f29900"}
 COLORS |= {OURS: "#8ab4f8", TRIMMED: "#1a73e8"}
-SHOWN = {"steps": ",", "runs": "", "seconds": ".1f", "peak": ",.0f", "ndcg": ".4f"}
+SHOWN = {"steps": ",", "seconds": ".1f", "peak": ",.0f", "ndcg": ".4f"}
 TAUS = (0.03, 0.06, 0.1)
 
 
@@ -153,14 +153,14 @@ def measure(folder: str, cell: Cell, work: str) -> dict[str, object]:
 
 
 def best(setting: tuple[str, int, int]) -> list[dict]:
-    """The best run of each loss, by processor seconds, with the number of its runs."""
+    """The best run of each loss, by processor seconds."""
     runs = [[STORE.load(Cell(*setting, loss, run)) for run in range(3)] for loss in COLORS]
     found = [[run for run in of_loss if run] for of_loss in runs]
-    return [min(x, key=lambda run: run["seconds"]) | {"runs": len(x)} for x in found if x]
+    return [min(x, key=lambda run: run["seconds"]) for x in found if x]
 
 
 def table() -> list[str]:
-    head = ["", "batch", "terms", "steps", "runs", "processor s", "MiB", "nDCG@10"]
+    head = ["", "batch", "terms", "steps", "processor s", "MiB", "nDCG@10"]
     rows = []
     for setting in SETTINGS:
         if len(runs := best(setting)) < 4:

@@ -328,12 +328,6 @@ def stored_seeds(cell: Cell) -> list[Cell]:
     return [seed for seed in seeds_of(cell) if POOL.load(seed)]
 
 
-def dev_of(cell: Cell, scoring: str) -> float:
-    """Mean nDCG@10 on dev over the stored seeds; nan without any."""
-    found = [x["scorings"][scoring]["dev"] for x in POOL.of_seeds(cell).values()]
-    return float(np.mean(found)) if found else float("nan")
-
-
 def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
     """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
     return POOL.best((replace(x, seed=0) for x in cells), "scorings", scoring, "dev")

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from _ranks import needs_fork, on_ranks
 from _tiny import load_transformer, save_decoder
-from benchmarks.studies.revela import copy_task
 from datasets import Dataset
 from peft import LoraConfig
 from revela_tiny import arguments, groups, language_model, loss_for, retriever
@@ -219,13 +218,13 @@ def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     np.testing.assert_allclose(again.encode("green tea"), state, atol=1e-5)
 
 
-def test_what_would_train_wrongly_is_refused(tmp_path, monkeypatch) -> None:
+def test_what_would_train_wrongly_is_refused(tmp_path, static_path, monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"\['anchor'\].*build_groups"):
         trainer_for(tmp_path, train_dataset=Dataset.from_dict({"anchor": ["a", "b"]})).train()
     loss = loss_for(retriever(tmp_path / "a"))
     with pytest.raises(ValueError, match="another model"):
         RevelaTrainer(model=retriever(tmp_path / "b"), loss=loss, train_dataset=groups())
-    table = copy_task.retriever()
+    table = stm.load(static_path, device="cpu")
     with pytest.raises(ValueError, match="retriever_lora=None"):
         RevelaTrainer(model=table, loss=loss_for(table), train_dataset=groups())
     with pytest.raises(ValueError, match="split_batches"):

@@ -278,8 +278,8 @@ def table() -> list[str]:
             means = [in_points(list(values(*row, test, part).values())) for part in PARTS]
             found = values(*row, test, "with all")
             gained = None if model == "QNorm as trained" else gain_of(qnorm, found)
-            lines.append([f"{name}, {model}", len(found), *means, show(gained)])
-    return markdown(["test, model", "seeds", *PARTS, "QNorm as trained less this"], lines)
+            lines.append([f"{name}, {model}", *means, show(gained)])
+    return markdown(["test, model", *PARTS, "QNorm as trained less this"], lines)
 
 
 def auc_table() -> list[str]:

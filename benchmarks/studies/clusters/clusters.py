@@ -106,15 +106,14 @@ def table() -> list[str]:
     for loss, tau in ROWS:
         cells, low = cells_of(loss, tau), cells_of(loss, TAUS[0])
         name = f"τ {tau:g}{loss.removeprefix('Cosine')}" if tau else "untrained"
-        rates = [f"{CELLS.best(cells, 'dev', by).rate:g}" for by in ("v", "ndcg")]
-        row = [name, ", ".join(rates) if tau else ""]
+        row = [name]
         for figure, by, _ in COLUMNS:
             after, before = tests(cells, figure, by), tests(low, figure, by)
             more = [after[seed] - before[seed] for seed in after.keys() & before.keys()]
             shown = f"{np.mean(more):+.1f} ± {margin(more):.1f}" if len(more) > 1 else ""
             row.append(f"{np.mean(list(after.values())):.1f}" if cells == low else shown)
         rows.append(row)
-    return markdown(["", "rates", *(name for *_, name in COLUMNS)], rows, "ll")
+    return markdown(["", *(name for *_, name in COLUMNS)], rows)
 
 
 TABLES = {"clusters": table}

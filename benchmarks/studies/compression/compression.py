@@ -21,7 +21,6 @@ from benchmarks.studies.cells import (
     asked,
     best_of,
     data,
-    dev_of,
     encode,
     per_query,
     run_missing,
@@ -90,9 +89,8 @@ def texts_table() -> list[str]:
         there = stored_seeds(cell)
         kind, loss = label.split(", ")
         mark = " (dev)" if cell == chosen_on_dev(cells, cell.data) else ""
-        row = [f"{TEXTS[kind]}, {loss}{mark}", len(there), in_points(dev_of(cell, "matched"))]
         found = [per_query(there, cell.data, "matched", size) for size in SIZES]
-        rows.append([*row, *map(in_points, found)])
+        rows.append([f"{TEXTS[kind]}, {loss}{mark}", *map(in_points, found)])
     rivals: dict[str, list[float | str]] = {
         "the one that dev chooses in full": ["full"] * len(SIZES),
         "the one that dev chooses at that size": list(SIZES),
@@ -100,8 +98,8 @@ def texts_table() -> list[str]:
     }
     for rival, which in rivals.items():
         found = [show(over_texts(cells, x, size)) for x, size in zip(which, SIZES, strict=True)]
-        rows.append([f"all four, TempAgg - {rival}", "", "", *found])
-    return markdown(["texts, loss", "seeds", "dev", *SIZES.values()], rows)
+        rows.append([f"all four, TempAgg - {rival}", *found])
+    return markdown(["texts, loss", *SIZES.values()], rows)
 
 
 TABLES = {"texts": texts_table}

@@ -1,6 +1,6 @@
 """What do you deploy: BM25, the table, both with a weight, or an encoder as published?
 
-    python benchmarks/studies/known/decision.py FOLDER [--only NAME]
+    python benchmarks/studies/known/decision.py FOLDER
     python benchmarks/studies/known/decision.py table
 
 Six files of `defaults.sources` and one without anything to learn, at most 1,500 rows each, judged
@@ -158,18 +158,16 @@ def table() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
-    parser.add_argument("--only")
     given = parser.parse_args()
     if given.folder == "table":
         print("\n".join(table()))
         return
     logging.disable(logging.WARNING)
     for name, rows in files(Path(given.folder)).items():
-        if given.only in (None, name):
-            cell = {"file": name, **measured(rows)}
-            with FILE.open("a") as file:
-                file.write(json.dumps(cell) + "\n")
-            print(cell, flush=True)
+        cell = {"file": name, **measured(rows)}
+        with FILE.open("a") as file:
+            file.write(json.dumps(cell) + "\n")
+        print(cell, flush=True)
 
 
 if __name__ == "__main__":

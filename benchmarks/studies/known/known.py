@@ -151,16 +151,16 @@ def shown_gain(first: Mapping[int, Any], second: Mapping[int, Any]) -> str:
     return paired([difference[None]]).show(digits=2)
 
 
-def table_losses(size: str) -> list[str]:
+def table_losses() -> list[str]:
     """Gains over the best MNRL of every loss at the temperature that dev chooses."""
     rows: dict[str, dict[str, str]] = {}
     for name in INTENTS:
         chosen = {loss: best_on_dev(cells) for loss, cells in losses(name).items()}
-        mnrl = ndcg_of(chosen["MNRL"], "test", size)
+        mnrl = ndcg_of(chosen["MNRL"], "test", "full")
         for loss, cell in chosen.items():
             if cell is None:
                 continue
-            found = ndcg_of(cell, "test", size)
+            found = ndcg_of(cell, "test", "full")
             shown = points(found) if loss == "MNRL" else shown_gain(found, mnrl)
             rows.setdefault(loss, {})[name] = shown
     cells = [row(loss, *(found.get(name, "") for name in INTENTS)) for loss, found in rows.items()]
@@ -273,7 +273,7 @@ def header(*names: str) -> str:
 
 
 TABLES = {
-    **{f"known losses, {size}": partial(table_losses, size) for size in SIZES},
+    "known losses, full": table_losses,
     **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in ENCODED},
     "known forgetting": table_forgetting,
     "known scale": table_scale,

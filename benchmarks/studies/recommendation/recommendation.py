@@ -232,11 +232,10 @@ def table() -> list[str]:
             others = [tests[x] if x in tests and x != kind else None for x in ("cosine", "row")]
             judged = [None if x is None else judge(test - x) for x in others]
             gains = ["" if x is None else show(Estimate(x.mean, x.low, x.high)) for x in judged]
-            dev = in_points([x["dev"] for x in found[kind]])
             tau = f"{chosen[kind].temperature:g}" if kind in LABELS else ""
             label = LABELS.get(kind, kind)
-            rows.append([softmax, label, tau, len(found[kind]), dev, in_points(test), *gains])
-    head = ["softmax", "model", "τ", "seeds", "dev", "test", "over Cosine", "over τ / norm of q"]
+            rows.append([softmax, label, tau, len(found[kind]), in_points(test), *gains])
+    head = ["softmax", "model", "τ", "seeds", "test", "over Cosine", "over τ / norm of q"]
     return markdown(head, rows, "ll")
 
 

@@ -241,10 +241,9 @@ def stored_ndcg(found: Figures, when: str = "best") -> Any:
 
 
 def summary(seeds: Sequence[Figures]) -> list[str]:
-    """Number of seeds, nDCG@10 on dev and on the test, and the gain over the start."""
+    """Number of seeds, nDCG@10 on the test, and the gain over the start."""
     after, start = (np.array([stored_ndcg(x, when) for x in seeds]) for when in ("best", "start"))
-    dev = np.mean([x["best"]["dev"] for x in seeds])
-    return [str(len(seeds)), f"{dev:.3f}", f"{after.mean():.3f}", paired([after - start]).show()]
+    return [str(len(seeds)), f"{after.mean():.3f}", paired([after - start]).show()]
 
 
 def at_best(seeds: Sequence[Figures], *keys: str) -> list[str]:
@@ -258,7 +257,7 @@ def table(cells: Store = CELLS) -> list[str]:
     """nDCG@10, and gains over the start and over Revela, of the seeds that Revela has too."""
     untrained = cells.load(UNTRAINED) or {"ways": {}}
     rows = [
-        [f"{name}, untrained", "", f"{x['dev']:.3f}", f"{np.mean(x['test']) / 1e4:.3f}", *[""] * 4]
+        [f"{name}, untrained", "", f"{np.mean(x['test']) / 1e4:.3f}", *[""] * 4]
         for name, x in untrained["ways"].items()
     ]
     plain = cells.of_seeds(SETTINGS["Revela"])
@@ -269,7 +268,7 @@ def table(cells: Store = CELLS) -> list[str]:
             gain = "" if found == plain else show(gain_of(*both))
             seeds = list(found.values())
             rows.append([name, *summary(seeds), gain, *at_best(seeds, "choice_gain", "partner")])
-    head = "setting|seeds|dev|test|over its start|over Revela|choice gain|partner"
+    head = "setting|seeds|test|over its start|over Revela|choice gain|partner"
     return markdown(head.split("|"), rows)
 
 

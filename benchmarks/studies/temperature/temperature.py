@@ -23,7 +23,6 @@ from benchmarks.studies.cells import (
     Cell,
     asked,
     best_of,
-    dev_of,
     gain,
     per_query,
     run_missing,
@@ -106,12 +105,11 @@ def cosine_table(names: Sequence[str] = ("static", "L3, bf16")) -> list[str]:
         for cell in STUDIES[name].cosines:
             stored = stored_seeds(cell)
             plain = replace(cell, temperature=0.05)
-            dev = in_points(dev_of(cell, "matched"))
             means = [in_points(per_query(stored, place, "matched")) for place in PLACES]
             gains = [show(gain(cell, plain, [place], "matched")) for place in PLACES]
             gains = gains if cell != plain else ["", ""]
-            rows.append([name, cell.temperature, len(stored), dev, *means, *gains])
-    head = ["study", "τ of Cosine", "seeds", "dev", *PLACES.values()]
+            rows.append([name, cell.temperature, len(stored), *means, *gains])
+    head = ["study", "τ of Cosine", "seeds", *PLACES.values()]
     head += [f"over .05, {place}" for place in PLACES.values()]
     return markdown(head, rows)
 
@@ -128,9 +126,9 @@ def gain_table() -> list[str]:
                     continue
                 found = [gain(cell, plain, [place], scoring) for place in PLACES]
                 seeds = found[0][1] if found[0] else 0
-                row = [name, LOSSES[loss], scoring, f"{cell.temperature:g}", plain.temperature]
+                row = [name, LOSSES[loss], scoring, f"{cell.temperature:g}"]
                 rows.append([*row, seeds, *map(show, found)])
-    head = ["study", "loss", "scoring", "its τ", "τ of Cosine", "seeds", *PLACES.values()]
+    head = ["study", "loss", "scoring", "its τ", "seeds", *PLACES.values()]
     return markdown(head, rows, "lll")
 
 

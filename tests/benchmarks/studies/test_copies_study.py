@@ -23,12 +23,12 @@ def gradient(model, loss):
     return model[0].embedding.weight.grad
 
 
-@pytest.mark.parametrize("arm", [arm for arm, options in ARMS.items() if not options[2]])
+@pytest.mark.parametrize("arm", ARMS)
 def test_distinct_documents_have_the_gradient_of_the_loss(task, static_path, arm):
     studied, ours = (stm.load(static_path, device="cpu") for _ in range(2))
     answers = [torch.tensor([i]) for i in task.answers]
     found = gradient(studied, Distinct(studied, arm, task)([joined(task.queries), joined(answers)]))
-    same_text, has_prior, _ = ARMS[arm]
+    same_text, has_prior = ARMS[arm]
     prior = stm.DocumentPrior.from_texts(ours, ANSWERS) if has_prior else None
     loss = stm.CosineRankingLoss(ours, temperature=TAU, same_text=same_text, prior=prior)
     expected = gradient(ours, loss([ours.preprocess(QUERIES), ours.preprocess(ANSWERS)]))
