@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from benchmarks.data.docstrings import bundled_minilm
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.base.sampler import MultiDatasetBatchSamplers
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -85,7 +86,7 @@ def language_model(work: Path) -> Path:
 def train(
     model: SentenceTransformer,
     loss: nn.Module,
-    rows: Dataset,
+    rows: Dataset | dict[str, Dataset],
     seed: int,
     callbacks: Sequence[TrainerCallback] = (),
     **how: Any,
@@ -94,12 +95,14 @@ def train(
         output_dir=tempfile.mkdtemp(),
         warmup_steps=0.1,
         use_cpu=model.device.type == "cpu",
+        multi_dataset_batch_sampler=MultiDatasetBatchSamplers.PROPORTIONAL,
         seed=seed,
         **QUIET,
         **how,
     )
+    data = DatasetDict(rows) if isinstance(rows, dict) else rows
     trainer = SentenceTransformerTrainer(
-        model=model, args=arguments, train_dataset=rows, loss=loss, callbacks=list(callbacks)
+        model=model, args=arguments, train_dataset=data, loss=loss, callbacks=list(callbacks)
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

@@ -16,6 +16,7 @@ from benchmarks.data.debian import cache_folder, fetch
 from benchmarks.data.docstrings import build_docstring_task, bundled_minilm
 from benchmarks.data.lexicons import foldoc, wordnet
 from benchmarks.data.paraphrase import paraphrase
+from benchmarks.data.search_tasks import answers_only
 from benchmarks.studies.estimates import in_points, markdown, paired
 from sentence_transformers import SentenceTransformer
 
@@ -23,13 +24,6 @@ import st_magnitude as stm
 from st_magnitude.data.task import EncodedTask
 
 DIMS = (192, 96, 48)
-
-
-def answers_only(task: stm.RetrievalData) -> stm.RetrievalData:
-    """The same queries over the documents that are relevant to one of them."""
-    answers = set().union(*task.relevant.values())
-    corpus = {document: text for document, text in task.corpus.items() if document in answers}
-    return stm.RetrievalData(task.queries, corpus, task.relevant)
 
 
 def tasks() -> dict[str, stm.RetrievalData]:
