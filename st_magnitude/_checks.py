@@ -56,6 +56,12 @@ def shown(value: object, most: int = 99) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 row", "2,000 queries"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def is_number(value: object, kind: type = Real) -> TypeGuard[float]:
     """Whether a value is a number of a kind, and neither True nor False."""
     return isinstance(value, kind) and not isinstance(value, bool)

@@ -114,7 +114,7 @@ def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]
     new.mkdir(parents=True)
     try:
         yield new
-        _flush(new)
+        _finish(new)
         names = {file.name for file in new.iterdir()}
         old = [x for x in path.iterdir() if not x.name.startswith(OWN)]
         old = [x for x in old if replace_all or x.name in names]
@@ -151,10 +151,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _flush(folder: Path) -> None:
-    """Waits until all files of a folder are on the disk."""
+def _finish(folder: Path) -> None:
+    """Gives all files of a folder the permissions of new ones, which safetensors leaves out, and
+    waits until they are on the disk."""
+    mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*"):
         if file.is_file():
+            file.chmod(mode)
             with file.open("rb+") as opened:
                 os.fsync(opened.fileno())
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
-import textwrap
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,54 @@ from st_magnitude._files import written
 
 UNSAVED = {"saved": False}  # metadata of a field that JSON does not have
 
-# Words and numbers stay whole.
-_lines_of = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+# Characters that a terminal obeys: controls, and those that turn the direction of what follows
+_COMMANDS = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A text in one line as a terminal may show it: what the terminal would obey is escaped.
+
+    Example:
+        >>> print(printable("red\\x1b[31m tea"))
+        red\\x1b[31m tea
+    """
+    return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], re.sub(r"\s", " ", text))
+
+
+def _width(text: str) -> int:
+    """The columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return wide + sum(not unicodedata.combining(letter) for letter in text)
+
+
+def _units(text: str) -> list[str]:
+    """What lines do not break: spaces, words, numbers and single wide letters."""
+    units: list[str] = []
+    for part in re.findall(" +|[^ ]+", text):
+        units.append("")
+        for letter in part:
+            if units[-1] and 2 in (_width(letter), _width(units[-1][-1])):
+                units.append("")
+            units[-1] += letter
+    return units
+
+
+def _lines_of(text: str, width: int, indent: str = "") -> list[str]:
+    """A text in lines of at most so many columns, as far as its words allow it."""
+    lines = [""]
+    spaces = ""
+    for unit in _units(printable(text)):
+        if unit.isspace():
+            spaces = unit
+            continue
+        if lines[-1].strip() and _width(lines[-1] + spaces + unit) > width:
+            lines.append(indent)
+            spaces = ""
+        lines[-1] += spaces + unit
+        spaces = ""
+    return lines
 
 
 def to_plain(value: object) -> Any:
@@ -77,8 +123,21 @@ def wrap(text: str, width: int | None = None) -> str:
     lines = []
     for line in text.splitlines():
         indent = {"-": 2, "[": 5}.get(line[:1], len(line) - len(line.lstrip()))
-        lines += _lines_of(line, width, subsequent_indent=" " * indent) or [""]
+        lines += _lines_of(line, width, " " * indent)
     return "\n".join(lines)
+
+
+def shortened(text: str, width: int) -> str:
+    """The first words of a text, with dots where there are more.
+
+    Example:
+        >>> shortened("Bees make honey  of nectar.", 24)
+        'Bees make honey of ...'
+    """
+    plain = " ".join(text.split())
+    if len(plain) <= width and _width(plain) <= width:
+        return plain
+    return f"{_lines_of(plain[: width + 1], width - 4)[0][:width]} ..."
 
 
 @dataclass(frozen=True)
@@ -116,19 +175,19 @@ class Table:
         Words and numbers stay whole: a table of many columns may be wider.
         """
         width = width or shutil.get_terminal_size().columns
-        rows = [list(self.columns), *([cell(value) for value in row] for row in self.rows)]
+        shown = [[printable(cell(value)) for value in row] for row in self.rows]
+        rows = [list(self.columns), *shown]
         widths = []
         words = []  # the longest word of each column
         for column in zip(*rows, strict=True):
-            widths.append(max(map(len, column)))
-            words.append(max(len(word) for text in column for word in text.split() or [""]))
+            widths.append(max(map(_width, column)))
+            words.append(max(_width(unit) for text in column for unit in _units(text) or [""]))
         while sum(widths) + 2 * len(widths) - 2 > width and widths != words:
             loose = (i for i in range(len(widths)) if widths[i] > words[i])
             # numbers are broken last
             widths[max(loose, key=lambda i: (not self.is_number[i], widths[i]))] -= 1
         grid = [line for row in rows for line in self._lines(row, widths)]
-        title = textwrap.fill(self.title, width)
-        note = textwrap.fill(self.note, width)
+        title, note = (wrap(text, width) for text in (self.title, self.note))
         return "\n".join(part for part in (title, *grid, note) if part)
 
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
@@ -137,7 +196,10 @@ class Table:
         cells = [_lines_of(text, max(width, 1)) for text, width in sized]
         for parts in zip_longest(*cells, fillvalue=""):
             aligned = zip(parts, widths, self.is_number, strict=True)
-            padded = (part.rjust(n) if right else part.ljust(n) for part, n, right in aligned)
+            padded = []
+            for part, n, is_right in aligned:
+                spaces = " " * (n - _width(part))
+                padded.append(spaces + part if is_right else part + spaces)
             yield "  ".join(padded).rstrip()
 
     def to_markdown(self) -> str:

@@ -21,7 +21,7 @@ PLUGIN = (
 )
 WORKBENCH = (
     ("_config", "report", "files", "folds", "options", "choice"),
-    ("calibration", "verdict", "exam"),
+    ("calibration", "verdict", "exam", "searcher"),
     ("diagnosis", "serving", "finetune"),
     ("comparison",),
     ("commands",),
@@ -84,7 +84,7 @@ def test_the_drawing_of_contributing_is_this_table():
 @pytest.mark.parametrize(
     ("names", "homes"),
     [
-        (r"typer|st_magnitude\._config", ("_config", "commands", "comparison", "finetune")),
+        ("typer", ("commands",)),
         ("open_clip", ("clip",)),
     ],
 )

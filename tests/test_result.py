@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from st_magnitude.judge import Difference
-from st_magnitude.result import Result, Table
+from st_magnitude.result import Result, Table, wrap
 
 TABLE = Table(
     ["how | where", "nDCG@10", "gain", "documents"],
@@ -40,6 +40,24 @@ def test_a_narrow_terminal_loses_no_word_and_no_number(width):
     words = {*" ".join(columns).split(), "binary", "rescored", "384", "52", "0.4400", "0.9800"}
     assert words <= set(text.split())
     assert max(map(len, text.splitlines())) <= max(width, 52)
+
+
+@pytest.mark.parametrize("text", ["有" * 60, "e\u0301" * 9 + " 茶 tea " * 20, "한국 " * 40])
+def test_wide_letters_take_two_columns(text):
+    """Lines break between them, and a letter with an accent takes one column."""
+    for shown in (wrap(text, 40), Table(["text"], [[text]]).to_text(40)):
+        for line in shown.splitlines():
+            assert sum(2 if letter > "\u1100" else letter != "\u0301" for letter in line) <= 40
+        assert "".join(shown.split()).removeprefix("text") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\u2066"])
+def test_what_a_terminal_obeys_is_escaped(letter):
+    text = f"red{letter}]8;;tea"
+    for shown in (wrap(text), str(Table(["a"], [[text]], title=text, note=text))):
+        assert letter not in shown
+        assert shown.count(ascii(letter)[1:-1]) == shown.count("tea") > 0
+    assert wrap("a\u200db") == "a\u200db"  # as in emoji and Persian
 
 
 def test_markdown_holds_the_cells():

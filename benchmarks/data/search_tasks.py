@@ -109,7 +109,7 @@ def shrink(
         >>> relevant = {"a": {"d1"}, "b": {"d2"}}
         >>> task = RetrievalData({"a": "?", "b": "!"}, corpus, relevant, {"a": {"d3"}})
         >>> shrink(task, 1, 4, seed=0)
-        RetrievalData(1 queries, 4 documents, 1 relevant pairs, 0 judged negatives)
+        RetrievalData(1 query, 4 documents, 1 relevant pair)
     """
     rng = random.Random(seed)
     queries: dict[str, str] = {}
@@ -137,7 +137,7 @@ def answers_only(task: RetrievalData) -> RetrievalData:
 
     Example:
         >>> answers_only(RetrievalData({"q": "?"}, {"a": "yes", "b": "no"}, {"q": {"a"}}))
-        RetrievalData(1 queries, 1 documents, 1 relevant pairs, 0 judged negatives)
+        RetrievalData(1 query, 1 document, 1 relevant pair)
     """
     answers = set().union(*task.relevant.values())
     corpus = {document: text for document, text in task.corpus.items() if document in answers}

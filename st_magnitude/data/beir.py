@@ -64,10 +64,20 @@ def json_lines(path: Path, raw: bytes | None = None) -> Iterator[tuple[str, obje
     """The values of a .jsonl file, or of its content, each with its place."""
     for where, line in _lines(path, raw):
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: is not valid JSON ({error}); write one a line.") from None
         yield where, value
+
+
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON, which names each of its entries once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"an object has the name {shown(twice)} twice")
+    return found
 
 
 def splits_of(folder: str | Path) -> list[str]:
@@ -145,9 +155,11 @@ def _words(text: str) -> list[str]:
 
 def check_layout(folder: Path, split: str) -> None:
     if split not in (splits := splits_of(folder)):
-        others = sorted(path.name for path in folder.glob(f"qrels/{split}.*"))
+        files = sorted(path.name for path in folder.glob("qrels/*") if path.suffix != ".tsv")
+        others = [name for name in files if name.startswith(f"{split}.") or not splits]
         advice = f"Convert {others[0]} to tabs, without compression." if others else _LAYOUT
-        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {advice}")
+        known = f"its splits are {splits}" if splits else "it has no splits"
+        raise DataError(f"{folder} has no qrels/{split}.tsv; {known}. {advice}")
     for name in ("corpus.jsonl", "queries.jsonl"):
         if not (folder / name).is_file() and not (folder / f"{name}.gz").is_file():
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
@@ -237,11 +249,12 @@ def write_qrels(
 
 
 def other_spelling(key: object, known: Iterable[str]) -> str:
-    """A remark if an id is known as another type, number (7.0) or Unicode form; else ""."""
+    """A remark if an id is known as another number (7.0, 07) or Unicode form; else ""."""
 
     def plain(given: object) -> str:
         spelled = unicodedata.normalize("NFC", str(given))
-        return spelled.removesuffix(".0") if math.isfinite(number(spelled)) else spelled
+        is_number = math.isfinite(number(spelled))
+        return spelled.removesuffix(".0").lstrip("0") if is_number else spelled
 
     found = next((other for other in known if plain(other) == plain(key)), None)
     return "" if found is None else f", where it is {ascii(found)[:99]}, not {ascii(key)[:99]}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from st_magnitude._checks import shown
+from st_magnitude._checks import counted, shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.memory import AllReadError, Keys, are_read, digest, keys_of
@@ -69,7 +69,7 @@ class RetrievalData:
         ...     {"q": {"d1": 2, "d2": 0, "d3": 1}},
         ... )
         >>> data
-        RetrievalData(1 queries, 3 documents, 2 relevant pairs, 1 judged negatives)
+        RetrievalData(1 query, 3 documents, 2 relevant pairs, 1 explicit negative)
         >>> data.relevant, data.negatives
         ({'q': {'d1': 2, 'd3': 1}}, {'q': {'d2'}})
     """
@@ -370,17 +370,15 @@ class RetrievalData:
         return f"RetrievalData({self})"
 
     def __str__(self) -> str:
-        counts = {
-            "queries": len(self.queries),
-            "documents": len(self.corpus),
-            "relevant pairs": sum(map(len, self.relevant.values())),
-            "judged negatives": sum(map(len, self.negatives.values())),
-        }
+        pairs = sum(map(len, self.relevant.values()))
+        counts = {"query": len(self.queries), "document": len(self.corpus), "relevant pair": pairs}
+        counts |= {"explicit negative": sum(map(len, self.negatives.values()))}
+        parts = [counted(n, of) for of, n in counts.items() if n or of[:8] != "explicit"]
         if self.relevant and (others := len(self.queries) - len(self.relevant)):
-            counts["queries without a relevant document"] = others
+            parts.append(f"{counted(others, 'query')} without a relevant document")
         if self.own:
-            counts["queries that are documents, left out of their own results"] = len(self.own)
-        return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+            parts.append(f"{counted(len(self.own), 'document')} left out for their own queries")
+        return ", ".join(parts)
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
         """Training rows, one for each pair of a query and a relevant document, in random order.

@@ -67,18 +67,19 @@ def words(text: str) -> list[str]:
 
 
 def grams(text: str) -> list[str]:
-    """All sequences of four characters of the canonical text, across words; a shorter one whole.
+    """All sequences of four characters of the canonical text between two spaces, across words.
 
     Source: McNamee and Mayfield, Character N-Gram Tokenization for European Language Text
     Retrieval, 2004.
 
     Example:
         >>> grams("Red tea")
-        ['red ', 'ed t', 'd te', ' tea']
+        [' red', 'red ', 'ed t', 'd te', ' tea', 'tea ']
     """
     spelled = canonical(text)
-    last = max(1, len(spelled) - GRAM + 1)
-    return [spelled[i : i + GRAM] for i in range(last)] if spelled else []
+    padded = f" {spelled} "  # a text of two letters has a sequence, too
+    last = max(1, len(padded) - GRAM + 1)
+    return [padded[i : i + GRAM] for i in range(last)] if spelled else []
 
 
 TOKENS: dict[str, Callable[[str], list[str]]] = {"words": words, "4-grams": grams}

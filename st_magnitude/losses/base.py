@@ -172,10 +172,8 @@ class EmbeddingLoss(nn.Module):
             return
         if why := why_normalize_stays(model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
-            argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
-            call = f"prepare(model, {argument})"
-            if not self.similarity.keeps_magnitude:
-                call = "strip_normalize(model)"
+            name = self._similarity.name
+            call = f"prepare(model, {name!r})" if is_named else "strip_normalize(model)"
             raise InputError(
                 f"{self.name} learns from the norm of embeddings, but this model ends in Normalize"
                 f" {why}, where the loss does not remove it by itself. Call stm.{call} before you"

@@ -227,11 +227,11 @@ def limit_length(model: SentenceTransformer, length: int) -> None:
         if getattr(reader, "max_seq_length", None) in (None, math.inf):
             raise InputError(
                 f"This model reads texts of any number of tokens, in its {type(reader).__name__};"
-                " leave out max_length (--max-length)."
+                f" leave out max_length={length:,}."
             )
         if length > (positions := num_positions(reader)):
             raise InputError(
-                f"max_length={length:,} (--max-length) is more than the {positions:,} positions of"
+                f"max_length={length:,} is more than the {positions:,} positions of"
                 f" this model; give at most {positions:,}."
             )
     for reader in readers:

@@ -39,7 +39,7 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
     if found and not resume:
         raise FileExistsError(
             f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with"
-            " resume=True (--resume), or choose another output folder."
+            " resume=True, or choose another output folder."
         )
     if found:
         check_same_run(output, settings)
@@ -91,7 +91,7 @@ def saved(
 ) -> Iterator[Path]:
     """Writes a model and its record, a JSON file, into a new folder, which the block gets, and then
     moves it into the folder of a run. The model is compared on some texts (see `check_saved`)."""
-    remedy = "Make room, and run it again (train: with resume=True, --resume)."
+    remedy = "Make room, and run it again (train: with resume=True)."
     with with_remedy(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(model, folder, texts)
         text = json.dumps(to_plain(record), indent=2) + "\n"

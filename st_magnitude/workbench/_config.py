@@ -1,25 +1,33 @@
 """Settings of a command and a function: a dataclass, whose fields are the command's options.
 
-A field carries its help text and its range in its annotation. `commands.core.command` turns it into
-an option, and `check_ranges` applies its range to values from Python.
+A field carries an `Option` in its annotation. `commands.core.command` shows it on the command line,
+and `check_ranges` applies its range to values from Python.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
-
-import typer
-from typer import Option
-from typer.models import OptionInfo
 
 from st_magnitude._checks import InputError, in_range
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field is for, and what it takes. The parser reads a text."""
+
+    help: str
+    min: float | None = None
+    max: float | None = None
+    parser: Callable[[str], object] | None = None
+    metavar: str | None = None
+
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None
@@ -44,7 +52,7 @@ def check_ranges(config: DataclassInstance) -> None:
         value = getattr(config, field.name)
         in_range(field.name, value)
         for option in get_args(hints[field.name]):
-            if value is None or not isinstance(option, OptionInfo):
+            if value is None or not isinstance(option, Option):
                 continue
             if option.min is not None and not value >= option.min:
                 raise InputError(f"{field.name} must be at least {option.min:g}, got {value}.")
@@ -58,7 +66,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def _separated(kind: Callable[[str], object], help: str, metavar: str) -> OptionInfo:
+def _separated(kind: Callable[[str], object], help: str, metavar: str) -> Option:
     """An option that takes values separated by commas."""
 
     def parse(given: str) -> list[object]:
@@ -66,9 +74,9 @@ def _separated(kind: Callable[[str], object], help: str, metavar: str) -> Option
             return [kind(x) for x in given.split(",")]
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
-            raise typer.BadParameter(f"takes {what} separated by commas, got {given!r}.") from None
+            raise InputError(f"takes {what} separated by commas, got {given!r}.") from None
 
-    return typer.Option(parser=parse, metavar=metavar, help=help)
+    return Option(help, parser=parse, metavar=metavar)
 
 
 whole_numbers = partial(_separated, int, metavar="N,N,...")

@@ -21,6 +21,7 @@ from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.surgery.scoring import are_unit, scoring_of
+from st_magnitude.workbench.folds import where
 from st_magnitude.workbench.options import Options, Rule, highest_rows
 
 __all__ = ["ExponentCurve", "calibrate_exponent"]
@@ -28,10 +29,10 @@ __all__ = ["ExponentCurve", "calibrate_exponent"]
 EXPONENTS = np.linspace(0.0, 1.0, 21)  # the document exponents of a sweep
 FEW_DRAWS = 2_000  # of `judge`, enough to choose by
 UNIT_NORMS = (
-    "The model normalises its embeddings: all norms are 1, and every exponent ranks alike."
-    " `st-magnitude train` saves such a model if cosine is clearly better than the similarity of"
-    " training. To choose an exponent, train again with --keep-scoring, or remove Normalize with"
-    ' stm.prepare(model, "dot") and save the model.'
+    "The model normalises its embeddings, as after a training with the cosine loss: all norms are"
+    " 1, and every exponent ranks alike. To choose an exponent, train with a loss that keeps norms"
+    ' (--loss qnorm --keep-scoring), or remove Normalize with stm.prepare(model, "dot") and save'
+    " the model."
 )
 
 
@@ -92,8 +93,8 @@ class ExponentCurve(Options[float], Result):
         marks = {} if nothing else {self.highest: "highest"} | {self.best: "best"}
         pairs = zip(self.exponents, self.ndcg, strict=True)
         rows = [[f"{x:.4g}", y, marks.get(x, "")] for x, y in pairs]
-        number = len(self.by_query)
-        title = f"nDCG@10 by document exponent, {number} queries (0 is dot, 1 is cosine)"
+        on = where(self.at(self.best).data)
+        title = f"nDCG@10 on {on} by document exponent (0 is dot, 1 is cosine)"
         yield Table(["exponent", "nDCG@10", ""], rows, title)
         gains = [["cosine", self.versus_cosine], ["dot", self.versus_dot]]
         title = "The exponent that the other four fifths of the queries choose, against"

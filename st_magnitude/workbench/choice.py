@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -17,7 +17,7 @@ from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
 from st_magnitude.workbench.options import Options
 
-__all__ = ["Decision", "Fusion", "System", "decide", "fusions", "systems_of"]
+__all__ = ["Decision", "Fusion", "System", "decide", "fusions", "short_names", "systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
 WITH_BM25 = " with BM25"
@@ -221,6 +221,12 @@ class Decision:
             return cls(**known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error
+
+
+def short_names(models: Collection[str]) -> dict[str, str]:
+    """The models by the last two parts of their paths, if these differ."""
+    found = {"/".join(Path(model).parts[-2:]): model for model in models}
+    return found if len(found) == len({*models}) else dict(zip(models, models, strict=True))
 
 
 def decide(systems: Sequence[System], seed: int = 0) -> Decision:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
+from st_magnitude._checks import counted
 from st_magnitude.data.beir import canonical
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -23,3 +25,14 @@ def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:
     for index, key in enumerate(sorted(by_text, key=place)):
         folds[index % number].update(by_text[key])
     return folds
+
+
+def split_of(data: RetrievalData) -> str:
+    """The name of the split, "held-out" for data without one."""
+    named = re.search(r", (.+) split$", data.name)
+    return named[1] if named else "held-out"
+
+
+def where(data: RetrievalData) -> str:
+    """How many queries of which split judge, as "998 dev queries"."""
+    return counted(len(data.query_ids), f"{split_of(data)} query")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.judge import Difference, judge, nothing_found
-from st_magnitude.result import UNSAVED, Result, Table
+from st_magnitude.result import UNSAVED, Result, Table, shortened
 from st_magnitude.workbench.choice import (
     WITH_BM25,
     Decision,
@@ -29,7 +28,7 @@ BEFORE = "the pretrained model"
 AFTER = "the trained model"
 CLASSIFIER = "a linear classifier of words"
 
-_shortened = partial(textwrap.shorten, width=60, placeholder=" ...")
+_shortened = partial(shortened, width=60)
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 POWER = 1.43  # (1.96 + .84) / 1.96: times half of an interval, the gain found in four of five draws

@@ -6,7 +6,7 @@ import sys
 import warnings
 from importlib import import_module
 
-from st_magnitude.workbench.commands.core import app, report, show_progress
+from st_magnitude.workbench.commands.core import Warnings, app, report, show_progress
 
 __all__ = ["app", "main"]
 
@@ -28,10 +28,13 @@ for _command in COMMANDS:
 def main() -> None:
     """Runs ``st-magnitude``. A log file gets no progress bars: tqdm reads the variable when it is
     imported."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed; the next file that is opened would get its number
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        getattr(sys, name).reconfigure(errors="backslashreplace")  # cp1252 has no arrow
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+        if mode == "w":
+            getattr(sys, name).reconfigure(errors="backslashreplace")  # cp1252 has no arrow
+    logging.getLogger("st_magnitude").addHandler(Warnings(logging.WARNING))
+    logging.getLogger("st_magnitude").propagate = False
     warnings.simplefilter("ignore", FutureWarning)  # of other packages, for their developers
     # of batches without repeats, about which training has a sentence of its own
     logging.getLogger("sentence_transformers.base.sampler").setLevel(logging.ERROR)

@@ -48,7 +48,6 @@ def calibrate(
     typer.echo(str(curve))
     figures = {"split": split, **curve.to_dict()}
     if others is not None:
-        typer.echo(f"{confirm}: {others}")
         confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)
         figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best)}
     if output is not None:
@@ -69,8 +68,10 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
+    from st_magnitude.workbench.folds import where
+
     chosen = curve.at(exponent)
-    typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean:.4f}")
+    typer.echo(f"nDCG@10 on {where(chosen.data)} at exponent {exponent:g}: {chosen.mean:.4f}")
     figures: dict[str, object] = {"queries": len(chosen), "ndcg@10": chosen.mean}
     for name, other in (("cosine", 1.0), ("dot", 0.0)):
         gain = chosen - curve.at(other)

@@ -11,13 +11,14 @@ from st_magnitude._files import refuse_foreign
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
-    DataOptions,
     Figures,
+    KnownData,
     Report,
     command,
     folder,
     save_report,
     say,
+    tell_names,
 )
 from st_magnitude.workbench.comparison.config import CompareConfig
 
@@ -25,7 +26,7 @@ from st_magnitude.workbench.comparison.config import CompareConfig
 @command
 def compare(
     *,
-    source: DataOptions,
+    source: KnownData,
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the winning model and tables.")],
     also: Also = None,
@@ -42,7 +43,9 @@ def compare(
     if report is not None:
         refuse_foreign(report)
     splits = source.splits()
-    splits[settings.split]  # before a model is loaded
+    say(f"{settings.split}: {splits[settings.split]}")
+    source.tell(splits)
+    tell_names(also)
     from st_magnitude.data.memory import notice
     from st_magnitude.workbench.comparison.compare import compare as run
 

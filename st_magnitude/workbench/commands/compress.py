@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -27,6 +28,7 @@ def compress(
     encoder, split, data = judged.load(model, judged.splits())
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import summary
+    from st_magnitude.workbench.folds import where
 
     evaluator = CompressionEvaluator(
         data.queries,
@@ -39,7 +41,7 @@ def compress(
         show_progress_bar=show_progress(),
     )
     evaluator(encoder)
-    typer.echo(str(summary(evaluator.cells)))
+    typer.echo(str(replace(summary(evaluator.cells), title=f"nDCG@10 on {where(data)}")))
     cells = [
         {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(cell).items()}
         for cell in evaluator.cells

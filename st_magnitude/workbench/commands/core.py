@@ -10,17 +10,18 @@ import contextlib
 import errno
 import gc
 import inspect
+import logging
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer import Option
@@ -28,6 +29,7 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
+from st_magnitude.workbench import _config
 from st_magnitude.workbench._config import MaxLength, SkipEmpty
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
 _show_traceback = False
+_arguments: set[str] = set()  # of functions, which commands take as options
 
 
 def _print_version(wanted: bool) -> None:
@@ -107,21 +110,36 @@ class DataOptions:
     ] = None
     skip_empty: SkipEmpty = False
 
-    def splits(self, is_quiet: bool = False) -> Splits:
-        """The splits of the data, after sentences on how they were read."""
+    def splits(self) -> Splits:
+        """The splits of the data."""
         from st_magnitude.workbench.files.pairs import load_splits
 
         source = self.data[0] if len(self.data) == 1 else self.data
-        splits = load_splits(
+        return load_splits(
             source, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
         )
-        for note in () if is_quiet else splits.notes:
-            say(note)
-        return splits
+
+    def tell(self, splits: Splits, everything: bool = True) -> None:
+        """Says how the data were read; at least what was left out or moved."""
+        from st_magnitude.workbench.files.rows import LeftOut
+
+        for note in splits.notes:
+            if everything or isinstance(note, LeftOut):
+                say(note)
 
 
 @dataclass(frozen=True)
-class Judged(DataOptions):
+class KnownData(DataOptions):
+    """Options of the commands that leave it to `train` to tell how the data were read."""
+
+    verbose: Annotated[bool, Option(help="Print all that there is to say.")] = False
+
+    def tell(self, splits: Splits, everything: bool = False) -> None:
+        super().tell(splits, everything or self.verbose)
+
+
+@dataclass(frozen=True)
+class Judged(KnownData):
     """Options of the commands that encode judged queries and their corpus with a model."""
 
     split: Annotated[str, Option(help="Split to measure on; keep test for the end.")] = "dev"
@@ -136,8 +154,9 @@ class Judged(DataOptions):
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
+        self.tell(splits)
         split, data = splits.unread(self.split, encoder)
-        typer.echo(f"{split}: {data}")
+        say(f"{split}: {data}")
         return encoder, split, data
 
     @property
@@ -172,8 +191,9 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         try:
             for name, value in given.items():
                 in_range(f"--{name.replace('_', '-')}", value)
-                if value == "" or (isinstance(value, list) and "" in value):
-                    raise InputError(f"{name.upper()} is empty{_UNSET}")
+                for text in value if isinstance(value, list) else [value]:
+                    if isinstance(text, (str, Path)):
+                        _check_text(name.upper(), str(text))
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -190,7 +210,8 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                 typer.echo(dumps(to_plain(figures), allow_nan=False))
             sys.stdout.flush()  # a full disk is an error of the command
         except KeyboardInterrupt as interrupt:
-            typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
+            text = said(str(interrupt) or "Interrupted.")
+            typer.secho(text, fg=typer.colors.YELLOW, err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
         except Exception as error:
             raise typer.Exit(report(error)) from None
@@ -230,7 +251,9 @@ def report(error: Exception) -> int:
         if _show_traceback or not is_for_user:
             traceback.print_exception(error)
         if is_for_user:
-            text = re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip())
+            from st_magnitude.result import printable
+
+            text = printable(_with_options(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip())))
             for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
                 if isinstance(error, OSError) and not Path(os.environ.get(name, ".")).exists():
                     text += f" {name} names {os.environ[name]!r}, which does not exist."
@@ -238,6 +261,17 @@ def report(error: Exception) -> int:
         else:
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return getattr(error, "exit_code", 2) if is_for_user else 70
+
+
+def _check_text(name: str, text: str) -> None:
+    if not text:
+        raise InputError(f"{name} is empty{_UNSET}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        how = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
+        raise InputError(f"{name} has bytes that are not {encoding}: {how}.") from None
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
@@ -253,9 +287,33 @@ def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter],
         hints = get_type_hints(kind, include_extras=True)
         for field, option in inspect.signature(kind).parameters.items():
             parameters.append(option.replace(annotation=hints[field]))
+    _arguments.update(parameter.name for parameter in parameters)
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters.append(inspect.Parameter("json", keyword, annotation=_Json, default=False))
-    return [parameter.replace(kind=keyword) for parameter in parameters], configs
+    return [
+        parameter.replace(kind=keyword, annotation=_of_typer(parameter.annotation))
+        for parameter in parameters
+    ], configs
+
+
+def _of_typer(annotation: Any) -> Any:
+    """An annotation whose `_config.Option` is an option of typer."""
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    kind, about = get_args(annotation)
+    if not isinstance(about, _config.Option):
+        return annotation
+    given = vars(about)
+    if read := about.parser:
+
+        def parse(text: str) -> object:
+            try:
+                return read(text)
+            except InputError as error:
+                raise typer.BadParameter(str(error)) from None
+
+        given = given | {"parser": parse}
+    return Annotated[kind, Option(**given)]
 
 
 def _leave_process_group() -> None:
@@ -275,9 +333,47 @@ def show_progress() -> bool:
 
 def say(text: str) -> None:
     """Prints sentences, broken between words at the width of the terminal."""
+    typer.echo(said(text))
+
+
+def said(text: str) -> str:
+    """Sentences in the words of the command line, in lines that fit the terminal."""
     from st_magnitude.result import wrap
 
-    typer.echo(wrap(text))
+    return wrap(_with_options(text))
+
+
+_ARGUMENT = re.compile(r"(?<![\w/.-])([a-z_]+)=(True\b)?('?[\w+-]+'?(?:[.,]\d+)*)?(?![\w/])")
+
+
+def _with_options(text: str) -> str:
+    """A text with options for the arguments of functions: --resume for resume=True."""
+
+    def option(found: re.Match[str]) -> str:
+        name, _, value = found.groups()
+        name = "api_key_env" if name == "api_key" else name
+        if name not in _arguments:
+            return found[0]
+        return f"--{name.replace('_', '-')}{f' {value}' if value else ''}"
+
+    return _ARGUMENT.sub(option, text)
+
+
+class Warnings(logging.Handler):
+    """Prints warnings of the package on stderr as the messages of commands."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # nobody reads stderr
+            typer.echo(said(record.getMessage()), err=True)
+
+
+def tell_names(also: Sequence[str] | None) -> None:
+    """Says what models are called whose paths are long."""
+    from st_magnitude.workbench.choice import short_names
+
+    for name, path in short_names(also or ()).items():
+        if name != path:
+            say(f"{path} is called {name}.")
 
 
 _UNSET = ", as an unset variable of the shell is; give a value."

@@ -20,7 +20,6 @@ def diagnose(
     tolerance: Annotated[float, Option(help="Share of nDCG@10 that storage may cost.")] = 0.05,
     min_gain: Annotated[float, Option(help="Smallest gain in nDCG@10 to act on.")] = 0.02,
     seed: Annotated[int, Option(min=0, help="Seed of the folds and the intervals.")] = 0,
-    verbose: Annotated[bool, Option(help="Print all measurements as well.")] = False,
     report: Report = None,
     output: Annotated[
         Path | None, folder("Folder for diagnosis.json and diagnosis.md, which are replaced.")
@@ -53,7 +52,7 @@ def diagnose(
         **judged.encode,
     )
     typer.echo(str(found))
-    if verbose:
+    if judged.verbose:
         typer.echo("".join(f"\n{table}\n" for table in found.measurements))
     if report is not None:
         from st_magnitude.workbench.report import write_report

@@ -15,6 +15,7 @@ from st_magnitude.workbench.commands.core import (
     ModelId,
     command,
     folder,
+    say,
     show_progress,
 )
 
@@ -39,11 +40,14 @@ def mteb(
         for task in tasks
     ]
     from st_magnitude.mteb import evaluate
+    from st_magnitude.workbench.folds import where
 
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, **encode).task_results
     scores = {result.task_name: result.get_score() for result in results}
-    typer.echo("The main score of each task, which is nDCG@10 for retrieval:")
+    local = ", ".join(where(task) for task in data if not isinstance(task, str))
+    on = f"; here on {local}" if local else ""
+    say(f"The main score of each task, which is nDCG@10 for retrieval{on}:")
     for name, score in scores.items():
         typer.echo(f"  {name}: {score:.4f}")
     return {"scores": scores}

@@ -18,6 +18,7 @@ from st_magnitude.workbench.commands.core import (
     folder,
     save_report,
     say,
+    tell_names,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
@@ -48,10 +49,12 @@ def train(
     if report is not None:
         refuse_foreign(report)
     splits = source.splits()
+    source.tell(splits)
+    tell_names(also)
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[settings.split]
-    typer.echo(f"{settings.split}: {loaded}")
+    say(f"{settings.split}: {loaded}")
     from st_magnitude.workbench.finetune.train import train as run
 
     trained = run(model, splits, output, settings, also=also or (), say=say)

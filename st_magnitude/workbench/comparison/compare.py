@@ -25,7 +25,7 @@ from st_magnitude.saving.export import load
 from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.training.run_folder import refuse_others
-from st_magnitude.workbench.choice import System
+from st_magnitude.workbench.choice import System, short_names
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
@@ -103,7 +103,7 @@ def compare(
             start = time.perf_counter()
             tasks = {BEFORE: encode(base, trials.test)}
             seconds = time.perf_counter() - start
-            tasks |= {of: encode(load(of), trials.test) for of in also}
+            tasks |= {of: encode(load(path), trials.test) for of, path in short_names(also).items()}
             verdict_on = controls(exam, tasks, config.seed)
             run = _Run(trials, output, progress, verdict_on, seconds, began, say)
             if not progress.entries:

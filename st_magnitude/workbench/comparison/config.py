@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
 
-from typer import Option
-
 from st_magnitude._checks import InputError, positive
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.workbench._config import (
@@ -18,6 +16,7 @@ from st_magnitude.workbench._config import (
     MiniBatchSize,
     Names,
     Negatives,
+    Option,
     Prompts,
     check_ranges,
     did_you_mean,

@@ -32,12 +32,14 @@ from st_magnitude.workbench.comparison.result import Entry
 from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.files.pairs import Splits
 from st_magnitude.workbench.finetune.held_out import DEPTH, cross_validate, encode
+from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
     remember_rows,
+    sampler_of,
     train_copy,
     warn_of_left_out,
 )
@@ -109,6 +111,7 @@ class Trials:
     def rows(self) -> Dataset:
         rows = make_rows(self.exam.train, self.config.negatives, self.config.seed)
         warn_of_left_out(self.exam.train, rows)
+        sampler_of(TrainConfig(batch_size=self.config.batch_size), rows)  # it warns
         return rows
 
     @cached_property

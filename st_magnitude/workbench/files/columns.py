@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from st_magnitude._checks import shown
+from st_magnitude._checks import counted, shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.workbench.files.rows import PARTS, Columns
+from st_magnitude.workbench.files.rows import PARTS, Columns, LeftOut
 from st_magnitude.workbench.files.texts import remarks
 
 HIGHEST_GRADE = 3  # whole scores up to it are grades
@@ -84,7 +84,8 @@ def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str
             for role in ("query", "document")
         )
         listed = ", ".join(columns)[:300]
-        text = f"{tables[0].place(0)}: the columns are {listed}."
+        of = f"{tables[0].source}: " if tables[0].source else ""
+        text = f"{of}the columns are {listed}."
         if re.search(r"[.?!](, |$)|(\w+ ){3}", listed):
             raise DataError(f"{text} These seem to be texts: write a header, query,document.")
         choice = f"--columns query={query[:99]},document={document[:99]}"
@@ -111,18 +112,13 @@ def read_pairs(
     pairs = Pairs([], [], [], [], [])
     given: list[float] = []  # the scores
     empty: list[str] = []
-    without = 0
     for table, columns in zip(tables, roles, strict=True):
         first = len(pairs.documents)
         _add_pairs(table, columns, pairs, given, empty)
         pairs.documents[first:] = _spelled(pairs.documents[first:], notes)
-        for column in columns.get("split", ()):
-            without += table.column(column).count(None)
-        without += 0 if "split" in columns else table.num_rows
     if empty:
-        notes.append(f"Left out {len(empty):,} rows without text, the first at {empty[0]}.")
-    if without and any("split" in columns for columns in roles):
-        notes.append(f"{without:,} rows name no split: it is drawn, if the other rows have no dev.")
+        number = counted(len(empty), "row")
+        notes.append(LeftOut(f"Left out {number} without text, the first at {empty[0]}."))
     scores = set(given)
     highest = max(scores, default=0.0)
     are_grades = highest <= HIGHEST_GRADE and all(score.is_integer() for score in scores)
@@ -131,8 +127,9 @@ def read_pairs(
         threshold = 1.0 if are_grades else RELEVANT * highest
     if not scores or highest < threshold:
         raise DataError(
-            f"{tables[0].place(0)} and below: no document is relevant. {len(empty):,} rows have no"
-            f" text, and the highest score is {highest:g}, below the threshold {threshold:g}."
+            f"{tables[0].place(0)} and below: no document is relevant. Of the rows,"
+            f" {len(empty):,} have no text, and the highest score is {highest:g}, below the"
+            f" threshold {threshold:g}."
         )
     if not scores <= {-1.0, 0.0, 1.0}:
         notes.append(

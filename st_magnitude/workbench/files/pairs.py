@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from st_magnitude._checks import in_range
+from st_magnitude._checks import counted, in_range
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
@@ -21,7 +21,7 @@ from st_magnitude.data.documents import as_document, read_documents
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
-from st_magnitude.workbench.files.rows import Source, num_held_out, read_columns
+from st_magnitude.workbench.files.rows import LeftOut, Source, num_held_out, read_columns
 from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
 
 if TYPE_CHECKING:
@@ -216,6 +216,13 @@ def load_splits(
             raise DataError(f"threshold is {threshold}, but no column has scores.")
     pairs = read_pairs(tables, roles, threshold, notes)
     splits = _build(pairs, _assign(pairs, seed, notes), name, notes)
+    without = pairs.parts.count(None)
+    if without and splits.drawn and {*pairs.parts} != {None}:
+        drawn = " and ".join(sorted(splits.drawn))
+        named = zip(tables, roles, strict=True)
+        of = [f" of {table.source}" for table, chosen in named if "split" not in chosen][:1]
+        number = counted(without, "pair")
+        notes.append(f"Drew {drawn} from {number}{''.join(of)}, for which no split is named.")
     splits.keep_apart()
     if documents is not None:
         splits.drawn = set()  # folds of queries would train on their documents
@@ -243,7 +250,13 @@ def _sources_of(source: Source | Sequence[str | Path]) -> Sequence[Source]:
 
 
 def _is_layout(path: str | Path) -> bool:
-    """Whether a path is a folder in BEIR's layout."""
+    """Whether a path is a folder in BEIR's layout. DataError: it is a pipe."""
+    path = Path(path)
+    if path.name == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise DataError(
+            f"{str(path)!r} is a pipe, without a suffix that says what it holds: write it into a"
+            " file, as with zcat FILE > pairs.csv. Files that end in .gz are read as they are."
+        )
     layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
     return any(Path(path, name).exists() for name in layout)
 
@@ -268,7 +281,7 @@ def _read_folder(folder: Path, skip_empty: bool) -> Splits:
                 raise DataError(f"{path}: no document is relevant, by a score above 0.")
         except DataError as error:
             found.broken[name] = error
-            found.notes.append(f"The {name} split is left out: {error}")
+            found.notes.append(LeftOut(f"The {name} split is left out: {error}"))
         else:
             data.corpus = corpus  # one for all splits
             found[name] = data
@@ -287,7 +300,8 @@ def _assign(pairs: Pairs, seed: int, notes: list[str]) -> dict[str, str]:
     trained = {key for part, key in placed if part == "train"}
     moved = sum(order[part_of[key]] > order[part] for part, key in placed)
     if moved and any(pairs.parts):
-        notes.append(f"Moved {moved:,} pairs to the later split that also has their query.")
+        said = f"Moved {counted(moved, 'pair')} to the later split, where the query is as well."
+        notes.append(LeftOut(said))
     longest = 2 * max(map(len, part_of))  # of a document that may be a query
     judged = [*zip(pairs.keys, pairs.documents, pairs.grades, strict=True)]
     texts = {text for _, text, grade in judged if grade is not None and len(text) <= longest}
@@ -319,7 +333,8 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
         raise DataError(
             f"All documents are {'one' if len(documents) == 1 else 'numbers'}, such as"
             f" {pairs.documents[0][:99]!r}, so there is nothing to search: choose another column,"
-            " with --columns document=NAME."
+            " with --columns document=NAME, or add one with the names of what the numbers stand"
+            " for, called category."
         )
     judged: dict[str, dict[str, int]] = {}
     asked: dict[str, dict[str, str]] = {"train": {}, "dev": {}, "test": {}}  # id -> text
@@ -336,7 +351,8 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
             contradictions += (before > 0) != (grade > 0)
             grades[document] = max(before, grade)
     if contradictions:
-        notes.append(f"{contradictions:,} negatives are relevant in another row, which counts.")
+        said = counted(contradictions, "negative")
+        notes.append(LeftOut(f"Left out {said} with another row that calls it relevant."))
     corpus = {key: text for text, key in documents.items()}
     data = RetrievalData(asked["train"] | asked["dev"] | asked["test"], corpus, judged)
     splits = Splits(name, notes)
@@ -346,10 +362,10 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
             splits[part] = data.only(of_part)
             splits[part].name = f"{name}, {part} split"
     counts = ", ".join(f"{len(of_part):,} in {part}" for part, of_part in asked.items() if of_part)
-    notes.append(f"{len(corpus):,} documents; queries: {counts}.")
+    notes.append(f"{counted(len(corpus), 'document')}; queries: {counts}.")
     if near := _near_copies(keys["train"], keys["dev"]):
         notes.append(
-            f"{near:,} dev queries differ from a training query by a word: for new queries, figures"
+            f"Up to a word, dev shares {counted(near, 'query')} with train: for new ones, figures"
             " on dev are a bit too high."
         )
     return splits

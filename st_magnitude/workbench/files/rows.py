@@ -1,14 +1,9 @@
-"""The columns of files, data sets, data frames and mappings, and the places of their rows.
-
-CSV is read here because other readers guess: ``datasets`` and pandas take "NA" and "null" for
-nothing and split wrongly at other separators than commas, ``csv.Sniffer`` where a cell has quotes.
-"""
+"""The columns of files, data sets, data frames and mappings, and the places of their rows."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import gzip
 import io
 import json
@@ -18,17 +13,17 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from pyarrow import ArrowException, parquet
 
-from st_magnitude._checks import needs, shown
-from st_magnitude.data.beir import DataError, json_lines
+from st_magnitude._checks import counted, needs, shown
+from st_magnitude.data.beir import DataError, json_lines, unique
 from st_magnitude.data.documents import files_of
+from st_magnitude.workbench.files.separated import lines_of
 
 _LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
 SUFFIXES = (*_LINES, *(f"{suffix}.gz" for suffix in _LINES), ".parquet")
@@ -38,8 +33,8 @@ MOST_HELD_OUT = 2000  # of a split that is drawn
 PARTS = dict.fromkeys(("train", "training"), "train")
 PARTS |= dict.fromkeys(("dev", "validation", "valid", "val"), "dev")
 PARTS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+WRONG = "\ufffd"  # what stands for bytes that are no letter
 Rows = Iterable[Mapping[str, object]]
-Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
 # pandas, polars and pyarrow have tables with ``__arrow_c_stream__``
 Source = str | Path | Dataset | DatasetDict | Rows | Mapping[str, Iterable[object]]
 
@@ -52,10 +47,15 @@ _CELL = rf"{_TEXT}|(large_)?list<\w+: {_TEXT}.*|dictionary<values={_TEXT},.*|nul
 _CELL += r"|float|double|halffloat|decimal.*"
 
 
+class LeftOut(str):
+    """A note on what was left out, moved or read otherwise than it stands."""
+
+
 @dataclass(frozen=True)
 class Columns:
     cells: Mapping[str, Sequence[object]]  # of every row, None where it has none
-    place: Callable[[int], str]  # of a row by its number, for messages
+    source: str  # the file, or what else has the rows, for messages
+    place: Callable[[int], str]  # of a row by its number
     part: str | None = None  # the split that the source gives the rows
 
     @property
@@ -86,12 +86,12 @@ def read_columns(sources: Sequence[Source], notes: list[str]) -> list[Columns]:
         notes.append(f"Only the {alone.pop()} split is named, so splits are drawn from all rows.")
     for name, table in tables:
         if has_splits and parts[name] is None:
-            notes.append(f"Left out {name}, which by its name is no split.")
+            notes.append(LeftOut(f"Left out {name}, which by its name is no split."))
             continue
         if isinstance(table, Path):
             columns = _read_file(table, notes)
         else:
-            columns = _columns_of(table, f"{name} split, row" if name else "row")
+            columns = _columns_of(table, f"{name} split" if name else "", notes)
         found.append(replace(columns, part=parts[name] if has_splits else None))
     return found
 
@@ -147,17 +147,52 @@ def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
         )
     if others:
         number = f"{len(others):,}, such as {others[0].name}"
-        notes.append(f"Files of {path} that are not pairs, and are left out: {number}.")
+        notes.append(LeftOut(f"Files of {path} that are not pairs, and are left out: {number}."))
     return found
 
 
-def _columns_of(data: object, of: str) -> Columns:
+def _table(
+    names: Sequence[str],
+    columns: Iterable[Sequence[object]],
+    source: str,
+    place: Callable[[int], str],
+    notes: list[str],
+) -> Columns:
+    """The columns under the names of a header, whatever the table was read from."""
+    _refuse_twice(names, source)
+    of = f"{source}: " if source else ""
+    pairs = list(zip(names, columns, strict=True))
+    cells = {name: column for name, column in pairs if name.strip()}
+    unnamed = chain.from_iterable(column for name, column in pairs if not name.strip())
+    if number := sum(cell not in ("", None) for cell in unnamed):
+        what = f"{counted(number, 'cell')} in columns without a name"
+        notes.append(LeftOut(f"{of}left out {what}."))
+    first = next(iter(cells), "")
+    repeats = {
+        row
+        for row, cell in enumerate(cells.get(first, ()))
+        if cell == first and all(column[row] == name for name, column in cells.items())
+    }
+    if not repeats or len(cells) < 2:
+        return Columns(cells, source, place)
+    notes.append(LeftOut(f"{of}left out {counted(len(repeats), 'row')} with the header again."))
+    kept = [row for row in range(len(cells[first])) if row not in repeats]
+    cells = {name: [column[row] for row in kept] for name, column in cells.items()}
+    return Columns(cells, source, lambda row: place(kept[row]))
+
+
+def _refuse_twice(names: Sequence[str], source: str) -> None:
+    if twice := [name for name in names if name.strip() and names.count(name) > 1]:
+        raise DataError(f"{source}: the header has the name {shown(twice[0])} twice; rename one.")
+
+
+def _columns_of(data: object, source: str, notes: list[str]) -> Columns:
     """The columns of a data set, a data frame, a mapping or mappings, with the names of classes."""
-    place = partial("{} {}".format, of)
+    place = partial("{} {}".format, f"{source}, row" if source else "row")
     if isinstance(data, Mapping) and all(isinstance(x, list | tuple) for x in data.values()):
         if len({*map(len, data.values())}) > 1:
             raise DataError("The columns of the mapping differ in length; fill them up.")
-        return Columns({str(name): column for name, column in data.items()}, place)
+        return _table([*map(str, data)], data.values(), source, place, notes)
     features = getattr(data, "features", None) or {}
     classes = {name: x.names for name, x in features.items() if isinstance(x, ClassLabel)}
     cells: dict[str, Sequence[object]]
@@ -165,7 +200,9 @@ def _columns_of(data: object, of: str) -> Columns:
         if isinstance(data, Dataset):
             cells = data.to_dict()  # type: ignore[assignment]
         elif hasattr(data, "__arrow_c_stream__"):
-            cells = pyarrow.table(data).to_pydict()
+            table = pyarrow.table(data)
+            _refuse_twice(table.column_names, source or "the table")
+            cells = table.to_pydict()
         else:
             cells = _by_column(list(data) if isinstance(data, Iterable) else [data], place)
     except (ArrowException, ValueError) as error:
@@ -175,7 +212,7 @@ def _columns_of(data: object, of: str) -> Columns:
     for name, names in classes.items():
         name_of: dict[object, str] = dict(enumerate(names))
         cells[name] = [name_of.get(number) for number in cells[name]]
-    return Columns(cells, place)
+    return _table([*cells], cells.values(), source, place, notes)
 
 
 def _by_column(rows: Sequence[object], place: Callable[[int], str]) -> dict[str, Sequence[object]]:
@@ -199,12 +236,13 @@ def _read_file(path: Path, notes: list[str]) -> Columns:
         return _read_parquet(path, notes)
     name, raw = _content(path)
     if name.endswith((".jsonl", ".ndjson")):
-        return _read_json_lines(path, raw)
+        return _read_json_lines(path, raw, notes)
     if name.endswith(".json"):
         return _read_json(path, raw, notes)
     if name.endswith(".xlsx"):
         return _read_sheet(path, raw, notes)
-    return _read_csv(path, _decode(path, raw, notes), notes)
+    lines = lines_of(path, _decode(path, raw, notes), notes)
+    return _under_header([(begin, cells) for begin, _, cells in lines], str(path), "line", notes)
 
 
 def _content(path: Path) -> tuple[str, bytes]:
@@ -224,159 +262,105 @@ def _content(path: Path) -> tuple[str, bytes]:
         raise DataError(f"{path} cannot be unpacked ({error}); fetch it again.") from None
 
 
-def _read_json_lines(path: Path, raw: bytes) -> Columns:
+def _read_json_lines(path: Path, raw: bytes, notes: list[str]) -> Columns:
     lines = dict(json_lines(path, raw))
     place = list(lines).__getitem__
-    return Columns(_by_column(list(lines.values()), place), place)
+    cells = _by_column(list(lines.values()), place)
+    return _table([*cells], cells.values(), str(path), place, notes)
 
 
 def _read_json(path: Path, raw: bytes, notes: list[str]) -> Columns:
     """An array of rows, or lines."""
     try:
-        rows = json.loads(_decode(path, raw, notes))
-    except (ValueError, RecursionError):
-        return _read_json_lines(path, raw)
+        rows = json.loads(_decode(path, raw, notes), object_pairs_hook=unique)
+    except (json.JSONDecodeError, RecursionError):
+        return _read_json_lines(path, raw, notes)
+    except DataError as error:
+        raise DataError(f"{path}: {error}.") from None
     if not isinstance(rows, list):
         fields = rows if isinstance(rows, dict) else {}
         key = next((key for key in fields if isinstance(fields[key], list)), "KEY")
         how = f"jq -c '.{key}[]' {path} > pairs.jsonl"
         raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it by {how}.")
-    return _columns_of(rows, f"{path}, row")
+    return _columns_of(rows, str(path), notes)
 
 
 def _read_parquet(path: Path, notes: list[str]) -> Columns:
     try:  # not by the cache of `datasets`, which may have the rows of an older file
         schema = parquet.read_schema(path)
+        _refuse_twice(schema.names, str(path))
         names = [field.name for field in schema if re.fullmatch(_CELL, str(field.type))]
         table = Dataset(parquet.read_table(path, columns=names))
+    except DataError:
+        raise
     except (ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} is not read as Parquet ({said_by(error)}).") from None
     if others := sorted({*schema.names} - {*names}):
         notes.append(f"Columns of {path} without texts or numbers are left out: {shown(others)}.")
-    return _columns_of(table, f"{path}, row")
+    return _columns_of(table, str(path), notes)
 
 
 def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Columns:
-    """The first sheet of a spreadsheet, as texts."""
+    """The first sheet of a spreadsheet, as texts. Blank rows do not count."""
     with needs("Reading a spreadsheet", "excel"):
         import openpyxl  # noqa: F401
-    from pandas import read_excel
+    from pandas import DataFrame, read_excel
 
     try:
-        sheets: Mapping[str, object] = read_excel(
-            io.BytesIO(raw), sheet_name=None, dtype=str, keep_default_na=False
+        sheets: Mapping[str, DataFrame] = read_excel(
+            io.BytesIO(raw),
+            sheet_name=None,
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            engine="openpyxl",  # others want packages of their own for an .xls that is named .xlsx
         )
     except Exception as error:  # of zipfile, XML and openpyxl, by what is damaged
         raise DataError(f"{path} is not read as xlsx ({error}); save it as CSV UTF-8.") from None
+    source = str(path)
     if len(sheets) > 1:
-        notes.append(f"Read the first of {len(sheets)} sheets of {path}.")
-    return _columns_of(next(iter(sheets.values())), f"{path}, row")
+        source = f"{path}, first of {len(sheets)} sheets"
+        notes.append(LeftOut(f"Read the first of {len(sheets)} sheets of {path}."))
+    sheet = next(iter(sheets.values())).itertuples(index=False, name=None)
+    rows = [(number, cells) for number, cells in enumerate(sheet, start=1) if any(cells)]
+    return _under_header(rows, source, "row", notes)
 
 
-def _read_csv(path: Path, text: str, notes: list[str]) -> Columns:
-    named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
-    text = text[named.end() :] if named else text
-    limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
-    try:
-        mark = _separator(path, text)
-        if mark == "\t":
-            lines = _parse_tabs(path, text, 1 + bool(named), notes)
-        else:
-            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
-    finally:
-        csv.field_size_limit(limit)
-    spans = [end - begin for begin, end, _ in lines]
-    if (most := max(spans)) > 1:
-        number = len(lines) - spans.count(1)
-        where = f"the longest of {most:,} at line {lines[spans.index(most)][0]:,}"
-        notes.append(f"{path}: {number:,} rows span several lines, {where}.")
-    header = lines[0][2]
-    names = [name for name in header if name.strip()]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: the header has the name {shown(twice[0])} twice; rename one.")
-    begins = [begin for begin, _, cells in lines if cells != header]
-    rows = [cells for *_, cells in lines if cells != header]
-    if repeats := len(lines) - 1 - len(rows):
-        notes.append(f"{path}: left out {repeats:,} rows that repeat the header.")
-    columns = list(zip(header, zip(*rows, strict=True), strict=bool(rows)))
-    if unnamed := sum(
-        cell != "" for name, column in columns if not name.strip() for cell in column
-    ):
-        notes.append(f"{path}: left out {unnamed:,} cells in columns without a name.")
-    cells = {name: column for name, column in columns if name.strip()}
-    return Columns(cells, lambda row: f"{path}, line {begins[row]}")
+def _under_header(
+    rows: Sequence[tuple[int, tuple[str, ...]]], source: str, kind: str, notes: list[str]
+) -> Columns:
+    """The columns of numbered rows, of which the first is the header."""
+    if not rows:
+        return Columns({}, source, str)
+    (_, header), *body = rows
+    columns = list(zip(*(cells for _, cells in body), strict=True)) or [()] * len(header)
+    return _table(header, columns, source, lambda row: f"{source}, {kind} {body[row][0]}", notes)
+
+
+def encoding_of(start: bytes) -> str:
+    """UTF-16, by its mark or by the first letter, which is a plain one; else UTF-8."""
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    if start[:2].count(0) == 1:
+        return "utf-16-be" if start[0] == 0 else "utf-16-le"
+    return "utf-8-sig"
 
 
 def _decode(path: Path, raw: bytes, notes: list[str]) -> str:
-    wide = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-    encoding = wide.get(raw[:2], "utf-8-sig")
-    if raw[:2].count(0) == 1:  # without a mark; the first letter is of the header
-        encoding = "utf-16-be" if raw[0] == 0 else "utf-16-le"
+    """The text of a file. In UTF-8, single bytes that are wrong are replaced; a file that has as
+    many of them as right letters beyond ASCII is cp1252."""
+    encoding = encoding_of(raw)
     try:
         return raw.decode(encoding)
-    except UnicodeDecodeError:
-        try:
+    except UnicodeDecodeError as error:
+        line = 1 + len(re.findall(rb"\r\n?|\n", raw[: error.start]))
+    text = raw.decode(encoding, "replace")
+    wrong = text.count(WRONG)
+    how = f"with {counted(wrong, 'wrong byte')} replaced by {WRONG}"
+    if encoding == "utf-8-sig" and 2 * wrong > len(re.findall(r"[^\x00-\x7f]", text)):
+        with contextlib.suppress(UnicodeDecodeError):
             text = raw.decode("cp1252")
-        except UnicodeDecodeError:
-            raise DataError(f"{path} is neither UTF-8 nor cp1252; save it as UTF-8.") from None
-    notes.append(f"{path} is not UTF-8 and was read as cp1252 (Windows, Western European).")
+            how = "as cp1252 (Windows, Western European)"
+    name = encoding.upper().removesuffix("-SIG")
+    notes.append(LeftOut(f"{path}, line {line:,}: is not {name}; the file was read {how}."))
     return text
-
-
-def _separator(path: Path, text: str) -> str:
-    """Tab, comma, semicolon or pipe: the one with which most rows are as wide as the header."""
-    found: list[tuple[float, int, str]] = []
-    for mark in "\t,;|":
-        reader = csv.reader(io.StringIO(text[: 2**20], newline=""), delimiter=mark)
-        widths = [len(cells) for cells in islice(reader, 1000) if cells]
-        if widths and widths[0] > 1:
-            found.append((widths.count(widths[0]) / len(widths), widths[0], mark))
-    if not found and text.splitlines()[:1] == ["text"]:  # without labels
-        return ","
-    if not found:
-        raise DataError(f"{path}: has one column; separate several by comma, semicolon or tab.")
-    return max(found)[2]
-
-
-def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line]:
-    """Rows with tabs. A quote is a part of the text, unless quotes change no row or a cell holds a
-    tab or a line break."""
-    quoted: list[Line] = []
-    with contextlib.suppress(DataError):
-        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL, line)
-    try:
-        plain = _parse(path, text, "\t", csv.QUOTE_NONE, line)
-    except DataError:
-        if quoted:
-            return quoted
-        raise
-    if len(quoted) == len(plain):
-        return quoted
-    notes.append(f"{path}: quotes were read as they stand.")
-    return plain
-
-
-def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) -> list[Line]:
-    """The rows that are not blank, with the lines where they begin."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True, quoting=quoting)
-    rows: list[Line] = []
-    begins = line
-    try:
-        for cells in reader:
-            ends = line + reader.line_num
-            if cells:
-                rows.append((begins, ends, tuple(cells)))  # which the garbage collector can forget
-            begins = ends
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {begins}: a cell in double quotes does not end as it should ({error})."
-            ' Close it, and write a quote inside as "".'
-        ) from None
-    width = len(rows[0][2])
-    for number, _, row in rows:
-        if len(row) != width:
-            raise DataError(
-                f"{path}, line {number}: has {len(row)} columns, but the header has {width}. Put"
-                f" cells that contain {mark!r} into double quotes."
-            )
-    return rows

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from st_magnitude._checks import counted
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.documents import PROSE, Document, chunk, count_words, files_of
 from st_magnitude.workbench.files.rows import OTHER_SUFFIXES, SUFFIXES, Columns, num_held_out
@@ -24,13 +25,14 @@ def remarks(texts: Collection[str]) -> list[str]:
     found = []
     if number := sum(len(text) > LONG for text in texts):
         found.append(
-            f"{number:,} documents have more than {LONG:,} characters. Encoders read the first"
-            " words, and tables average all: cut them, as st_magnitude.data.documents.chunk does."
+            f"The data have {counted(number, 'document')} of more than {LONG:,} characters."
+            " Encoders read the first words, and tables average all: cut them, as"
+            " st_magnitude.data.documents.chunk does."
         )
     if number := sum("<" in text and _TAG.search(text) is not None for text in texts):
         found.append(
-            f"{number:,} documents have HTML tags, which count as words: take them out, as"
-            " BeautifulSoup(text).get_text() does."
+            f"The data have {counted(number, 'document')} with HTML tags, which count as words:"
+            " take them out, as BeautifulSoup(text).get_text() does."
         )
     return found
 
@@ -74,5 +76,6 @@ def neighbours(documents: Iterable[Document], seed: int) -> list[Columns]:
                 pairs += [(before, after), (after, before)]
         queries, answers = zip(*pairs, strict=True) if pairs else ((), ())
         cells = {"query": queries, "document": answers}
-        tables.append(Columns(cells, partial("{} {}".format, f"pair of {part}"), part))
+        place = partial("{} {}".format, f"pair of {part}")
+        tables.append(Columns(cells, "", place, part))
     return tables

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -37,6 +36,7 @@ from st_magnitude.workbench.finetune.classifier import (
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import make_rows, train_copy
+from st_magnitude.workbench.folds import split_of
 from st_magnitude.workbench.verdict import (
     AFTER,
     BEFORE,
@@ -129,12 +129,6 @@ def controls(exam: Exam, tasks: Mapping[str, EncodedTask], seed: int) -> Callabl
         split=split_of(data),
         seed=seed,
     )
-
-
-def split_of(data: RetrievalData) -> str:
-    """The name of the split, "held-out" for data without one."""
-    named = re.search(r", (.+) split$", data.name)
-    return named[1] if named else "held-out"
 
 
 def card_figures(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Option
-
 from st_magnitude._checks import InputError, positive
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.workbench._config import (
@@ -16,6 +14,7 @@ from st_magnitude.workbench._config import (
     MaxLength,
     MiniBatchSize,
     Negatives,
+    Option,
     Prompts,
     check_ranges,
     did_you_mean,

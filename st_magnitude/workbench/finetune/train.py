@@ -31,7 +31,7 @@ from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
-from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.choice import Decision, short_names
 from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.files.pairs import Data, load_splits
 from st_magnitude.workbench.finetune.held_out import (
@@ -161,7 +161,8 @@ def train(
         if is_first:
             if exam.judged is not None and not exam.folds:
                 say(f"Measuring the pretrained model: {len(exam.judged.corpus):,} documents.")
-            baseline = Baseline(model, exam, config, {name: load(name) for name in also})
+            others = {of: load(path) for of, path in short_names(also).items()}
+            baseline = Baseline(model, exam, config, others)
             if exam.folds:
                 of_folds = cross_validate(model, exam, config, output)
         trainer = make_trainer(model, exam.train, rows, config, output)
@@ -227,7 +228,7 @@ def _save_unless_worse(
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
             f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
-            " keep_anyway=True (--resume --keep-anyway) save its model."
+            " keep_anyway=True save its model."
         )
         return trained
     figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}

@@ -41,12 +41,11 @@ from st_magnitude.training.run_folder import WORK
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
 __all__ = ["is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
-__all__ += ["train_copy", "warn_of_left_out"]
+__all__ += ["sampler_of", "train_copy", "warn_of_left_out"]
 
 logger = logging.getLogger(__name__)
 
 MANY_ROWS = 50_000  # above, small batches take a static table minutes
-UNSHOWN = ("grad_norm", "train_samples_per_second", "train_steps_per_second")  # while it trains
 
 
 @contextmanager
@@ -149,13 +148,11 @@ def make_trainer(
 
 
 class _Progress(ProgressCallback):
-    """Logs in lines of at most 80 columns; the history of the Trainer has all figures."""
+    """Shows the loss in the bar; the history of the Trainer has all figures."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-        shown = {name: value for name, value in logs.items() if name not in UNSHOWN}
-        if shown.get("excluded_negatives") == 0:
-            del shown["excluded_negatives"]
-        super().on_log(args, state, control, shown, **given)
+        if self.training_bar is not None and "loss" in logs:
+            self.training_bar.set_postfix(loss=logs["loss"])
 
 
 def train_copy(
@@ -251,7 +248,7 @@ def _arguments(
         warmup_steps=0.1,  # a share
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
-        batch_sampler=_sampler(config, rows),
+        batch_sampler=sampler_of(config, rows, warns=saves),
         dataloader_drop_last=True,
         logging_steps=0.05,
         save_steps=config.save_steps,
@@ -285,7 +282,7 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     arguments.per_device_train_batch_size = min(size, most)
 
 
-def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
+def sampler_of(config: TrainConfig, rows: Dataset, warns: bool = True) -> BatchSamplers:
     """Batches of different texts, if at least half of an epoch fits into them. A prior asks for
     batches at random, as it corrects for how often a document is drawn."""
     if config.prior and is_uneven(rows["positive"]):
@@ -297,8 +294,10 @@ def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
     found = sum(1 for _ in islice(sampler, wanted))
     if found == wanted:
         return BatchSamplers.NO_DUPLICATES
-    logger.warning(
-        f"Batches of {size:,} repeat texts, because {len(rows):,} rows fill only {found:,} batches"
-        " without. Smaller batches (--batch-size) give each text more different negatives."
-    )
+    if warns:  # once, and not in each fold
+        logger.warning(
+            f"Batches of {size:,} repeat texts, as {len(rows):,} rows fill"
+            f" {f'{found:,} of them' if found else 'none'} without repeats. Smaller batches give"
+            " each text more different negatives."
+        )
     return BatchSamplers.BATCH_SAMPLER

@@ -20,6 +20,10 @@ EQUAL = 2e-3  # relative error of texts that are certainly read alike
 # The difference with its figures, and what to do. Every switch was read in the server's source or
 # run; docs/serving.md names the versions.
 _FINDINGS = {
+    "zeros": (
+        "{count} of {total} {role} texts came back as vectors of zeros.",
+        "Look at the server's log, and whether it has loaded the weights.",
+    ),
     "norms": (
         "The target's documents have norms of {served}; the model's have {expected}.",
         "Turn off normalisation: vLLM --pooler-config '{{\"use_activation\": false}}'; "
@@ -31,8 +35,8 @@ _FINDINGS = {
     "prompt": (
         "Texts are read without the model's prompts, {query!r} for queries and {document!r} for "
         "documents.",
-        "Put them before the texts in your own client (check it with send_prompts=True, "
-        "--send-prompts), and let nothing else add a prompt.",
+        "Put them before the texts in your own client (check it with "
+        "send_prompts=True), and let nothing else add a prompt.",
     ),
     "dimensions": (
         "Vectors have {dim} dimensions; the model's have {full}.",
@@ -53,8 +57,7 @@ _FINDINGS = {
     "precision": (
         "Vectors have a relative error of {median:.1e} (at most {most:.1e}), as by numbers or "
         "weights of fewer digits, or by a checkpoint very near this one.",
-        "Run the model in float32 (vLLM --dtype float32), or accept the error with tolerance= "
-        "(--tolerance).",
+        "Run the model in float32 (vLLM --dtype float32), or accept the error with tolerance=.",
     ),
     "vectors": (
         "{count} of {total} {role} texts have other vectors, such as {example!r} (relative error "
@@ -138,6 +141,10 @@ def explain(
 def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Array]:
     """The findings about one role, and the relative errors that they leave."""
     findings = []
+    total = len(side.texts)
+    zeros = int((side.expected.any(axis=1) & ~side.served.any(axis=1)).sum())
+    if 2 * zeros > total:
+        return [finding("zeros", count=zeros, total=total, role=side.role)], np.zeros(total)
     dim = side.served.shape[1]
     full = side.expected.shape[1]
     if dim != full:

@@ -21,7 +21,7 @@ from st_magnitude.geometry import Array
 
 BATCH = 8  # texts in a request; all known servers take as many
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
-_REMEDY = "Check the URL, the name of the model there (--name), the key (--api-key-env) and its log"
+_REMEDY = "Check the URL, the model there (name=), the key (api_key=) and its log"
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Server:
         is_clear = url.count("@") <= bool(parsed.userinfo)  # else the host can be part of a key
         if parsed.scheme not in ("http", "https") or not parsed.host or not is_clear:
             raise InputError(
-                "The URL is not shown, since it can hold a key; it must be one of http or https, "
-                "such as http://localhost:8000/v1, with %40 for an @ in a password."
+                "The URL is not shown, since it can hold a key; begin it with http:// or https://, "
+                "as http://localhost:8000/v1, and write %40 for an @ in a password."
             )
         path = parsed.path.rstrip("/")
         if not path.endswith(("/embed", "/embeddings")):
@@ -148,7 +148,7 @@ class Server:
         except (FutureTimeout, httpx.TimeoutException):
             raise TimeoutError(
                 f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
-                "timeout= (--timeout)."
+                "timeout=."
             ) from None
         except Exception as error:  # such as an ImportError, of a proxy that needs a package
             # Its message can quote a header. An OSError comes from the file of certificates.

@@ -1,16 +1,23 @@
 """What people give on the command line and in pipes: encodings, and variables that are not set."""
 
+import io
 import json
+import logging
+import os
 import re
+import subprocess
+import sys
 
 import pytest
-from _cli import invoke, refusal
+from _cli import figures, invoke, refusal
 from _processes import python
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from test_cli import COMMANDS
 
 from st_magnitude.saving.export import export
+from st_magnitude.workbench.commands.core import KnownData, Warnings
+from st_magnitude.workbench.commands.search import search
 from st_magnitude.workbench.files.pairs import load_splits
 
 ODD = b"\xef\xbb\xbfhow wet?\r\n\r\n \nwhat is \xe9?\r\n\xe6\x9c\x89?"
@@ -79,18 +86,64 @@ def test_every_line_of_a_pipe_is_a_question(place, monkeypatch):
     assert found == ASKED
 
 
+def test_utf_16_is_a_pipe_of_questions(place, monkeypatch):
+    monkeypatch.chdir(place)
+    raw = io.BufferedReader(io.BytesIO("how wet?\n有?".encode("utf-16")))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw, encoding="utf-8"))
+    found = search("model", source=KnownData(["data"]))["searches"]
+    assert [one["question"] for one in found] == ["how wet?", "有?"]
+
+
+NAMED = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python reads it from the command line
+
+
+def test_a_question_of_other_bytes_is_asked(place, monkeypatch):
+    monkeypatch.chdir(place)
+    (asked,) = figures("search", "model", NAMED, data="data")["searches"]
+    assert asked["question"] == "caf\ufffd"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redirect", ["<&-", "</dev/null", "0<&- 2>&-"])
+def test_nobody_asks(place, redirect):
+    line = f"{sys.executable} -m st_magnitude search model --data data {redirect}"
+    environment = os.environ | {"LC_ALL": "C", "COLUMNS": "40"}
+    done = subprocess.run(
+        line, shell=True, cwd=place, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Nobody asked a question" in done.stdout
+
+
+def test_warnings_are_in_the_words_and_lines_of_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    record = logging.makeLogRecord(
+        {"msg": "batch_size=32 of split=a/b.csv: pass resume=True. " * 3}
+    )
+    Warnings().emit(record)
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= 40
+    expected = "--batch-size 32 of split=a/b.csv: pass --resume. " * 3
+    assert " ".join(shown.split()) == expected.strip()
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_option_takes_an_empty_text(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("text", ["", NAMED])
+def test_no_option_takes_an_empty_text_or_other_bytes(name, tmp_path, monkeypatch, text):
     """As an unset variable of the shell gives it; it is not the current folder."""
     monkeypatch.chdir(tmp_path)
+    said = "Invalid value|" + ("empty" if not text else "has bytes that are not utf-8")
     parameters = COMMANDS[name].params
     required = {p.name: "x" for p in parameters if p.required}
     arguments = [p.name for p in parameters if p.opts[0][0] != "-"]
     for parameter in parameters:
-        given = required | {parameter.name: ""}
+        given = required | {parameter.name: text}
         words = [given.pop(name) for name in arguments if name in given]
-        if not getattr(parameter, "is_flag", False):
-            assert re.search("empty|Invalid value", refusal(name, *words, **given)), parameter.name
+        if not getattr(parameter, "is_flag", False) and (parameter.name, text) != (
+            "question",
+            NAMED,
+        ):
+            assert re.search(said, refusal(name, *words, **given)), parameter.name
     assert not [*tmp_path.iterdir()]
 
 

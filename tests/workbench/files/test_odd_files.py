@@ -6,6 +6,8 @@ import gzip
 import io
 import itertools
 import json
+import os
+import re
 import zipfile
 from collections.abc import Callable
 
@@ -106,7 +108,7 @@ def test_cells_that_span_lines_are_counted(tmp_path, mark):
     (tmp_path / "a.csv").write_text(text)
     splits = load_splits(tmp_path / "a.csv")
     assert pairs_of(splits) == {*pairs}
-    assert "2 rows span several lines, the longest of 4 at line 4." in splits.notes[0]
+    assert "2 rows of several lines, the longest of 4 at line 4." in splits.notes[0]
 
 
 def rows_and_notes(splits: Splits) -> tuple[bool, str]:
@@ -133,7 +135,7 @@ def rows_and_notes(splits: Splits) -> tuple[bool, str]:
         ("a.zip", packed("b.jsonl", LINES), ""),
         ("a.csv", CSV.encode("utf-16-le"), ""),
         ("a.csv", CSV.encode("utf-16-be"), ""),
-        ("a.csv", CSV + CSV, "left out 1 rows that repeat the header"),
+        ("a.csv", CSV + CSV, "left out 1 row with the header again"),
         ("a.csv", CSV.replace("\n", ",,\n"), ""),
         ("a.csv", CSV.replace("\n", ",x\n").replace(",x", ",", 1), "24 cells in columns without"),
     ],
@@ -148,17 +150,95 @@ def test_files_that_are_read(tmp_path, name, content, note):
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_a_spreadsheet(tmp_path):
+def spreadsheet(file, rows, sheets=1):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
-    for cells in (("query", "document", "score"), ("what?", "NA", 1), ("how?", 7, 1.0)):
+    for cells in rows:
         book.active.append(cells)
-    book.create_sheet("more")
-    book.save(tmp_path / "a.xlsx")
+    for _ in range(sheets - 1):
+        book.create_sheet()
+    book.save(file)
+
+
+def test_a_spreadsheet(tmp_path):
+    file = tmp_path / "a.xlsx"
+    rows = [("query", "document", "score"), ("what?", "NA", 1), (), ("how?", 7, 1.0)]
+    spreadsheet(file, rows, sheets=2)
     (tmp_path / "README.md").write_text("about it")
     splits = load_splits(tmp_path)
     assert pairs_of(splits) == {("what?", "NA"), ("how?", "7")}
     assert "first of 2 sheets" in " ".join(splits.notes)
+    spreadsheet(file, [*rows, ("why?", "b", "x")], sheets=2)
+    with pytest.raises(DataError, match=r"a.xlsx, first of 2 sheets, row 5: the score is 'x'"):
+        load_splits(file)
+
+
+def arrow(header, rows):
+    columns = [pyarrow.array(column) for column in zip(*rows, strict=True)]
+    return pyarrow.Table.from_arrays(columns, names=header)
+
+
+HEADER = ("query", "document")
+WRITERS = {
+    "a.csv": lambda file, header, rows: file.write_text(written(0, ",", [header, *rows])),
+    "a.tsv": lambda file, header, rows: file.write_text(written(3, "\t", [header, *rows])),
+    "a.xlsx": lambda file, header, rows: spreadsheet(file, [header, *rows]),
+    "a.parquet": lambda file, header, rows: parquet.write_table(arrow(header, rows), file),
+    "a.jsonl": lambda file, header, rows: file.write_text(
+        "".join(f'{{"{header[0]}": "{a}", "{header[1]}": "{b}"}}\n' for a, b in rows)
+    ),
+    "a.json": lambda file, header, rows: file.write_text(
+        json.dumps([{"@": a, "@@": b} for a, b in rows])
+        .replace('"@"', json.dumps(header[0]))
+        .replace('"@@"', json.dumps(header[1]))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_all_kinds_of_tables_get_the_same_checks(tmp_path, name):
+    file = tmp_path / name
+    WRITERS[name](file, HEADER, [*PAIRS[:9], HEADER, *PAIRS[9:]])
+    is_whole, notes = rows_and_notes(load_splits(file))
+    assert is_whole
+    assert "a." in notes
+    assert ": left out 1 row with the header again." in notes
+    WRITERS[name](file, ("query", "query"), PAIRS)
+    with pytest.raises(DataError, match=r"a\..* has the name 'query' twice"):
+        load_splits(file)
+
+
+def test_an_arrow_table_gets_them_as_well():
+    table = arrow(HEADER, [*PAIRS, HEADER])
+    assert "left out 1 row with the header again." in load_splits(table).notes
+    with pytest.raises(DataError, match="the name 'query' twice"):
+        load_splits(arrow(("query", "query"), PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "note"),
+    [
+        ("naïve café", "c\ufffd", "line 3: is not UTF-8; the file was read with 1 wrong byte re"),
+        ("naive", "cé", "line 3: is not UTF-8; the file was read as cp1252"),
+    ],
+)
+def test_bytes_that_are_not_utf_8(tmp_path, text, wrong, note):
+    """A single one takes no other letter with it."""
+    (tmp_path / "a.csv").write_bytes(
+        f"query,document\n{text},a\nc@,b\n".encode().replace(b"@", b"\xe9")
+    )
+    splits = load_splits(tmp_path / "a.csv")
+    assert {query for query, _ in pairs_of(splits)} == {text, wrong}
+    assert note in splits.notes[0]
+
+
+def test_one_of_each_has_no_plural(tmp_path):
+    rows = ["query,document,score,", '"a\nb",c,1,', "d,e,1,x", ",f,1,", "query,document,score,"]
+    rows += ["d,e,0,", "g,<b>h</b>,1,", f"i,{'long ' * 2001},1,"]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    notes = " ".join(load_splits(tmp_path / "a.csv").notes)
+    assert len(re.findall(r"\b1 [a-z]+", notes)) >= 7
+    assert not re.search(r"\b1 [a-z]+s\b", notes), notes
 
 
 def test_a_folder_with_texts_stays_one_of_texts(tmp_path):
@@ -240,7 +320,8 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.csv.gz", CSV, "cannot be unpacked"),
     ("a.parquet", b"PAR1 torn", "not read as Parquet"),
     ("a.xlsx", b"torn", "not read as xlsx|needs openpyxl"),
-    ("a.csv", "title,body\na,b\n", "--columns query=title,document=body"),
+    ("a.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" * 99, "not read as xlsx .*; save it|openpyxl"),
+    ("a.csv", "title,body\na,b\n", "a.csv: the columns are .*--columns query=title,document=bo"),
     ("a.csv", "Frage,Antwort\na,b\n", "--columns query=Frage,document=Antwort"),
     ("a.csv", "query,Antwort\na,b\n", "--columns query=query,document=Antwort"),
     ("a.csv", "what is tea?,a drink of leaves\nand?,b\n", "seem to be texts: write a header"),
@@ -252,7 +333,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "query,document\n", "has no rows"),
     ("a.csv", "query,document\n,\n", "no document is relevant"),
     ("a.csv", "query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
-    ("a.csv", "text,label\na,7\nc,8\n", "All documents are numbers, such as '7'"),
+    ("a.csv", "text,label\na,7\nc,8\n", "numbers, such as '7'.* add one with the names"),
     ("a.csv", "query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
     ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
     ("a.csv", "query,document,score\na,b,1\nquery,document,score\nc,d,x\n", "line 4: the score"),
@@ -293,6 +374,27 @@ def test_objects_that_are_refused_by_their_conversion(source, message):
     assert len(str(refused.value)) < 500
 
 
+def test_a_pipe_is_named(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for source in ("-", tmp_path / "fifo", [tmp_path / "fifo", tmp_path / "fifo"]):
+        with pytest.raises(DataError, match="is a pipe"):
+            load_splits(source)
+
+
+def test_judgments_that_are_misnamed(tmp_path):
+    """In another format, and with another spelling of an id."""
+    load_splits(ROWS).save(tmp_path / "data")
+    for file in (tmp_path / "data" / "qrels").glob("*.tsv"):
+        file.unlink()
+    (tmp_path / "data" / "qrels" / "test.csv").write_text("query-id,corpus-id,score\n")
+    with pytest.raises(DataError, match=r"it has no splits\. Convert test.csv to tabs"):
+        load_splits(tmp_path / "data")
+    (tmp_path / "data" / "queries.jsonl").write_text('{"_id": "01", "text": "a"}\n')
+    (tmp_path / "data" / "qrels" / "dev.tsv").write_text("1\td1\t1\n")
+    (note,) = (x for x in load_splits(tmp_path / "data").notes if "left out" in x)
+    assert "'1' is not in queries.jsonl, or is empty there, where it is '01', not '1'" in note
+
+
 def test_usual_names_of_columns():
     for query, document in (("prompt", "response"), ("input", "output"), ("Prompt", "completion")):
         rows = [{query: row["query"], document: row["document"]} for row in ROWS]
@@ -306,9 +408,9 @@ def test_long_documents_and_tags_are_counted(tmp_path):
     splits = load_splits([*ROWS, *odd])
     splits.save(tmp_path / "data")
     for notes in (splits.notes, load_splits(tmp_path / "data").notes):
-        assert "1 documents have more than 10,000 characters" in " ".join(notes)
-        assert "1 documents have HTML tags" in " ".join(notes)
-    assert "documents have" not in " ".join(load_splits(ROWS).notes)
+        assert "1 document of more than 10,000 characters" in " ".join(notes)
+        assert "1 document with HTML tags" in " ".join(notes)
+    assert "The data have" not in " ".join(load_splits(ROWS).notes)
 
 
 IMPORTED = """

@@ -228,7 +228,7 @@ def test_of_several_judgments_the_highest_counts(scores):
     splits = load_splits(rows)
     assert splits["train"].relevant == {"q0": {"d0": 3, "d1": 2}}
     assert not any(splits["train"].negatives.values())
-    said = any("1 negatives are relevant in another row" in note for note in splits.notes)
+    said = any("Left out 1 negative with another row" in note for note in splits.notes)
     assert said == (0 in scores)
 
 
@@ -263,7 +263,7 @@ def test_near_copies_are_counted():
         f"how do i top up my {word} card with cash" for word in ("old", "new", "bank", "red")
     ]
     rows = [{"query": q, "document": f"d {q}"} for q in [*queries, "unlike all others"] * 5]
-    assert "dev queries differ from a training query by a word" in load_splits(rows).notes[-1]
+    assert "Up to a word, dev shares" in load_splits(rows).notes[-1]
     assert len(load_splits(ROWS[::8] + rows[4:5]).notes) == 1
 
 
@@ -314,4 +314,5 @@ def test_mined_rows_join_a_file_with_other_columns(tmp_path, header, order):
         assert {*both[name].corpus.values()} == {*alone[name].corpus.values()}
     assert sum(map(len, both["train"].negatives.values())) == len(rows)
     assert not any("without text" in note for note in both.notes)
-    assert any(note.startswith("60 rows name no split") for note in both.notes)
+    said = f"Drew dev and test from 60 pairs of {tmp_path}/pairs.csv, for which no split"
+    assert any(note.startswith(said) for note in both.notes)

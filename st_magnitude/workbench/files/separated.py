@@ -1,0 +1,98 @@
+"""CSV and its like, which other readers guess: ``datasets`` and pandas take "NA" and "null" for
+nothing and split wrongly at other separators than commas, ``csv.Sniffer`` where a cell has quotes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from st_magnitude._checks import counted
+from st_magnitude.data.beir import DataError
+
+Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
+
+
+def lines_of(path: Path, text: str, notes: list[str]) -> list[Line]:
+    """The rows of a file that are not blank, of which the first is the header."""
+    named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
+    text = text[named.end() :] if named else text
+    limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
+    try:
+        mark = _separator(path, text)
+        if mark == "\t":
+            lines = _parse_tabs(path, text, 1 + bool(named), notes)
+        else:
+            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
+    finally:
+        csv.field_size_limit(limit)
+    spans = [end - begin for begin, end, _ in lines]
+    if (most := max(spans)) > 1:
+        number = counted(len(lines) - spans.count(1), "row")
+        where = f"the longest of {most:,} at line {lines[spans.index(most)][0]:,}"
+        notes.append(f"{path}: {number} of several lines, {where}.")
+    return lines
+
+
+def _separator(path: Path, text: str) -> str:
+    """Tab, comma, semicolon or pipe: the one with which most rows are as wide as the header."""
+    found: list[tuple[float, int, str]] = []
+    for mark in "\t,;|":
+        reader = csv.reader(io.StringIO(text[: 2**20], newline=""), delimiter=mark)
+        widths = [len(cells) for cells in islice(reader, 1000) if cells]
+        if widths and widths[0] > 1:
+            found.append((widths.count(widths[0]) / len(widths), widths[0], mark))
+    if not found and text.splitlines()[:1] == ["text"]:  # without labels
+        return ","
+    if not found:
+        raise DataError(f"{path}: has one column; separate several by comma, semicolon or tab.")
+    return max(found)[2]
+
+
+def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line]:
+    """Rows with tabs. A quote is a part of the text, unless quotes change no row or a cell holds a
+    tab or a line break."""
+    quoted: list[Line] = []
+    with contextlib.suppress(DataError):
+        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL, line)
+    try:
+        plain = _parse(path, text, "\t", csv.QUOTE_NONE, line)
+    except DataError:
+        if quoted:
+            return quoted
+        raise
+    if len(quoted) == len(plain):
+        return quoted
+    notes.append(f"{path}: quotes were read as they stand.")
+    return plain
+
+
+def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) -> list[Line]:
+    """The rows that are not blank, with the lines where they begin."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True, quoting=quoting)
+    rows: list[Line] = []
+    begins = line
+    try:
+        for cells in reader:
+            ends = line + reader.line_num
+            if cells:
+                rows.append((begins, ends, tuple(cells)))  # which the garbage collector can forget
+            begins = ends
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {begins}: a cell in double quotes does not end as it should ({error})."
+            ' Close it, and write a quote inside as "".'
+        ) from None
+    width = len(rows[0][2])
+    for number, _, row in rows:
+        if len(row) != width:
+            raise DataError(
+                f"{path}, line {number}: has {len(row)} columns, but the header has {width}. Put"
+                f" cells that contain {mark!r} into double quotes."
+            )
+    return rows

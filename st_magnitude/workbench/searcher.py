@@ -1,0 +1,109 @@
+"""Searching as `train` recommends it: by a model, by BM25, or by both with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude.data.ranking import Floats, Ranking
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
+from st_magnitude.saving.export import load
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import encode_raw
+from st_magnitude.workbench.choice import Decision, Fusion
+
+DEPTH = 100  # documents of the model and of BM25 that a fusion adds
+
+
+class Searcher:
+    """A model with the embeddings of a corpus, and with BM25 where a fusion asks for it.
+
+    Args:
+        model: The model.
+        data: The corpus. Its queries that have an answer say which scores are usual (`usual`).
+        fusion: The weights of the model and of BM25; None for the model alone.
+        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bees", "wax"])], device="cpu")
+        >>> data = RetrievalData({"q": "bees?"}, {"d1": "wax", "d2": "bees"}, {"q": {"d2"}})
+        >>> found = Searcher(model, data).search(["wax of bees", "bees"], k=1)
+        >>> {question: list(hits) for question, hits in found.items()}
+        {'wax of bees': ['d1'], 'bees': ['d2']}
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        fusion: Fusion | None = None,
+        **encode: Any,
+    ) -> None:
+        self.model = model
+        self.fusion = fusion
+        self.about = ""  # what is searched with, if the model does not search alone
+        # no figure is taken of them
+        self.task = data.encode(model, only=data.queries, even_read=True, **encode)
+        if fusion is not None:
+            self.index = LexicalIndex(data, TOKENS[fusion.tokens])
+            unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
+            self.task = replace(self.task, similarity=unit_queries)
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, data: RetrievalData, only: str | None = None, **encode: Any
+    ) -> Searcher:
+        """The model in a folder, searching as the ``deploy.json`` there recommends.
+
+        Args:
+            folder: Folder or hub id of the model.
+            only: "model" or "bm25", to search with this part alone.
+
+        Raises:
+            ValueError: If ``deploy.json`` is damaged.
+            OSError: If the model cannot be found.
+        """
+        decision = Decision.load(folder)
+        how = "" if decision is None else decision.how
+        tokens = how.tokens if isinstance(how, Fusion) else how
+        bm25 = Fusion(weight=0.0, unit=1.0, scale=1.0, tokens=tokens or "words")
+        fusion = bm25 if only == "bm25" else None
+        about = ""
+        if only is None and decision is not None:
+            if not (decision.is_trained or decision.name == "BM25"):
+                about = f"Searching with the trained model, although {decision.name} is"
+                about += " recommended."
+            elif how:
+                fusion = how if isinstance(how, Fusion) else bm25
+                about = f"Searching with {decision.name} ({how}), as recommended"
+        searcher = cls(load(str(folder)), data, fusion, **encode)
+        searcher.about = about
+        return searcher
+
+    def search(self, texts: Sequence[str], k: int = 10) -> Ranking:
+        """The ranking of the best k documents for each text."""
+        asked = list(dict.fromkeys(texts))
+        queries = encode_raw(self.model, asked, "query", keep_normalize=True)  # (n, D)
+        data = self.task.data.asking(asked)
+        return self._search(replace(self.task, data=data, query_ids=asked, queries=queries), k)
+
+    def _search(self, task: EncodedTask, k: int) -> Ranking:
+        if self.fusion is None:
+            return task.search(k)
+        depth = max(DEPTH, k)
+        found = self.fusion(task.search(depth), self.index.search(task.data, depth))
+        return Ranking.of_rows(found.data, found.query_ids, found.columns, found.scores, k)
+
+    @cached_property
+    def usual(self) -> Floats:
+        """The best score of each query of the data that has an answer, (n,)."""
+        ranking = self._search(self.task, 1)
+        return ranking.scores[ranking.has_answer, 0]
