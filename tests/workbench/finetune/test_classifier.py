@@ -33,7 +33,7 @@ def questions(classes, each):
 
 
 def tokens(text):
-    return text.split() + [text[i : i + 4] for i in range(len(text) - 3)]
+    return text.split() + [f" {text} "[i : i + 4] for i in range(len(text) - 1)]
 
 
 @pytest.mark.parametrize("classes", [2, 5])
