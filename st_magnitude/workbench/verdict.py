@@ -21,7 +21,7 @@ from st_magnitude.workbench.choice import (
 )
 from st_magnitude.workbench.options import Options
 
-__all__ = ["AFTER", "BEFORE", "Change", "Confirmation", "Row", "Scored", "Verdict"]
+__all__ = ["AFTER", "BEFORE", "CLASSIFIER", "Change", "Confirmation", "Row", "Scored", "Verdict"]
 __all__ += ["row_of", "scored_of", "scoring_name", "verdict_of"]
 
 BEFORE = "the pretrained model"
@@ -82,7 +82,8 @@ class Confirmation(Result):
 
     split: str
     queries: int
-    # what is deployed, then the best simpler search, the best other one and the pretrained model
+    # what is deployed, the best simpler search, the best other one, the pretrained model, and the
+    # classifier if the verdict has it
     rows: tuple[Row, ...]
 
     @property
@@ -141,6 +142,7 @@ class Verdict(Result):
     over_chance: Difference | None = None  # of the best search; chance: results of other queries
     training: Difference | None = None  # inside what to deploy: trained minus pretrained
     no_control: str = ""  # why BM25 is none, in a sentence
+    penalty: float | None = None  # C of the classifier
     name: str = AFTER
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
@@ -299,7 +301,7 @@ def verdict_of(
     best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
     over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
     found = {system.name: system for system in systems}
-    decision = training = None
+    decision = training = penalty = None
     deployed = after
     if decides and not _is_chance(over_chance):
         decision = decide(systems, seed)
@@ -313,7 +315,9 @@ def verdict_of(
     others = [one for one in systems if one is not before and one is not after]
     rows = [before, replace(after, name=label), *shown, *others]
     if classifier:
-        rows.append(System(CLASSIFIER, Options.choose(classifier, seed=seed).held_out))
+        options = Options.choose(classifier, seed=seed)
+        penalty = options.value
+        rows.append(System(CLASSIFIER, options.held_out))
     changes = after.ranking.ndcg - before.ranking.ndcg
     return Verdict(
         queries=scored.gain.queries,
@@ -332,6 +336,7 @@ def verdict_of(
         over_chance=over_chance,
         training=training,
         no_control=no_control,
+        penalty=penalty,
         name=after.name,
         systems=tuple(systems),
     )

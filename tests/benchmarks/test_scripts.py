@@ -6,7 +6,7 @@ import importlib
 import pytest
 from benchmarks.studies.cells import ROOT
 
-SCRIPTS = sorted((ROOT / "benchmarks").glob("[ds]*/**/*.py"))
+SCRIPTS = sorted((ROOT / "benchmarks").glob("**/[a-z]*.py"))
 WITH_EXAMPLES = [path for path in SCRIPTS if ">>>" in path.read_text(encoding="utf-8")]
 
 

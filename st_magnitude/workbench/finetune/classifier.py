@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from typing import cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.lexical import grams, words
 from st_magnitude.workbench.exam import Exam
 
-__all__ = ["classifier_control"]
+__all__ = ["classifier_control", "classifier_rankings"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,21 +30,34 @@ def classifier_control(exam: Exam, depth: int) -> dict[float, Ranking]:
     """The rankings of linear support vector machines of TF-IDF, by C, or none where documents are
     not names of classes.
 
-    They are where each query has one answer, and each document at least `FEWEST` training queries.
     The machines read the queries that the model is trained on, in each fold those of its paper.
     """
     judged = cast(RetrievalData, exam.judged)
-    found: dict[float, list[Ranking]] = {penalty: [] for penalty in PENALTIES}
+    of_folds: list[dict[float, Ranking]] = []
     for train, asked in [*exam.papers()] or [(exam.train, judged)]:
-        rows = train.triplets(0)
-        if not _names_classes(rows, train):
+        found = classifier_rankings(train, asked, depth)
+        if not found:
             return {}
-        reader = TfidfVectorizer(analyzer=_tokens, sublinear_tf=True)
-        read = reader.fit_transform(rows["anchor"])
-        for penalty, of_folds in found.items():
-            machine = LinearSVC(C=penalty, random_state=0).fit(read, rows["positive"])
-            of_folds.append(_search(reader, machine, asked, depth))
-    return {penalty: Ranking.joined(judged, of_folds) for penalty, of_folds in found.items()}
+        of_folds.append(found)
+    return {C: Ranking.joined(judged, [found[C] for found in of_folds]) for C in PENALTIES}
+
+
+def classifier_rankings(
+    train: RetrievalData,
+    asked: RetrievalData,
+    depth: int,
+    penalties: Collection[float] = PENALTIES,
+) -> dict[float, Ranking]:
+    """The rankings of machines that read the queries of train, by C, or none where each query has
+    not one answer, or a document has fewer than `FEWEST` training queries."""
+    rows = train.triplets(0)
+    if not _names_classes(rows, train):
+        return {}
+    reader = TfidfVectorizer(analyzer=_tokens, sublinear_tf=True)
+    read = reader.fit_transform(rows["anchor"])
+    machines = [LinearSVC(C=C, random_state=0).fit(read, rows["positive"]) for C in penalties]
+    found = [_search(reader, machine, asked, depth) for machine in machines]
+    return dict(zip(penalties, found, strict=True))
 
 
 def _names_classes(rows: Dataset, train: RetrievalData) -> bool:

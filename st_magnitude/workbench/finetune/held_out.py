@@ -30,13 +30,17 @@ from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.choice import System
 from st_magnitude.workbench.exam import Exam
-from st_magnitude.workbench.finetune.classifier import classifier_control
+from st_magnitude.workbench.finetune.classifier import (
+    classifier_control,
+    classifier_rankings,
+)
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import make_rows, train_copy
 from st_magnitude.workbench.folds import split_of
 from st_magnitude.workbench.verdict import (
     AFTER,
     BEFORE,
+    CLASSIFIER,
     Confirmation,
     Verdict,
     row_of,
@@ -232,8 +236,8 @@ class Baseline:
 
     def confirm(self, verdict: Verdict | None) -> Confirmation | None:
         """What the verdict deploys, or the trained model, measured on the queries that confirm,
-        which choose nothing, next to the systems that the decision names and the pretrained
-        model."""
+        which choose nothing, next to the systems that the decision names, the pretrained model and
+        the classifier."""
         if self.exam.confirm is None:
             return None
         data = self.exam.confirm.only(self.exam.confirm.query_ids)
@@ -251,6 +255,9 @@ class Baseline:
                 lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
             dense = models[system.model].ranking if system.model else None
             found.append(replace(system, ranking=system.again(dense, lexical.get(tokens))))
+        if verdict is not None and verdict.penalty is not None:
+            read = classifier_rankings(self.exam.train, data, DEPTH, [verdict.penalty])
+            found += [System(CLASSIFIER, ranking) for ranking in read.values()]
         rows = tuple(row_of(system, found[0], self.config.seed) for system in found)
         return Confirmation(split_of(data), len(data.query_ids), rows)
 
