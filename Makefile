@@ -74,7 +74,6 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	for script in kernel scale sigreg index; do $(BIN)/python benchmarks/speed/$$script.py || exit 1; done
 	for study in norms clip; do \
 		$(BIN)/python benchmarks/studies/$$study/$$study.py || exit 1; done
-	$(BIN)/python benchmarks/studies/revela/copy_task.py
 	$(BIN)/python benchmarks/studies/magnitude/magnitude.py --only "static,LM table,random,MiniLM"
 
 $(BIN)/.installed: pyproject.toml
