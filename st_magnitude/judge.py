@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike
 
 from st_magnitude._checks import InputError
 
-__all__ = ["Difference", "judge", "norm_warning", "nothing_found", "warn_if_few"]
-
 logger = logging.getLogger(__name__)
 
 FEW_QUERIES = 50

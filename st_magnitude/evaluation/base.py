@@ -21,8 +21,6 @@ from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
-__all__ = ["SearchEvaluator", "SearchOptions"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from st_magnitude.result import Table
 from st_magnitude.similarity import DOT
 from st_magnitude.surgery.raw import refuse_other_models
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "recommended", "summary"]
-
 Format = tuple[int, str, str]  # (dim, precision, rescoring)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")

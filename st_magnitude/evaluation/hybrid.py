@@ -6,7 +6,6 @@ and mteb, which read and write files of it. A `Ranking` is one.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -20,11 +19,7 @@ from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.lexical import bm25_run
 
-__all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
-
 Run = dict[str, dict[str, float]]
-
-logger = logging.getLogger(__name__)
 
 
 def reciprocal_rank_fusion(

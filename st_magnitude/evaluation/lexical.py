@@ -19,8 +19,6 @@ from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["TOKENS", "LexicalIndex", "bm25_run"]
-
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 GRAM = 4  # characters
 LARGE = 100_000  # documents, from which on bm25s shows its progress

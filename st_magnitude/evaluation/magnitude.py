@@ -16,8 +16,6 @@ from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.similarity import COSINE, DOT
 
-__all__ = ["MagnitudeEvaluator", "geometry_figures"]
-
 logger = logging.getLogger(__name__)
 
 # cosine nDCG over dot nDCG: 0.97 to 1 in arXiv 2602.09229, Table 18; 0.24 in the collapsed E5

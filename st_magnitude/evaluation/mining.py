@@ -20,8 +20,6 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.surgery.scoring import scoring_of
 
-__all__ = ["mine_negatives"]
-
 logger = logging.getLogger(__name__)
 
 

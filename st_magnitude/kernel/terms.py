@@ -15,8 +15,6 @@ from st_magnitude._checks import at_least, is_number, positive
 from st_magnitude.kernel.batch import Batch
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["Term"]
-
 LOG2_E = math.log2(math.e)
 MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in float32
 

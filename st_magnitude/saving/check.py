@@ -19,8 +19,6 @@ from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.adapters import has_adapter
 from st_magnitude.surgery.gradients import GradScale
 
-__all__ = ["OURS", "REFERENCE", "check_saved"]
-
 logger = logging.getLogger(__name__)
 
 REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of a model, and its class

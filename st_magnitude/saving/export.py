@@ -35,8 +35,6 @@ from st_magnitude.surgery.raw import (
     warn_of_unused_prompt,
 )
 
-__all__ = ["export", "limit_length", "load", "loading", "write_model"]
-
 logger = logging.getLogger(__name__)
 
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files

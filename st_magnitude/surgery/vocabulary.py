@@ -23,8 +23,6 @@ from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.trimmed import Trimmed, trimmed
 
-__all__ = ["trimmed_vocabulary"]
-
 logger = logging.getLogger(__name__)
 
 LEAST_SHARE = 0.1  # of the weights of a model that have to be left out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import threading
@@ -25,8 +24,6 @@ from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._upstream import load_checkpoint_into
 from st_magnitude.training.attach import attach, refuse_without_negatives
 from st_magnitude.training.run_folder import is_complete
-
-logger = logging.getLogger(__name__)
 
 
 class Stopped(KeyboardInterrupt):
