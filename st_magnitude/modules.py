@@ -25,12 +25,9 @@ class ExponentNorm(Module):
     (:func:`~st_magnitude.calibrate_exponent`). Inner products of its outputs are the scores of
     ``Similarity(gamma_query, gamma_document)``, so the model's ``similarity_fn_name`` is ``"dot"``.
 
-    ``encode_query`` and ``encode_document`` tell it the role; it treats text without a role (plain
-    ``encode``) as a document. It leaves its input in ``features["raw_embedding"]``, where losses
-    take it from.
-
-    With ``truncate_dim`` a prefix of the embedding is divided by a power of its own norm, as if the
-    embedding had been cut first, as losses train prefixes and evaluators score them.
+    It treats text without a role (plain ``encode``) as a document. It leaves its input in
+    ``features["raw_embedding"]``, where losses take it from. With ``truncate_dim`` a prefix is
+    divided by a power of its own norm, as losses train prefixes and evaluators score them.
 
     Args:
         gamma_query: Exponent of the query norm in [0, 1].

@@ -110,8 +110,7 @@ def rescale_output(
 
         x -> x / mean|x|,   image and text embeddings each by its own mean over the probe
 
-    Cosines and rankings do not change, but logits do: with norms of 7 and 12 and open_clip's
-    initial logit_scale of 14.3 they are several hundred.
+    Cosines and rankings do not change, but logits do.
 
     Args:
         model: A CLIP or CustomTextCLIP of open_clip, whether it normalises or not.

@@ -6,7 +6,7 @@
     queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
     qrels/<split>.tsv    query-id <tab> corpus-id <tab> score      score > 0: relevant
 
-TREC's four columns (query, iteration, document, score) are read as well. docs/cli.md has the rest.
+TREC's four columns (query, iteration, document, score) are read as well.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """

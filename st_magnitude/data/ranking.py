@@ -23,10 +23,9 @@ Floats = NDArray[np.float64]
 class Ranking(Mapping[str, Mapping[str, float]]):
     """The documents that a search found for each query, with their scores, the best first.
 
-    A model, BM25, the fusion of both and the run of another engine give one. As a mapping it is a
-    run, ``{query id: {document id: score}}``, which ir-measures, ranx and mteb take. ``after -
-    before`` is the `Difference` of nDCG@10. Equal scores rank by document id, the lower first;
-    trec_eval ranks the higher first.
+    As a mapping it is a run, ``{query id: {document id: score}}``, which ir-measures, ranx and mteb
+    take. ``after - before`` is the `Difference` of nDCG@10. Equal scores rank by document id, the
+    lower first; trec_eval ranks the higher first.
 
     Attributes:
         data: The queries, documents and judgments.

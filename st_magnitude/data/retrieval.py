@@ -39,10 +39,9 @@ Judgments = Mapping[str, Collection[str] | Mapping[str, int]]
 class RetrievalData:
     """Queries, a corpus and judgments: the data that every measurement of this package takes.
 
-    A document with the id and the text of a query is the query itself, as in collections of
-    duplicate questions, unless it is judged for this query at any grade. It never counts for this
-    query: a search does not return it, and no row has it as a negative. Its text may have a title
-    before the query's.
+    A document with the id and the text of a query is the query itself, unless it is judged for this
+    query at any grade. It never counts for this query: a search does not return it, and no row has
+    it as a negative. Its text may have a title before the query's.
 
     Args:
         queries: Query id -> text.
@@ -334,8 +333,8 @@ class RetrievalData:
         """The embeddings of queries and corpus, with the similarity by which a search ranks.
 
         They are taken before a closing ExponentNorm, by ``encode_query`` and ``encode_document``.
-        Every measurement of this package takes them from here. Queries that the model was trained
-        on are left out (see `unread_by`), also of the ``data`` of the result.
+        Queries that the model was trained on are left out (see `unread_by`), also of the ``data``
+        of the result.
 
         Args:
             similarity: A Similarity or its name; by default the model's.

@@ -32,8 +32,7 @@ class NotFiniteError(InputError):
 class EncodedTask:
     """The embeddings of retrieval data, and the similarity by which a search compares them.
 
-    `RetrievalData.encode` makes one. ``dataclasses.replace`` gives the same task with other
-    embeddings or another similarity.
+    `RetrievalData.encode` makes one.
 
     Attributes:
         data: The queries, documents and judgments.
@@ -67,16 +66,11 @@ class EncodedTask:
         check_finite(self.queries, "query", self.query_ids)
         check_finite(self.documents, "document", self.data.document_ids)
 
-    def prefix(self, dim: int) -> EncodedTask:
-        """The same task with the first ``dim`` dimensions, whose norm the similarity divides by."""
-        return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
-
     def with_prior(self, log_p: Mapping[str, float], weight: float) -> EncodedTask:
         """The same task with weight · log p(d) added to all scores, as one more dimension.
 
-        A softmax over the documents of a batch divides by how often each is drawn; this restores
-        how often they are asked for. The queries are ``[q, 1]`` and the documents ``[d, weight ·
-        log p(d)]``, q and d divided by the similarity, so an index for inner products ranks alike.
+        The queries are ``[q, 1]`` and the documents ``[d, weight · log p(d)]``, q and d divided by
+        the similarity, so an index for inner products ranks alike (docs/prior.md).
 
         Args:
             log_p: Document id -> log p(d), such as `RetrievalData.log_prior` of training queries.

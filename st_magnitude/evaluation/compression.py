@@ -212,7 +212,7 @@ def recommended(
     cells: Sequence[CompressionCell], tolerance: float = TOLERANCE
 ) -> tuple[CompressionCell, str]:
     """The smallest cell that clearly costs no more than a share of nDCG@10, or the one that comes
-    nearest to it, and a sentence on what to store; the first cell is the whole embedding.
+    nearest to it, and a sentence on what to store.
 
     Example:
         >>> whole = CompressionCell(256, "float32", "none", 1024, 0.9, 1.0, judge([0.0] * 900))

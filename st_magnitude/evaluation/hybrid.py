@@ -1,8 +1,4 @@
-"""Hybrid retrieval: BM25 and embeddings, fused by rank.
-
-A run is ``{query id: {document id: score}}``, best documents first: the format of ir-measures, ranx
-and mteb, which read and write files of it. A `Ranking` is one.
-"""
+"""Hybrid retrieval: BM25 and embeddings, fused by rank."""
 
 from __future__ import annotations
 
@@ -29,11 +25,10 @@ def reciprocal_rank_fusion(
 
         score(d) = sum_r  1 / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
 
-    Equal scores rank by document id, the lower first, as in sentence-transformers; trec_eval ranks
-    the higher first.
+    Equal scores rank by document id, the lower first, as in sentence-transformers.
 
     Args:
-        runs: Runs, where a higher score is better.
+        runs: Runs, ``{query id: {document id: score}}``, where a higher score is better.
         k: Constant that damps the weight of the first ranks.
         top_k: Number of documents to keep for each query; all by default.
 

@@ -101,9 +101,7 @@ def bm25_run(
         top_k: Number of documents for each query.
         stopwords: Words that do not count: a language that bm25s knows, or a list. Each is spelled
             as the tokenizer spells it.
-        tokenizer: Splits a text into words. By default `words`, which also finds something in
-            Chinese, Japanese and Thai; `grams` are 4-grams of characters, which find parts of words
-            as well.
+        tokenizer: Splits a text into words: `words`, or `grams`, which are 4-grams of characters.
 
     Logs a warning if fewer than 80 % of the queries have a document with one of their words.
 

@@ -36,8 +36,7 @@ class MagnitudeEvaluator(SearchEvaluator):
       ``{query,document}_{mean_cosine,isoscore}``, left out for a single text. IsoScore depends on
       the number of texts: compare it on the same data only.
 
-    The primary metric is ``matched_ndcg@10``. Two evaluators with the names "before" and "after"
-    put a table with both into the model card. A warning reports magnitude collapse: cosine nDCG@10
+    The primary metric is ``matched_ndcg@10``. A warning reports magnitude collapse: cosine nDCG@10
     below three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv
     2602.09229, App. N).
 

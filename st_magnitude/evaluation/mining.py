@@ -38,9 +38,8 @@ def mine_negatives(
     nor the query itself is ever a negative.
 
     Args:
-        model: The model whose scores count. A model that ends in Normalize is scored with unit
-            embeddings.
-        data: Queries, corpus and judgments; `st_magnitude.load_splits` makes them of pairs.
+        model: The model whose scores count. If it ends in Normalize, its embeddings are unit ones.
+        data: Queries, corpus and judgments.
         similarity: A Similarity or its name; by default the model's.
         candidates: Ids of the documents that can be negatives; by default all. Documents that are
             relevant to no query teach a norm, which in-batch negatives do not.

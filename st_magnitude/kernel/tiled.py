@@ -324,16 +324,10 @@ def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tenso
 def _apply_options(
     logits: Tensor, best: Tensor, bias: Tensor | None, offset: int, tile: slice
 ) -> Tensor:
-    """Adds what makes logits more than a multiple of scores: biases, and pairs without hardness.
-
-    Args:
-        logits: The multiple less that of the best score, (n, M). It becomes the logit less the
-            largest one of the row. The sum of exponentials then neither vanishes nor overflows.
-        best: The logit of a negative with the best score, less that of the pair, (n,).
-
-    Returns:
-        The largest logit less ``best``, (n,).
-    """
+    """Adds what makes logits (n, M) more than a multiple of scores: biases, and pairs without
+    hardness. Returns the largest of each row, (n,), which they become relative to: the sum of
+    exponentials then neither vanishes nor overflows. ``best`` (n,) is the logit of a negative with
+    the best score, less that of the pair."""
     if bias is not None:
         logits.add_(bias * LOG2_E)
     logits.diagonal(offset + tile.start).copy_(-best)

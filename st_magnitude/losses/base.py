@@ -286,13 +286,6 @@ class EmbeddingLoss(nn.Module):
         first = next(unwrapped(self.model).children(), None)
         return isinstance(getattr(first, "forward", None), TransformerDecorator)
 
-    def refuse_adaptive_layers(self, what: str) -> None:
-        """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
-        if self.has_adaptive_layers():
-            raise InputError(
-                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
-            )
-
     def refuse_matryoshka(
         self,
         advice: str,
@@ -369,10 +362,10 @@ def _by_mean_norm(
     return [x / mean for x in embeddings]
 
 
-def to_host(flags: Tensor) -> Tensor:
-    """A copy of flags on the host, which does not wait for a GPU: it is False until they come."""
-    found = torch.zeros(flags.shape, dtype=torch.bool, pin_memory=flags.is_cuda)
-    return found.copy_(flags, non_blocking=flags.is_cuda)
+def to_host(x: Tensor) -> Tensor:
+    """A copy on the host, which does not wait for a GPU: it has zeros until the numbers come."""
+    found = torch.zeros(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    return found.copy_(x, non_blocking=x.is_cuda)
 
 
 class FiniteWatch:

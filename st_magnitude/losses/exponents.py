@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError
-from st_magnitude.losses.base import exponent_norm
+from st_magnitude.losses.base import exponent_norm, to_host
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -34,41 +34,30 @@ def usual_rate(model: SentenceTransformer) -> float:
 
 
 class CosineRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers'
-    MultipleNegativesRankingLoss.
-
-    s(q, d) = cos(q, d)
-    """
+    """:class:`MagnitudeRankingLoss` with s(q, d) = cos(q, d): sentence-transformers'
+    MultipleNegativesRankingLoss."""
 
     fixed_similarity = COSINE
     citation = MultipleNegativesRankingLoss.citation  # by the directions
 
 
 class DotRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (Eq. 4).
-
-    s(q, d) = q · d
-    """
+    """:class:`MagnitudeRankingLoss` with s(q, d) = q · d: both norms contribute (Eq. 4)."""
 
     fixed_similarity = DOT
 
 
 class QNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised query: the document's norm counts (Eq. 5).
-
-    s(q, d) = q / |q| · d = |d| cos(q, d)
-    """
+    """:class:`MagnitudeRankingLoss` with a normalised query, s(q, d) = q / |q| · d = |d| cos(q, d):
+    the document's norm counts (Eq. 5)."""
 
     fixed_similarity = QNORM
 
 
 class DNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised document (Eq. 6).
-
-    s(q, d) = q · d / |d| = |q| cos(q, d)
-
-    The norm of a query is its inverse temperature. The trained model ranks by cosine (Prop. 4.2).
-    """
+    """:class:`MagnitudeRankingLoss` with a normalised document, s(q, d) = q · d / |d| =
+    |q| cos(q, d) (Eq. 6). The norm of a query is its inverse temperature. The trained model ranks
+    by cosine (Prop. 4.2)."""
 
     fixed_similarity = DNORM
 
@@ -145,8 +134,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         if self._has_warned or norm is None or not torch.is_grad_enabled():
             return
         exponents = torch.stack(self._learned()).detach()
-        copied = torch.empty(2, dtype=exponents.dtype, pin_memory=exponents.is_cuda)
-        copied.copy_(exponents, non_blocking=exponents.is_cuda)
+        copied = to_host(exponents)
         ready, self._copied = self._copied if exponents.is_cuda else copied, copied
         reached = [] if ready is None else ready.tolist()
         if any(not SATURATED < gamma < 1 - SATURATED for gamma in reached):

@@ -1,14 +1,11 @@
 """A batch is embedded in groups of texts of like length, and copies in a column once.
 
-A forward pass computes its texts at the width of the longest, so most of an encoder's work on a
-column of texts is padding. The texts of all columns are sorted by length instead, and cut into
-groups with the least cost in tokens,
+The texts of all columns are sorted by length, and cut into groups with the least cost in tokens,
 
     sum over groups of (number of texts · length of the longest + OVERHEAD),
 
-where OVERHEAD is the cost of one more forward and backward pass. Embeddings and gradients are those
-of one pass a column, up to rounding. Copies of a text in one column share a dropout mask; equal
-texts of different columns have a mask each, on which SimCSE relies.
+where OVERHEAD is the cost of one more forward and backward pass. Equal texts of different columns
+have a dropout mask each, on which SimCSE relies.
 """
 
 from __future__ import annotations
@@ -41,15 +38,10 @@ def embed_in_groups(
     model: Callable[[Features], Features], columns: Sequence[Features], encoder: nn.Module
 ) -> tuple[list[Tensor], list[Numbers]]:
     """The embeddings (B, D) of each column, and the rows (B,) of its texts among those of all
-    passes.
+    passes. The model calls the encoder, which is in the wrappers of DDP and torch.compile.
 
     Columns that are not padded texts, such as images and flattened inputs, are embedded by
     sentence-transformers' ``embed_columns``, and so are all columns of a model with a BatchNorm.
-
-    Args:
-        model: Computes the ``sentence_embedding`` of features.
-        columns: The features of each column.
-        encoder: The module that does so, in the wrappers of DDP and torch.compile.
     """
     places = _places_of_texts(columns, encoder)
     others = [place for place in range(len(columns)) if place not in places]

@@ -21,15 +21,13 @@ logger = logging.getLogger(__name__)
 class DocumentPrior:
     """The sampling probabilities q of documents, ``prior=`` of a ranking loss.
 
-    In-batch negatives are the positives of other queries, so a document is drawn as often as it
-    occurs in the training pairs. The softmax then learns p(d|q) / q(d), which ranks popular
-    documents too low. With
+    With in-batch negatives, which are drawn as often as they occur in the training pairs, a softmax
+    learns p(d|q) / q(d) (docs/prior.md). With
 
         logits(q_i, d_j) = s(q_i, d_j) / tau - log q(d_j),
         q(d) = (n(d) + smoothing) / (N + smoothing · K)
 
-    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A data
-    set in which every document occurs once needs no prior.
+    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different.
 
     Columns of explicit negatives are corrected by how often a text occurs as a negative, if there
     are such counts. Queries in a softmax (``directions``) count as drawn once in N pairs.

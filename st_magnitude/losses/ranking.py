@@ -84,8 +84,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             one whose similarity keeps norms removes ``Normalize``, and says so in the log.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
-        temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
-            are s / (tau · n) with ``scale="auto"``, and s · (scale / 20) / tau with a number.
+        temperature: Temperature tau of a loss of one term. None: the terms as they are.
         scale: ``"auto"`` divides the scores by n, the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
             of the batch (of all devices, if gathered) and at the longest prefix: a temperature
@@ -202,7 +201,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.labels = LabelRule(self.name, labels, teacher_temperature, teacher_weight)
         self.prior = prior
         self.hardness_strength = hardness_strength
-        self._check_arguments()
+        if mini_batch_size is not None:
+            at_least("mini_batch_size", mini_batch_size, 1, ", or None for no caching")
+        one_of("gather_across_devices", gather_across_devices, (False, True))
         self.prepare_model()
 
     def forward(
@@ -219,7 +220,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             columns, self.order = sorted_by_length(columns, self.model)
             texts = replace(texts, order=self.order)
             total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
-            return self._named(total, texts.losses)
+            if not self.has_penalties:
+                return total
+            penalties = {name: x for name, x in texts.losses.items() if name != "infonce"}
+            # InfoNCE has the gradient of the total
+            return {"infonce": total - sum(penalties.values()), **penalties}
         return self.compute_loss_from_embeddings(self.embed(columns), texts)
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
@@ -332,9 +337,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         if texts.order:
             joined = torch.cat(embeddings)
             embeddings = [joined[torch.from_numpy(x).to(joined.device)] for x in texts.order]
-        texts = replace(texts, learned=list(reps[0][0][0, width:]))
-        found = self.compute_loss_from_embeddings(embeddings, texts)
-        losses = found if isinstance(found, dict) else {"infonce": found}
+        losses = self._losses(embeddings, replace(texts, learned=list(reps[0][0][0, width:])))
         texts.losses.update({name: loss.detach() for name, loss in losses.items()})
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
@@ -342,29 +345,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             total = total.detach()
         return total
 
-    def _named(self, total: Tensor, losses: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        """Splits the total of a cached step by name; InfoNCE has the gradient of the total."""
-        if not self.has_penalties:
-            return total
-        penalties = {name: loss for name, loss in losses.items() if name != "infonce"}
-        return {"infonce": total - sum(penalties.values()), **penalties}
-
     def _learned(self) -> list[Tensor]:
         """The exponents that the loss learns, 0-d tensors."""
         return []
 
     # --- checks -----------------------------------------------------------------------------------
-
-    def _check_arguments(self) -> None:
-        if self.mini_batch_size is not None:
-            at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
-        given: object = self.gather_across_devices
-        if given == "ring":  # of earlier versions
-            raise InputError(
-                "gather_across_devices='ring' is gone. Pass gather_across_devices=True, which takes"
-                " batches of any size, too."
-            )
-        one_of("gather_across_devices", given, (False, True))
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
@@ -405,8 +390,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.refuse_unequal(sizes)
         self.labels.check(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
-        if self.uses_gradient_cache or self.has_penalties:
-            self.refuse_adaptive_layers("mini_batch_size or regularizers")
+        if (self.uses_gradient_cache or self.has_penalties) and self.has_adaptive_layers():
+            raise InputError(
+                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with"
+                " mini_batch_size or regularizers."
+            )
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
         elif self.has_penalties:

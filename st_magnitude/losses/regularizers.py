@@ -112,12 +112,8 @@ class SIGReg(nn.Module):
     projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from the
     target have the expectation sum_k w_k (1 - exp(-t_k²)) = 1.0525 for any N.
 
-    The mean over all directions is exact, and the same each time. It is a polynomial P of the
-    cosines of all pairs of rows (:mod:`st_magnitude.losses.isotropy` has the formula),
-
-        SIGReg(x) = N · mean_ij P(cos(x_i, x_j))
-
-    in time that grows with N², and memory that grows with N.
+    The mean over all directions is exact: N · mean_ij P(cos(x_i, x_j)), with a polynomial P that
+    :mod:`st_magnitude.losses.isotropy` gives, in time that grows with N², and memory with N.
 
     Args:
         num_directions: Number of directions that a step draws instead, with noise, in time that
@@ -137,10 +133,9 @@ class SIGReg(nn.Module):
         ValueError: If an argument is out of range.
         RuntimeError: If somebody asks for a second derivative over all directions.
 
-    Drawn directions come from torch's generator of the device, whose state the checkpoints of a
-    Trainer contain, so a run that resumes draws the same directions. With ``gather`` all ranks take
-    the directions of rank 0. Without gradient, as in evaluation, they are always the same. SIGReg
-    computes in float32 with autocast off; float64 stays float64.
+    Drawn directions come from torch's generator of the device. With ``gather`` all ranks take those
+    of rank 0. Without gradient, as in evaluation, they are always the same. SIGReg computes in
+    float32 with autocast off; float64 stays float64.
 
     Example:
         >>> import torch

@@ -38,8 +38,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
     It optimises the language model with the retriever: at a separate learning rate, with gradients
     averaged over processes and clipped at ``max_grad_norm`` apart from the retriever's. Checkpoints
     hold what is trained of it. The result is the retriever alone, a SentenceTransformer with a
-    LoRA, which :func:`~st_magnitude.export` merges. The log has what the loss logs, ``grad_norm``
-    (of the retriever) and ``lm_grad_norm``.
+    LoRA, which :func:`~st_magnitude.export` merges.
 
     Args:
         args: Training arguments. ``gradient_checkpointing`` applies to both models.

@@ -53,8 +53,7 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     adapter (LoRA) is merged in a copy; ``model.save_pretrained`` saves it as such. The model card
     says how to index. What was written is loaded again, and has to embed a few texts as the model
     does. The hashes of the training texts, which ``model.save_pretrained`` writes as well, stay
-    behind: the folder can be published, and measurements of the model in it cannot leave out what
-    it has read.
+    behind, so measurements of the saved model cannot leave out what it has read.
 
     Args:
         model: The trained SentenceTransformer.

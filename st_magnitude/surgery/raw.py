@@ -179,11 +179,8 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
     """Within the block, ``model.encode*`` returns raw embeddings, by every route of a last Router.
 
     Afterwards the model is the same again, in its training mode too, which ``encode`` ends. In an
-    evaluation by several processes, each has a copy of the model, of which only one can be changed.
-    If something is left out, the first process encodes all texts itself.
-
-    With ``keep_normalize`` only ExponentNorm is left out, for evaluators that score a model as it
-    is served: a model that ends in Normalize serves unit embeddings.
+    evaluation by several processes, the first one encodes all texts itself if something is left
+    out, because the others have copies. With ``keep_normalize`` only ExponentNorm is left out.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW

@@ -37,19 +37,16 @@ def trimmed_vocabulary(
 ) -> Iterator[None]:
     """Within the block, training changes only those rows of a word table that its texts use.
 
-    Most rows belong to tokens that no training text has. They have no gradient and never move, but
-    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight holds
-    the K used rows, and so do its gradient and the state of the optimizer. State dicts, which are
-    live, checkpoints, ``optimizer.pt`` too, pickles and saved models hold all rows under their
-    usual names: resume them with the block or without it. At the end, after an error too, the
-    table has all its rows, and so has each deep copy that was made in the block.
+    The weight holds the K used rows of V, and so do its gradient and the state of the optimizer.
+    State dicts, which are live, checkpoints, ``optimizer.pt`` too, pickles and saved models hold
+    all rows under their usual names: resume them with the block or without it. At the end, after an
+    error too, the table has all its rows, and so has each deep copy that was made in the block.
 
     The weights are those of training without it: bit for bit on one thread of a CPU, for every
     optimizer that treats each number alone, such as AdamW and SGD. Adafactor does not, and trains
     the whole table in a Trainer (ValueError in other loops). The norm by which gradients are
     clipped may differ in its last digit on several threads, and if the width of the table is no
-    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so: the data
-    say nothing against their words.
+    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so.
 
     An optimizer can live on from before the block, and after it. Moments of the other rows are
     zero from then on. The gradient of the table does not cross either end of the block.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from datasets import Dataset, IterableDataset
 from pyarrow import ListArray
@@ -77,9 +77,11 @@ def _check(trainer: Trainer) -> None:
             lay_lists_end_to_end(trainer)
         else:
             refuse_lists(dataset, place)
-        refuse_missing_texts(dataset, place)
-        refuse_uneven_labels(dataset, place)
-        refuse_dispatched_tables(trainer, dataset, place)
+        if isinstance(dataset, Dataset):
+            refuse_missing_texts(dataset, place)
+            refuse_uneven_labels(dataset, place)
+        elif isinstance(dataset, IterableDataset):
+            refuse_dispatched_tables(trainer, place)
     if trainer.args.world_size > 1:
         refuse_unlike_gathering(losses)
 
@@ -134,11 +136,11 @@ def refuse_lists(dataset: object, place: str) -> None:
             )
 
 
-def refuse_missing_texts(dataset: object, place: str) -> None:
+def refuse_missing_texts(dataset: Dataset, place: str) -> None:
     """Refuses a column with a text that is None, by its first row."""
-    features = dataset.features if isinstance(dataset, Dataset) else {}
-    for name in (x for x, kind in features.items() if getattr(kind, "dtype", "") in TEXTS):
-        texts = cast(Dataset, dataset).select_columns([name]).with_format("arrow")
+    columns = dataset.features.items()
+    for name in (x for x, kind in columns if getattr(kind, "dtype", "") in TEXTS):
+        texts = dataset.select_columns([name]).with_format("arrow")
         for start, table in zip(count(0, 10_000), texts.iter(10_000), strict=False):
             if table[name].null_count:
                 row = start + table[name].is_null().index(True).as_py()
@@ -148,10 +150,8 @@ def refuse_missing_texts(dataset: object, place: str) -> None:
                 )
 
 
-def refuse_uneven_labels(dataset: object, place: str) -> None:
+def refuse_uneven_labels(dataset: Dataset, place: str) -> None:
     """Refuses lists of labels that no tensor can hold: unequally long ones, and missing numbers."""
-    if not isinstance(dataset, Dataset):
-        return
     for name in {"label", "labels", "score", "scores"} & set(dataset.column_names):
         lengths = set()
         for table in dataset.select_columns([name]).with_format("arrow").iter(10_000):
@@ -168,12 +168,10 @@ def refuse_uneven_labels(dataset: object, place: str) -> None:
                 )
 
 
-def refuse_dispatched_tables(trainer: Trainer, dataset: object, place: str) -> None:
+def refuse_dispatched_tables(trainer: Trainer, place: str) -> None:
     """Refuses a stream of texts for a static table, whose batches accelerate cuts by rows."""
-    is_stream = isinstance(dataset, IterableDataset)
     loading: Any = trainer.args.accelerator_config
-    dispatches = loading.dispatch_batches is not False
-    if is_stream and dispatches and has_static_embedding_input(trainer.model):
+    if loading.dispatch_batches is not False and has_static_embedding_input(trainer.model):
         raise InputError(
             f"{place} is a stream, which accelerate cuts into batches in a way that does not fit"
             " the tokens of a static table. Pass accelerator_config={'dispatch_batches': False} to"
