@@ -19,10 +19,8 @@ _MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
 
 @contextmanager
 def written(path: str | Path) -> Iterator[TextIO]:
-    """Yields a text file, which gets its name when all of it is on the disk.
-
-    A file of that name is replaced, and its folder is made. See `refuse_foreign`.
-    """
+    """Yields a text file, which gets its name when all of it is on the disk. A file of that name is
+    replaced (see `refuse_foreign`), and its folder is made."""
     path = Path(path)
     refuse_foreign(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,11 +49,8 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def locked_folder(output: str | Path, first_rank_only: bool = True) -> Iterator[None]:
-    """Makes a folder and keeps other processes from writing to it within the block.
-
-    Of the processes of one distributed run, the first one locks, as only that one writes. The
-    system frees the lock when the process is killed.
-    """
+    """Makes a folder and keeps other processes from writing to it within the block. Of one
+    distributed run, the first process locks. The system frees the lock of a killed process."""
     if first_rank_only and os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -103,10 +98,10 @@ def refuse_used_folder(path: str | Path, overwrite: bool | None = None) -> None:
 def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]:
     """Yields a new folder inside of a folder, and moves its content there when the block ends.
 
-    A move takes no room on the disk. ``replace_all`` replaces the whole content of the folder;
-    without it nothing is replaced (FileExistsError), except files that a killed process has moved
-    there. The file ``last`` is moved last, but for config.json, without which no encoder loads.
-    After an error, the folder is as it was.
+    ``replace_all`` replaces the whole content of the folder; without it nothing is replaced
+    (FileExistsError), except files that a killed process has moved there. The file ``last`` is
+    moved last, but for config.json, without which no encoder loads. After an error, the folder is
+    as it was.
     """
     new = path / _NEW
     moving = path / _MOVING
@@ -114,7 +109,9 @@ def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]
     new.mkdir(parents=True)
     try:
         yield new
-        _flush(new)
+        for file in filter(Path.is_file, new.rglob("*")):
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
         names = {file.name for file in new.iterdir()}
         old = [x for x in path.iterdir() if not x.name.startswith(OWN)]
         old = [x for x in old if replace_all or x.name in names]
@@ -149,14 +146,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _flush(folder: Path) -> None:
-    """Waits until all files of a folder are on the disk."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb+") as opened:
-                os.fsync(opened.fileno())
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -150,18 +150,17 @@ class _CutFirst(dict[str, Any]):
     """Features in which a prefix of the divided embedding becomes that of the raw one, divided.
 
     ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
-    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That
-    would leave the prefix divided by a power of the norm of all dimensions.
-
-    All that it needs is among its items, and its constructor is that of dict: accelerate, which
-    converts the output of a model in half precision, makes a new one of the converted items.
+    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. All
+    that is needed is among the items: accelerate, which converts the output of a model in half
+    precision, makes a new dict of the converted ones.
     """
 
-    def __setitem__(self, name: str, value: object) -> None:
-        if name == "sentence_embedding" and _is_prefix(value, self.get(name)):
-            prefix = self["raw_embedding"][..., : value.shape[-1]]
-            query, document = self["exponents"][0]
-            value = _divided(prefix, Similarity(query, document), self["task"])
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "sentence_embedding" and isinstance(value, Tensor):
+            whole = self.get(name, value)
+            if value.data_ptr() == whole.data_ptr() and value.shape[-1] < whole.shape[-1]:
+                prefix = self["raw_embedding"][..., : value.shape[-1]]
+                value = _divided(prefix, Similarity(*self["exponents"][0]), self["task"])
         super().__setitem__(name, value)
 
 
@@ -169,13 +168,6 @@ def _divided(raw: Tensor, similarity: Similarity, role: str | None) -> Tensor:
     """Raw embeddings (n, D) as they enter the inner product, in their own precision."""
     side = similarity.query if role == "query" else similarity.document
     return side(raw).to(raw.dtype)
-
-
-def _is_prefix(value: object, embedding: object) -> TypeGuard[Tensor]:
-    """Whether a tensor is a view of the first dimensions of an embedding."""
-    if not (isinstance(value, Tensor) and isinstance(embedding, Tensor)):
-        return False
-    return value.data_ptr() == embedding.data_ptr() and value.shape[-1] < embedding.shape[-1]
 
 
 def _write_biases(

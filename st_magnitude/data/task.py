@@ -154,12 +154,10 @@ def best_documents(
     (n, min(k, m)) each, on the CPU.
 
     Equal scores rank by column, the lower first. Products are summed in float64 and rounded to
-    float32, so equal documents have equal scores wherever in the matrix they stand. Very long or
-    short vectors rank as others do. ``own`` is the column of the query itself or -1, (n,), which
-    scores -inf.
+    float32, so equal documents have equal scores wherever in the matrix they stand. ``own`` is the
+    column of the query itself or -1, (n,), which scores -inf.
     """
-    # plain numbers
-    similarities = [Similarity(*similarity.exponents) for similarity in similarities]
+    similarities = [Similarity(*x.exponents) for x in similarities]  # plain numbers
     own = torch.full((len(queries),), -1) if own is None else own
     chunk = min(len(documents), TILE_WIDTH)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in similarities]

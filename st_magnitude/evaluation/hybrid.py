@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError, at_least
-from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -115,13 +114,6 @@ class HybridEvaluator(SearchEvaluator):
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
             raise InputError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
-            )
-        named = {document for query in self.queries_ids for document in run.get(query, ())}
-        if unknown := sorted(named - self.task.corpus.keys(), key=str):
-            raise InputError(
-                f"bm25 has {len(unknown):,} documents that are not in the corpus, such as"
-                f" {unknown[0]!r}{other_spelling(unknown[0], self.task.corpus)}: give them the ids"
-                " of the corpus, as strings."
             )
         self.runs = {"bm25": Ranking.of_run(self.task, run, top_k)}
 

@@ -256,14 +256,11 @@ def _apply_rules(
         found.append(targets)
         excluded = _excluded(panel, tile, longest, targets)
         if excluded is not None:
+            # far below every other score, but finite, because 0 times infinity would not be 0
+            low = torch.finfo(longest.dtype).min / 16
             for x in scores:  # masked_fill_ takes several times as long
-                x[:, part].add_(excluded, alpha=_low(x))
+                x[:, part].add_(excluded, alpha=low)
     return found[0]
-
-
-def _low(scores: Tensor) -> float:
-    """A score far below every other. It is finite, because 0 times infinity would not be 0."""
-    return torch.finfo(scores.dtype).min / 16
 
 
 def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None) -> Tensor | None:

@@ -98,9 +98,8 @@ class EmbeddingLoss(nn.Module):
 
     With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with
     the means over the queries and the positives of the batch at hand. Explicit negatives do not
-    count: they would grow where positives shrink. The means are not constants, and their gradient
-    reaches the embeddings. So a loss keeps no state, and growing norms do not act as a falling
-    temperature. The size is 1 for cosine, whose scale is ``unit``.
+    count: they would grow where positives shrink. The gradient of the means reaches the embeddings.
+    The size is 1 for cosine, whose scale is ``unit``.
 
     A loss that learns from norms removes ``Normalize`` from the end of the model, and says so.
     With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
@@ -217,11 +216,7 @@ class EmbeddingLoss(nn.Module):
 
     def begin(self) -> None:
         """Checks the engine and the weights, and warns if the saved model will score in another
-        way than the loss trains it to.
-
-        Several losses of one Trainer may disagree, and the loss that was built last sets the
-        similarity function. The stock functions have no fractional exponent.
-        """
+        way than the loss trains it to, as the loss that was built last decides."""
         model = unwrapped(self.model)
         engine = engine_of(self.model)
         self.check_engine(engine)
@@ -369,8 +364,8 @@ def to_host(x: Tensor) -> Tensor:
 
 
 class FiniteWatch:
-    """Warns once if embeddings or losses are not finite, and refuses such labels. On a GPU it reads
-    the flags of a batch at the next batch, which keeps the host from waiting."""
+    """Warns once if embeddings or losses are not finite, and refuses such labels; on a GPU at the
+    next batch, which keeps the host from waiting."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -380,11 +375,7 @@ class FiniteWatch:
     def __call__(
         self, embeddings: Sequence[Tensor], labels: Tensor | None, losses: Mapping[str, Tensor]
     ) -> None:
-        """Looks at the embeddings (B, D) of each column, labels of any shape, and losses by name.
-
-        Raises:
-            ValueError: If a label is nan or infinite.
-        """
+        """Looks at embeddings (B, D) of each column, labels of any shape, and losses by name."""
         if self._has_warned or not torch.is_grad_enabled():
             return
         number = len(embeddings)

@@ -232,7 +232,11 @@ def _kind(
     notes = _notes(like, numbers[places[0]])
     names = [name for name in numbers[places[0]] if name in OF_TOKENS]
     width = max(numbers[i]["input_ids"].shape[1] for i in places)
-    tokens = [{name: _padded(numbers[i][name], width, pads_left) for name in names} for i in places]
+    tokens = []  # of each column, with zeros up to the width
+    for i in places:
+        gap = width - numbers[i]["input_ids"].shape[1]
+        room = (0, 0), (gap, 0) if pads_left else (0, gap)
+        tokens.append({name: np.pad(numbers[i][name], room) for name in names})
     texts = _Sorted.of(tokens)
     joined = {name: np.vstack([x[name] for x in tokens])[texts.order] for name in names}
     overhead = OVERHEAD if like["input_ids"].is_cpu else OVERHEAD_OF_A_DEVICE
@@ -255,9 +259,3 @@ def _notes(features: Features, numbers: dict[str, Numbers]) -> Features:
     if "prompt_length" in numbers:
         notes["prompt_length"] = int(numbers["prompt_length"].flat[0])
     return notes
-
-
-def _padded(tokens: Numbers, width: int, pads_left: bool) -> Numbers:
-    """Tokens (n, L) with zeros up to the width."""
-    gap = width - tokens.shape[1]
-    return np.pad(tokens, [(0, 0), (gap, 0) if pads_left else (0, gap)])

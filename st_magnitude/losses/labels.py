@@ -24,9 +24,8 @@ Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 class LabelRule:
     """What the labels of a batch give its `Batch`: weights, positives of a class, or targets.
 
-    Without a kind, labels have to say nothing: all 1, or all 0 as ``InputExample`` has them by
-    default. One value holds for a run. On a GPU another one is refused at the next batch, which
-    keeps the host from waiting.
+    Without a kind, labels have to say nothing: all 1, or all 0. One value holds for a run. On a GPU
+    another one is refused at the next batch, which keeps the host from waiting.
     """
 
     def __init__(

@@ -129,12 +129,8 @@ class FalseNegatives:
 
     def _ids(self, texts: Texts, ranks: Gathered) -> list[Ids]:
         """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
-        the documents' texts and of their queries, (M,) each.
-
-        A document is not a negative of a query that is the same text. Documents that share one of
-        the others are not negatives of each other; in the last, an explicit negative is like no
-        other document. With ``"once"`` this holds for two queries or two documents.
-        """
+        the documents' texts and of their queries, (M,) each, in which an explicit negative is like
+        no other document. With ``"once"`` the others hold for two queries or two documents."""
         queries, *documents = texts.bare
         rules = [Ids(ranks.join(queries), ranks.join_columns(documents))]
         if self.same_text == "exclude" or ranks.compares_a_kind:
@@ -161,11 +157,8 @@ class FalseNegatives:
 
     def count(self, numbers: Tensor, most: int, are_plain: bool) -> None:
         """Counts the documents that are no negatives of queries, (n,) of at ``most``, for the log.
-
-        For other inputs than plain texts, only a margin decides. It warns if all or most documents
-        of the first batch are no negatives; on a GPU at the second batch, which does not have to
-        wait for the first.
-        """
+        It warns if all or most documents of the first batch are none; on a GPU at the second batch,
+        which does not have to wait for the first."""
         if are_plain or self.margin is not None:
             self._number = self._number + numbers.sum()
             self._total += len(numbers) * most
@@ -249,10 +242,8 @@ def left_out(
 
 
 def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:
-    """The number of texts in each column, except in columns of lists, which hold any number.
-
-    :func:`~st_magnitude.attach` marks such columns, and lays their lists end to end.
-    """
+    """The number of texts in each column, except in columns of lists, which hold any number, and
+    which :func:`~st_magnitude.attach` marks and lays end to end."""
     noted = [features.get("num_texts") for features in columns]
     sizes = [batch_size_of(features) for features in columns]
     are_cut = any(number not in (None, x) for number, x in zip(noted, sizes, strict=True))

@@ -32,9 +32,9 @@ class DocumentPrior:
     Columns of explicit negatives are corrected by how often a text occurs as a negative, if there
     are such counts. Queries in a softmax (``directions``) count as drawn once in N pairs.
 
-    Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior
-    with the ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a
-    run that resumes. Several data sets have a loss and a prior each.
+    Two texts are the same if the model gets the same tokens: make the prior with the
+    ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a run that
+    resumes. Several data sets have a loss and a prior each.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding

@@ -55,11 +55,9 @@ def refuse_diverged(trainer: Trainer) -> None:
 
 
 class _StopOnSignal(TrainerCallback):
-    """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint.
-
-    A second signal has its usual effect. The callback is idle in several processes, of which each
-    would stop at another step, and outside of the main thread, which alone may handle signals.
-    """
+    """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint, and a
+    second one has its usual effect. The callback is idle in several processes, of which each would
+    stop at another step, and outside of the main thread, which alone may handle signals."""
 
     def __init__(self) -> None:
         self.received: int | None = None
