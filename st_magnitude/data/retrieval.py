@@ -266,9 +266,8 @@ class RetrievalData:
     def unread_by(self, *models: SentenceTransformer | str) -> RetrievalData:
         """The same data without the queries that one of the models was trained on.
 
-        `encode` does this for one model; models that are compared need the same queries. A query
-        also counts as read if it was a document of a training row. The log says how many are left
-        out.
+        `encode` does this for one model. A query also counts as read if it was a document of a
+        training row. The log says how many are left out.
 
         Raises:
             AllReadError: If no query with a relevant document is left, a DataError.
@@ -384,10 +383,9 @@ class RetrievalData:
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
         """Training rows, one for each pair of a query and a relevant document, in random order.
 
-        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n =
-        ``num_negatives``. The negatives of a row are distinct documents, drawn from the judged
-        negatives of the query and, if these are too few, from all documents that are not relevant
-        to it. No text of a row is held out (see `apart_from`).
+        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n``. The negatives
+        of a row are distinct documents, drawn from the judged negatives of the query and, if these
+        are too few, from all documents that are not relevant to it. No text of a row is held out.
 
         Raises:
             DataError: If no pair of a query and a relevant document is left, or the corpus has too

@@ -77,8 +77,7 @@ class CompressionEvaluator(SearchEvaluator):
       lowest and highest value of each dimension in this corpus.
     - rabitq: q · d' + c · (d - d'), where c is the mean of the corpus and d' is d from one bit for
       each dimension: with a random rotation R and r = R (d - c), d' = c + R^T sign(r) |r|^2 /
-      |r|_1. The length and the second summand of every document are stored next to its bits, so its
-      norm counts.
+      |r|_1. Length and second summand are stored next to the bits, so the norm counts.
     - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0.
       Rescored: the best ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d.
       Where the similarity keeps document magnitude (gamma_document < 1), ``"norm"`` multiplies this
@@ -92,8 +91,7 @@ class CompressionEvaluator(SearchEvaluator):
       and ``binary_{dim}_norm_rescored_...``.
 
     Args:
-        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D
-            in float32 is always measured, because retention refers to it.
+        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth.
         precisions: Some of ``"float32"``, ``"int8"``, ``"rabitq"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring.
 
@@ -293,11 +291,8 @@ def search_compressed(
 
 def _best(found: Ranking, scores: Array) -> Ranking:
     """The ten best documents of a ranking by other scores of its first documents, (n, k)."""
-    width = scores.shape[1]
-    order = np.lexsort((found.columns[:, :width], -scores), axis=1)
-    columns = np.take_along_axis(found.columns[:, :width], order, axis=1)
-    scores = np.take_along_axis(scores, order, axis=1)
-    return Ranking.of_rows(found.data, found.query_ids, columns, scores, 10)
+    rows = zip(found.columns[:, : scores.shape[1]], scores, strict=True)
+    return Ranking.of(found.data, found.query_ids, rows, 10)
 
 
 def _signs(embeddings: Tensor) -> Tensor:

@@ -300,8 +300,7 @@ def _start(
         softmax.biases[tile] = of_positives - total * softmax.pair_biases[tile]
 
 
-def _biases(columns: Sequence[Vectors]) -> Tensor | None:
-    """The biases of all columns, (M,)."""
+def _biases(columns: Sequence[Vectors]) -> Tensor | None:  # (M,)
     if all(side.bias is None for side in columns):
         return None
     return torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
@@ -359,11 +358,8 @@ def _add_gradients(
     plan: Plan, blocks: Sequence[Block], scores: Sequence[Tensor], slopes: Tensor
 ) -> None:
     """Adds to the gradients of rows and columns, after all softmaxes, because each product drives
-    the scores out of the cache.
-
-    A coordinate belongs to every prefix that reaches it, so the slopes add up from the longest
-    prefix on. Those of a shorter one are in the memory of the scores of the longer one.
-    """
+    the scores out of the cache. The slopes add up from the longest prefix on; those of a shorter
+    one are in the memory of the scores of the longer one."""
     longest = len(plan.dims) - 1
     for k in range(longest, -1, -1):
         if k < longest:

@@ -69,9 +69,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     The exponents are parameters of the model, in its last module
     :class:`~st_magnitude.modules.ExponentNorm`, which the loss appends, and exempt from weight
-    decay. At the rate of a text encoder they would hardly move. They learn faster than the other
-    weights: a bias at about 1e-2 where the optimizer has the usual rate of the model, 2e-5 (LoRA
-    2e-4, a static table 0.03), and at another rate in proportion.
+    decay. They learn faster than the other weights: a bias at about 1e-2 where the optimizer has
+    the usual rate of the model, and at another rate in proportion (docs/losses.md).
 
     Args:
         model: The model to train. If it has an ExponentNorm, training goes on from its exponents.

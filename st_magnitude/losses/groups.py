@@ -85,7 +85,7 @@ def sorted_by_length(
     for place, features in enumerate(columns):
         rows = np.arange(batch_size_of(features))
         if place in places:
-            texts = _Sorted.of([numbers[place]], shares_passes(encoder))
+            texts = _Sorted([numbers[place]], shares_passes(encoder))
             picked = torch.from_numpy(texts.order).to(features["input_ids"].device)
             features = {name: x[picked] if name in OF_TOKENS else x for name, x in features.items()}
             rows = texts.rows
@@ -159,17 +159,10 @@ def _on_cpu(columns: Sequence[Features]) -> list[dict[str, Numbers]]:
     ]
 
 
-@dataclass(frozen=True)
 class _Sorted:
-    """The texts of columns by length."""
+    """The texts of columns, which are of one width, by length."""
 
-    order: Numbers  # (U,) rows of the distinct texts of a column, the longest first
-    rows: Numbers  # (N,) the place of each text in this order
-    lengths: Numbers  # (U,) in tokens, at least 1
-
-    @classmethod
-    def of(cls, columns: Sequence[dict[str, Numbers]], keeps_copies: bool = False) -> _Sorted:
-        """Sorts the texts of columns, which are of one width."""
+    def __init__(self, columns: Sequence[dict[str, Numbers]], keeps_copies: bool = False) -> None:
         texts: dict[tuple[int, bytes], int] = {}  # the number of each distinct text
         numbers: list[int] = []
         for place, column in enumerate(columns):
@@ -183,7 +176,9 @@ class _Sorted:
         order = np.argsort(-lengths, kind="stable")
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
-        return cls(first[order], places[numbers], lengths[order])
+        self.order = first[order]  # (U,) rows of the distinct texts of a column, the longest first
+        self.rows = places[numbers]  # (N,) the place of each text in this order
+        self.lengths = lengths[order]  # (U,) in tokens, at least 1
 
 
 # --- planning passes ------------------------------------------------------------------------------
@@ -237,7 +232,7 @@ def _kind(
         gap = width - numbers[i]["input_ids"].shape[1]
         room = (0, 0), (gap, 0) if pads_left else (0, gap)
         tokens.append({name: np.pad(numbers[i][name], room) for name in names})
-    texts = _Sorted.of(tokens)
+    texts = _Sorted(tokens)
     joined = {name: np.vstack([x[name] for x in tokens])[texts.order] for name in names}
     overhead = OVERHEAD if like["input_ids"].is_cpu else OVERHEAD_OF_A_DEVICE
     passes = []

@@ -112,7 +112,9 @@ class LabelRule:
         return {"positives": ranks.join_columns([classes, *negatives])}
 
     def get_config_dict(self) -> dict[str, object]:
-        teacher = None if self.teacher is None else self.teacher.get_config_dict()
+        teacher = None
+        if self.teacher is not None:
+            teacher = {"temperature": self.teacher.temperature, "weight": self.teacher.weight}
         return {"labels": self.kind, "teacher": teacher}
 
 
@@ -190,6 +192,3 @@ class Teacher:
                 " almost even. CrossEncoder.predict applies a sigmoid by default: give logits,"
                 " predict(..., activation_fn=torch.nn.Identity()), or a teacher_temperature."
             )
-
-    def get_config_dict(self) -> dict[str, float | None]:
-        return {"temperature": self.temperature, "weight": self.weight}

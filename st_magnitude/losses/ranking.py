@@ -76,8 +76,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
-    :mod:`st_magnitude.kernel.plain` has the formula in code. For cosine and for dot, at the same
-    scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
+    For cosine and for dot, at the same scale, the values are those of sentence-transformers'
+    ``MultipleNegativesRankingLoss``.
 
     Args:
         model: The model to train, which the loss prepares as :func:`~st_magnitude.prepare` does:
@@ -98,8 +98,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         gather_across_devices: Whether the documents of all ranks, gathered on each of them, are
             negatives. Batches may differ in size.
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
-        partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
-            of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
+        partition_mode: Whether one softmax runs over all directions, likewise.
         same_text: ``"once"``: the n copies of a text weigh 1 / n each (with a ``prior`` 1 / q), and
             a document that is the query does not count. ``"exclude"``: nor do copies of the
             positive and positives of rows with the same query; others weigh 1 each. ``"keep"``:
@@ -127,9 +126,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
         ValueError: If the similarity keeps magnitude but only some routes of the model end in
             ``Normalize``, or ``truncate_dim`` cuts what it returns; if sentence-transformers'
-            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if
-            caching is on and the model embeds by table lookup; if the data have labels that differ
-            and that ``labels`` does not announce; if an argument is out of range.
+            ``MatryoshkaLoss`` is wrapped around it; if caching is on and the model embeds by table
+            lookup; if the data have labels that differ and that ``labels`` does not announce; if an
+            argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
     :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0

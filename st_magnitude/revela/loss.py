@@ -175,7 +175,7 @@ class RevelaLoss(nn.Module):
         """The e stream (B, L, D_lm), and the next-token loss of the h stream."""
         ids = text["input_ids"]
         mask = text["attention_mask"]
-        neighbours = Neighbours.of(self.read_weight * similarity, mask, v_norm=self.v_norm)
+        neighbours = Neighbours(self.read_weight * similarity, mask, v_norm=self.v_norm)
         e, h = two_streams(self.lm, ids, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
 

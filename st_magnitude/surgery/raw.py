@@ -65,9 +65,8 @@ def routes_of(router: Router) -> dict[str, nn.Sequential]:
 def readers_of(model: SentenceTransformer) -> list[nn.Module]:
     """The modules that read texts: the first one, or the first one of each route of a Router."""
     first = model[0]
-    return (
-        [route[0] for route in routes_of(first).values()] if isinstance(first, Router) else [first]
-    )
+    routes = routes_of(first).values() if isinstance(first, Router) else [[first]]
+    return [route[0] for route in routes]
 
 
 def num_positions(reader: nn.Module) -> float:

@@ -97,8 +97,7 @@ def trimmed_vocabulary(
 
 
 def _unwrap(trainer: Any) -> None:
-    """Lets the next training make a wrapper of DistributedDataParallel anew, because the weight of
-    the table has another shape."""
+    """Lets the next training wrap the table, whose weight has another shape, anew for DDP."""
     trainer.model_wrapped = trainer.model
     for part in _modules(trainer):
         wrapped = getattr(part, "model", None)

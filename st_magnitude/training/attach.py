@@ -30,9 +30,8 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log the figures of losses, and checks that it can train them on its data.
 
-    The log shows as ``excluded_negatives`` the share of documents that are no negatives, as copies
-    of the positive or by the margin, since the line before. This figure and those of a NormMonitor
-    reach Weights & Biases, TensorBoard and others. ``st-magnitude train`` makes the call.
+    The log shows as ``excluded_negatives`` the share of documents that are no negatives, since the
+    line before. This figure and those of a NormMonitor reach Weights & Biases and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.

@@ -44,10 +44,9 @@ class NormMonitor(TrainerCallback):
     first column whose own text of the second column scores highest in the batch.
 
     Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts
-    of each. A loss that embeds in another order has the one role ``all``. Under gradient
-    accumulation the last micro-batch is measured, and with several processes the texts of the first
-    one. It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean
-    cosine is above 0.99.
+    of each. A loss that embeds in another order has the one role ``all``. The last micro-batch is
+    measured, of the first process. It warns once if the mean norm of a role is below 1e-4 or not
+    finite, and once if its mean cosine is above 0.99.
 
     Args:
         loss: The Trainer's loss, or its dict of losses. Not needed in a loop of your own.

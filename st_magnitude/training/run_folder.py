@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,11 +51,6 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint has its state, which is written last."""
     return "global_step" in _json_of(checkpoint / "trainer_state.json")
-
-
-def remove_checkpoints(output: Path) -> None:
-    """Removes the checkpoints of a run and its record."""
-    shutil.rmtree(output / WORK, ignore_errors=True)
 
 
 def check_same_run(output: Path, settings: Mapping[str, object]) -> None:

@@ -99,7 +99,7 @@ def warmed_lm(seed: int, v_norm: bool, max_steps: int = 2000) -> PreTrainedModel
     for _ in range(max_steps):
         batch = tokens([text for _ in range(GROUPS) for text in group(rng)], return_tensors="pt")
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        _, h = two_streams(lm, ids, Neighbours.of(given, v_norm=v_norm))
+        _, h = two_streams(lm, ids, Neighbours(given, v_norm=v_norm))
         loss = next_token_loss(lm, h, ids, mask)
         optimizer.zero_grad()
         loss.backward()
