@@ -121,7 +121,6 @@ def canonical(text: str) -> str:
     Case, width and composition of letters (NFKC), spaces, punctuation and what nothing shows do not
     count. Symbols do, such as + and #, and what makes another number: the sign and the decimal
     point before a digit, unless a letter stands before it, and exponents, which are spelled with ^.
-    A text without anything else is kept.
 
     Example:
         >>> canonical("Hello,  World?"), canonical("C++"), canonical("?!")
@@ -248,10 +247,8 @@ def other_spelling(key: object, known: Iterable[str]) -> str:
 
 
 def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str, str, str, str]]:
-    """Place, query, document and score of every line.
-
-    The first line is a header if none of its columns is a number and the first is no query.
-    """
+    """Place, query, document and score of every line. The first line is a header if none of its
+    columns is a number and the first is no query."""
     width = 0
     for where, line in _lines(path):
         try:

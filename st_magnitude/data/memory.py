@@ -83,11 +83,11 @@ def _give(model: SentenceTransformer, keys: Keys) -> None:
 
 
 def read_by(model: SentenceTransformer | str) -> Keys:
-    """The keys of the texts that a model was trained on, in rising order, as far as it is known.
+    """The keys of the texts that a model, or that of a folder, was trained on, in rising order.
 
     `remember` and `st_magnitude.load` give them to a model. One that sentence-transformers has
     loaded is known by the folder of its transformer, and a static table not at all: if its card
-    says that it was trained, there is a warning. A model can also be the path of its folder.
+    says that it was trained, there is a warning.
     """
     if isinstance(model, str):
         return _read(Path(model, MEMORY))

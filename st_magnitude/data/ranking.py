@@ -54,14 +54,8 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         found: Iterable[tuple[NDArray[np.int64], Floats]],
         k: int,
     ) -> Ranking:
-        """The ranking of positions and scores, in any order, of each query.
-
-        The document that is the query itself and scores of -inf are left out, and so is what comes
-        after the first k.
-
-        Raises:
-            ValueError: If a score is nan.
-        """
+        """The first k of positions and scores, in any order, of each query, without the document
+        that is the query itself and scores of -inf. A score of nan raises a ValueError."""
         columns = np.full((len(query_ids), k), -1)
         scores = np.full((len(query_ids), k), -np.inf)
         for row, (query, (places, values)) in enumerate(zip(query_ids, found, strict=True)):
@@ -101,11 +95,8 @@ class Ranking(Mapping[str, Mapping[str, float]]):
     def of_run(
         cls, data: RetrievalData, run: Mapping[str, Mapping[str, float]], k: int = 100
     ) -> Ranking:
-        """The ranking of a run, of any search engine, for the answered queries of the data.
-
-        Raises:
-            ValueError: If a score is nan, or a document is not in the corpus.
-        """
+        """The ranking of a run, of any search engine, for the answered queries of the data. A score
+        of nan, or a document that is not in the corpus, raises a ValueError."""
 
         def found(query: str) -> tuple[NDArray[np.int64], Floats]:
             scored = run.get(query, {})

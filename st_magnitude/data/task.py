@@ -125,11 +125,8 @@ class EncodedTask:
         return [Ranking.of_rows(self.data, ids, c.numpy(), s.numpy(), k) for c, s in found]
 
     def scores(self, columns: Tensor) -> Tensor:
-        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU.
-
-        The document that is the query itself scores -inf. Scores have the digits of float32 and the
-        range of float64.
-        """
+        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU, with
+        the digits of float32. The document that is the query itself scores -inf."""
         similarity = Similarity(*self.similarity.exponents)  # plain numbers
         columns = columns.to(self.documents.device)
         rows = max(1, TILE // max(1, columns.shape[1] * self.documents.shape[1]))
@@ -204,10 +201,8 @@ def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
 
 
 def rank(scores: Tensor, k: int) -> Tensor:
-    """Columns of the k best scores of each row, best first: (n, m) -> (n, min(k, m)).
-
-    Ties go to the lower column.
-    """
+    """Columns of the k best scores of each row, best first, and of equal ones the lower column:
+    (n, m) -> (n, min(k, m))."""
     k = min(k, scores.shape[1])
     values, indices = scores.topk(k, dim=1)
     # topk leaves open which of several equal scores it takes, and in which order.

@@ -94,8 +94,7 @@ def bm25_run(
         idf_t = log(1 + (N - n_t + 1/2) / (n_t + 1/2))
 
     Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number
-    of documents with t, N the number of all documents, k1 = 1.5 and b = 0.75, as in mteb. A ranking
-    has no documents without a word of the query.
+    of documents with t, N the number of all documents, k1 = 1.5 and b = 0.75, as in mteb.
 
     Args:
         top_k: Number of documents for each query.

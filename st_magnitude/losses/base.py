@@ -101,10 +101,9 @@ class EmbeddingLoss(nn.Module):
     count: they would grow where positives shrink. The gradient of the means reaches the embeddings.
     The size is 1 for cosine, whose scale is ``unit``.
 
-    A loss that learns from norms removes ``Normalize`` from the end of the model, and says so.
-    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
-    model to ``model``, which the loss prepares as it did the first one. The wrappers of DDP and
-    torch.compile around the same model change nothing.
+    A new model that sentence-transformers' Trainer assigns to ``model``, with ``model_init`` and in
+    a hyperparameter search, is prepared as the first one was. The wrappers of DDP and torch.compile
+    around the same model change nothing.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant
         for norms of 1.

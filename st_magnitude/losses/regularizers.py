@@ -54,10 +54,7 @@ class Penalties(nn.ModuleDict):
 
     The name is the attribute ``name``, or the name of the function or class in snake case:
     ``sigreg``, ``sigreg_2``. A name that the log has for something else is numbered too:
-    ``infonce_2``. MagnitudeRankingLoss says what a regularizer is.
-
-    Raises:
-        TypeError: If something else is given.
+    ``infonce_2``.
     """
 
     def __init__(self, regularizers: Iterable[Regularizer | tuple[Regularizer, float]]) -> None:

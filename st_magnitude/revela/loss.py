@@ -95,8 +95,6 @@ class RevelaLoss(nn.Module):
         ValueError: If the language model is not supported, an argument is out of range, or
             sentence-transformers is older than 6.2; at a batch, if its rows are not groups.
 
-    docs/revela.md explains the figures that RevelaTrainer logs. Losses and gains are in nats.
-
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
 
