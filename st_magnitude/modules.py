@@ -127,9 +127,9 @@ class ExponentNorm(Module):
             self._was_saved = True
             logger.warning(
                 "The model ends in ExponentNorm of st_magnitude: load it with st_magnitude.load."
-                " For stock modules, which load anywhere, round its document exponent of %.3g:"
-                " calibrate_exponent(model, dev) says to which end and what it costs.",
-                self.gamma_document,
+                " For stock modules, which load anywhere, round its document exponent of"
+                f" {self.gamma_document:.3g}: calibrate_exponent(model, dev) says to which end and"
+                " what it costs."
             )
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)

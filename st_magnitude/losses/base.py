@@ -85,11 +85,10 @@ def check_weights(model: nn.Module, name: str, engine: str | None = None) -> Non
     half = half_weights(model)
     if half and engine is None:  # an engine keeps float32 copies of weights
         logger.warning(
-            "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
-            " they were. Call model.float() before you build the loss (for LoRA, cast the"
-            " adapter alone), and train with bf16=True in the training arguments for speed.",
-            name,
-            str(half[0].dtype).removeprefix("torch."),
+            f"{name} trains weights in {str(half[0].dtype).removeprefix('torch.')}, which small"
+            " steps hardly change: at 2e-5 most stay what they were. Call model.float() before you"
+            " build the loss (for LoRA, cast the adapter alone), and train with bf16=True in the"
+            " training arguments for speed."
         )
 
 
@@ -157,10 +156,9 @@ class EmbeddingLoss(nn.Module):
         if normalizes and not self._has_removed_normalize:
             self._has_removed_normalize = True
             logger.warning(
-                "%s has removed Normalize from the end of the model, which is scored by %s from now"
-                ' on; stm.prepare(model, "cosine") puts it back.',
-                self.name,
-                model.similarity_fn_name,
+                f"{self.name} has removed Normalize from the end of the model, which is scored by"
+                f" {model.similarity_fn_name} from now on;"
+                ' stm.prepare(model, "cosine") puts it back.'
             )
 
     def check_model(self) -> None:
@@ -227,15 +225,11 @@ class EmbeddingLoss(nn.Module):
         saved = float(model.similarity_fn_name == "cosine") if norm is None else norm.gamma_document
         if not math.isclose(document, saved, abs_tol=1e-6):
             logger.warning(
-                "%s trains with a document exponent of %.3g, but the model is saved for an exponent"
-                " of %.3g, so it will not score as this loss trains it. Give all losses of a"
-                " Trainer the same similarity, and call stm.prepare(model, Similarity(%.3g, %.3g))"
-                " before you build them.",
-                self.name,
-                document,
-                saved,
-                query,
-                document,
+                f"{self.name} trains with a document exponent of {document:.3g}, but the model is"
+                f" saved for an exponent of {saved:.3g}, so it will not score as this loss trains"
+                " it. Give all losses of a Trainer the same similarity, and call"
+                f" stm.prepare(model, Similarity({query:.3g}, {document:.3g})) before you build"
+                " them."
             )
 
     def check_engine(self, engine: str | None) -> None:
@@ -311,12 +305,8 @@ class EmbeddingLoss(nn.Module):
                 f" {width}. Choose dims in 1..{width}."
             )
         logger.warning(
-            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a"
-            " term with dim=%d.",
-            self.name,
-            width,
-            longest,
-            width,
+            f"No term of {self.name} compares all {width} dimensions, so those beyond {longest} are"
+            f" not trained. Add a term with dim={width}."
         )
 
     def by_mean_norms(
@@ -402,9 +392,8 @@ class FiniteWatch:
         if found:
             self._has_warned = True
             logger.warning(
-                "%s is not finite: nan or infinity is in %s. If a text column is named, look for"
-                " empty or damaged texts in it, a learning rate that is too high, or an overflow in"
-                " float16; else look at the regularizers and the scale.",
-                self.name,
-                ", ".join(found),
+                f"{self.name} is not finite: nan or infinity is in {', '.join(found)}. If a text"
+                " column is named, look for empty or damaged texts in it, a learning rate that is"
+                " too high, or an overflow in float16; else look at the regularizers and the"
+                " scale."
             )

@@ -139,13 +139,11 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         if any(not SATURATED < gamma < 1 - SATURATED for gamma in reached):
             self._has_warned = True
             logger.warning(
-                "Exponents of LearnableNormLoss have reached (%.4f, %.4f): at 0 and 1 they no"
-                " longer learn. The loss multiplies the rate of the optimizer for them by %g, so"
-                " give them no parameter group with a higher rate of its own. If you have not, fix"
-                " them: MagnitudeRankingLoss(model, stm.Similarity(%.0f, %.0f)).",
-                *reached,
-                norm.gain,
-                *reached,
+                f"Exponents of LearnableNormLoss have reached ({reached[0]:.4f}, {reached[1]:.4f}):"
+                " at 0 and 1 they no longer learn. The loss multiplies the rate of the optimizer"
+                f" for them by {norm.gain:g}, so give them no parameter group with a higher rate of"
+                " its own. If you have not, fix them: MagnitudeRankingLoss(model,"
+                f" stm.Similarity({reached[0]:.0f}, {reached[1]:.0f}))."
             )
 
     def get_log(self) -> dict[str, float]:

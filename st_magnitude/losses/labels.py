@@ -90,10 +90,8 @@ class LabelRule:
         if is_first:
             self._value = value
             logger.warning(
-                "Labels that are all %g say nothing to %s, which trains every pair as relevant, as"
-                " MultipleNegativesRankingLoss does.",
-                value,
-                self.name,
+                f"Labels that are all {value:g} say nothing to {self.name}, which trains every pair"
+                " as relevant, as MultipleNegativesRankingLoss does."
             )
 
     def fields(

@@ -57,9 +57,8 @@ class FalseNegatives:
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0:
             logger.warning(
-                "margin=%s leaves out every negative that the model ranks above the positive, from"
-                " which it should learn. Use a negative margin, such as -0.1.",
-                margin,
+                f"margin={margin} leaves out every negative that the model ranks above the"
+                " positive, from which it should learn. Use a negative margin, such as -0.1."
             )
         if margin is None and keep_explicit_negatives:
             raise InputError(
@@ -173,15 +172,13 @@ class FalseNegatives:
         empty, share = self._first.mean(dim=1).tolist()
         if empty or share > MOST:
             logger.warning(
-                "%d of %d queries of the first batch have no negative and learn nothing; %.0f %% of"
-                " the documents are no negatives: they have the text of the positive, as far as the"
-                " model reads, are the query itself, score above the margin (margin=%s), or belong"
-                " to the same query (same_text='exclude'). Look at max_seq_length, long prompts,"
-                " words that the tokenizer does not know, and the size of the batch.",
-                round(empty * self._first.shape[1]),
-                self._first.shape[1],
-                100 * share,
-                self.margin,
+                f"{round(empty * self._first.shape[1])} of {self._first.shape[1]} queries of the"
+                f" first batch have no negative and learn nothing; {100 * share:.0f} % of the"
+                " documents are no negatives: they have the text of the positive, as far as the"
+                " model reads, are the query itself, score above the margin"
+                f" (margin={self.margin}), or belong to the same query (same_text='exclude'). Look"
+                " at max_seq_length, long prompts, words that the tokenizer does not know, and the"
+                " size of the batch."
             )
 
     def share_without_negatives(self, model: nn.Module, columns: Sequence[Features]) -> float:

@@ -118,13 +118,11 @@ class DocumentPrior:
             unknown = log_q[0] == log_q[0].new_full((), self._positives.floor)
             if (number := int(unknown.sum())) > len(unknown) / 10:
                 logger.warning(
-                    "The prior does not contain %d of the %d positives of the first batch, and"
-                    " takes them for the rarest. Make it from the same data, with the"
-                    " max_seq_length of the training (also max_length of the training arguments)"
-                    " and with the prompt of the documents: DocumentPrior.from_texts(model, texts,"
-                    " prompt=...).",
-                    number,
-                    len(unknown),
+                    f"The prior does not contain {number} of the {len(unknown)} positives of the"
+                    " first batch, and takes them for the rarest. Make it from the same data, with"
+                    " the max_seq_length of the training (also max_length of the training"
+                    " arguments) and with the prompt of the documents:"
+                    " DocumentPrior.from_texts(model, texts, prompt=...)."
                 )
         return log_q
 

@@ -56,11 +56,9 @@ class SimilarityMSELoss(EmbeddingLoss):
         query, document = self.similarity.exponents
         if query != document:
             logger.warning(
-                "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b)"
-                " != s(b, a). That does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use"
-                " cosine or dot.",
-                self.name,
-                self.similarity,
+                f"{self.name} with {self.similarity}: one text of a pair keeps its norm and the"
+                " other does not, so s(a, b) != s(b, a). That does not suit a symmetric task"
+                " (arXiv 2602.09229, Cor. 6.1). Use cosine or dot."
             )
         self.prepare_model()
 
@@ -87,9 +85,8 @@ class SimilarityMSELoss(EmbeddingLoss):
             )
         if not self._has_begun and (largest := labels.abs().max().item()) > 1:
             logger.warning(
-                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]. Divide the scores"
-                " by their range (STS-B: by 5).",
-                largest,
+                f"Scores reach {largest:.3g}, but calibrated similarities lie in [-1, 1]. Divide"
+                " the scores by their range (STS-B: by 5)."
             )
         self.start()
         a, (b,) = self.by_mean_norms(a, [b], self.similarity)

@@ -56,7 +56,7 @@ def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
         found = _embeddings(saved, read)
     except Exception as error:
         if "trust_remote_code" in str(error):
-            logger.warning("The saved model was not compared: %s", error)
+            logger.warning(f"The saved model was not compared: {error}")
             return
         raise InputError(
             f"The saved model cannot be loaded again ({type(error).__name__}: {error}). {remedy}"

@@ -119,12 +119,10 @@ def warn_of_unused_prompt(model: SentenceTransformer) -> None:
     meant = [name for name in _DOCUMENT_PROMPTS if model.prompts.get(name)]
     if meant and not prompt_of(model, "document"):
         logger.warning(
-            "The model has the prompt %r for documents under the name %r, but encode_document takes"
-            " the one named 'document', which is empty: documents are encoded without a prompt. If"
-            " the model needs it, set model.prompts['document'] = model.prompts[%r].",
-            model.prompts[meant[0]],
-            meant[0],
-            meant[0],
+            f"The model has the prompt {model.prompts[meant[0]]!r} for documents under the name"
+            f" {meant[0]!r}, but encode_document takes the one named 'document', which is empty:"
+            " documents are encoded without a prompt. If the model needs it, set"
+            f" model.prompts['document'] = model.prompts[{meant[0]!r}]."
         )
 
 

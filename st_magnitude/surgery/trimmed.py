@@ -208,10 +208,8 @@ class _Steps:
         for name in ("weight_decay", "lambd"):  # the second one is ASGD's
             if any(group.get(name) for group in optimizer.param_groups):
                 logger.warning(
-                    "%s does not shrink the %s rows of the word table that no training text uses"
-                    " (trimmed_vocabulary).",
-                    name,
-                    f"{self.whole[0] - len(self.kept):,}",
+                    f"{name} does not shrink the {self.whole[0] - len(self.kept):,} rows of the"
+                    " word table that no training text uses (trimmed_vocabulary)."
                 )
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:

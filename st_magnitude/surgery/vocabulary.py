@@ -132,7 +132,7 @@ def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
         if not isinstance(table, nn.Embedding | nn.EmbeddingBag) or not table.weight.requires_grad:
             continue
         if reason := _why_whole(table, parts, trainer):
-            logger.warning("The word table is trained whole: %s.", reason)
+            logger.warning(f"The word table is trained whole: {reason}.")
         else:
             tables.append(table)
     return tables

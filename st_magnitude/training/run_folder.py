@@ -34,7 +34,7 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
     checkpoints = sorted(folders, key=lambda path: int(path.name.split("-")[1]))
     found = [path for path in checkpoints if is_complete(path)]
     if torn := [path.name for path in checkpoints if path not in found]:
-        logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
+        logger.warning(f"Ignoring incomplete checkpoints: {', '.join(torn)}.")
     if found and not resume:
         raise FileExistsError(
             f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with"
@@ -44,7 +44,7 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
         check_same_run(output, settings)
         return found[-1]
     if resume:
-        logger.warning("There is no checkpoint in %s: training starts anew.", work)
+        logger.warning(f"There is no checkpoint in {work}: training starts anew.")
     return None
 
 
