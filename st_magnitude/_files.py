@@ -141,7 +141,6 @@ def is_moving(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file or a folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -153,7 +153,6 @@ def check_layout(folder: Path, split: str) -> None:
 
 
 def read_texts(path: Path, of_queries: bool = False) -> dict[str, str]:
-    """Reads a .jsonl file: id -> text, without empty texts."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
         key, text = _id_and_text(row, where, of_queries)
@@ -216,7 +215,6 @@ def read_qrels(
 
 
 def write_texts(path: Path, texts: Mapping[str, str]) -> None:
-    """Writes a .jsonl file of id -> text."""
     with written(path) as file:
         for key, text in texts.items():
             file.write(json.dumps({"_id": key, "text": text}, ensure_ascii=False) + "\n")

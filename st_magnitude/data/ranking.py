@@ -238,7 +238,6 @@ def ndcg(gains: ArrayLike, relevant: Iterable[Collection[int]], k: int = 10) -> 
 
 
 def _discounts(number: int) -> Floats:
-    """The discounts of the first ranks."""
     return 1 / np.log2(np.arange(2, number + 2))
 
 

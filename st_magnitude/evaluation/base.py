@@ -143,7 +143,6 @@ class SearchEvaluator(SentenceEvaluator):
         return found
 
     def report(self, metrics: dict[str, float]) -> str:
-        """The text for the log."""
         return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
 
     def __call__(  # type: ignore[override]

@@ -148,7 +148,6 @@ class CompressionEvaluator(SearchEvaluator):
         self.per_query: dict[Format, NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """Encodes and fills the grid."""
         known = refuse_other_models(model, "A measurement").get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
             raise InputError(
@@ -164,7 +163,6 @@ class CompressionEvaluator(SearchEvaluator):
         return metrics
 
     def report(self, metrics: dict[str, float]) -> str:
-        """The table of the cells."""
         return str(summary(self.cells))
 
 
@@ -192,7 +190,6 @@ def search_formats(
 
 
 def cells_of(found: Mapping[Format, Ranking]) -> list[CompressionCell]:
-    """A cell for each result of `search_formats`."""
     full = next(iter(found.values()))
     cells = []
     for (dim, precision, rescoring), ranking in found.items():

@@ -50,8 +50,7 @@ def vectors_of(
         """The rows of these vectors, from values for them alone or for all pairs."""
         return given if len(given) == number else given[first : first + number]
 
-    def of_ids(given: Sequence[Ids]) -> Tensor | None:
-        """The columns of ids, (n, E)."""
+    def of_ids(given: Sequence[Ids]) -> Tensor | None:  # (n, E)
         found = [part_of(ids.queries if is_query else ids.documents) for ids in given]
         return torch.stack(found, dim=1) if found else None
 

@@ -137,7 +137,6 @@ class Teacher:
         self._has_begun = False
 
     def targets(self, labels: Tensor, ranks: Gathered) -> tuple[Rows, Rows]:
-        """``targets`` and ``targets_queries`` of a Batch."""
         if labels.ndim == 2:
             self._warn_of_sigmoid(labels)
             return self._of_scores(labels, ranks)

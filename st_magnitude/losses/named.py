@@ -27,7 +27,6 @@ class NamedLoss:
         return self.path_with_dims is not None
 
     def load(self, with_dims: bool = False) -> type[MagnitudeRankingLoss]:
-        """Imports the class."""
         path = self.path_with_dims if with_dims and self.path_with_dims else self.path
         module, name = path.split(".")
         found: type[MagnitudeRankingLoss] = getattr(import_module(f"{__package__}.{module}"), name)

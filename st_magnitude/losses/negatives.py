@@ -80,7 +80,6 @@ class FalseNegatives:
         self._vocabularies: dict[str | None, int] = {}  # of the columns of a task
 
     def texts(self, model: nn.Module, columns: Sequence[Features]) -> Texts:
-        """The keys of the texts of a batch that the model reads."""
         are_plain = all(map(is_plain_text, columns))
         if self.same_text == "keep":
             return Texts(are_plain=are_plain)

@@ -163,7 +163,6 @@ class _Frequencies:
 def _keys_of(
     model: SentenceTransformer, texts: list[str], prompt: str | None, task: str | None
 ) -> Tensor:
-    """The keys of the token ids of texts, (K,)."""
     keys = []
     for start in range(0, len(texts), 1024):
         features = model.preprocess(texts[start : start + 1024], prompt, task=task)

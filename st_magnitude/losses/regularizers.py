@@ -220,8 +220,7 @@ class SIGReg(nn.Module):
         mean: Tensor = (error @ weights).mean()
         return mean if self.statistic == "plain_mean" else number * mean
 
-    def _draw(self, x: Tensor, number: int) -> Tensor:
-        """The directions of this call, (D, K)."""
+    def _draw(self, x: Tensor, number: int) -> Tensor:  # (D, K)
         generator = None if torch.is_grad_enabled() else torch.Generator(x.device).manual_seed(0)
         shape = x.shape[1], number
         directions = torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)

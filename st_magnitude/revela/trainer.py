@@ -107,7 +107,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
         self.add_callback(_LanguageModelCallback(self))
 
     def lm_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the language model that are trained."""
         parameters = self.loss.lm.named_parameters()
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 

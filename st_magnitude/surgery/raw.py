@@ -57,7 +57,6 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
-    """The routes of a Router by name."""
     routes = router.sub_modules.items()
     return {name: route for name, route in routes if isinstance(route, nn.Sequential)}
 

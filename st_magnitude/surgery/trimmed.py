@@ -83,7 +83,6 @@ class Trimmed(nn.Module):
 
     @torch.no_grad()
     def write(self) -> None:
-        """Writes the kept rows into the whole table."""
         self.take_written()
         self.rows.whole.index_copy_(0, self.rows.kept, self.weight)
         self.rows.num_writes = num_writes(self.rows.whole)

@@ -106,7 +106,6 @@ def _unwrap(trainer: Any) -> None:
 
 
 def _modules(trainer: Trainer | None) -> list[nn.Module]:
-    """All modules of the losses of a Trainer."""
     losses = getattr(trainer, "loss", None)
     losses = losses.values() if isinstance(losses, dict) else [losses]
     return [part for loss in losses if isinstance(loss, nn.Module) for part in loss.modules()]
@@ -116,7 +115,6 @@ def _modules(trainer: Trainer | None) -> list[nn.Module]:
 
 
 def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
-    """The word tables of a model that can be trimmed."""
     found: list[Any] = []
     for part in model.modules():
         if isinstance(part, StaticEmbedding):

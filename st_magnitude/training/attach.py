@@ -60,7 +60,6 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
 
 def _check(trainer: Trainer) -> None:
-    """Refuses engines and data sets that the losses cannot train on."""
     losses = _losses_by_name(trainer)
     engine = engine_of_trainer(trainer)
     for loss in losses.values():
@@ -136,7 +135,6 @@ def refuse_lists(dataset: object, place: str) -> None:
 
 
 def refuse_missing_texts(dataset: Dataset, place: str) -> None:
-    """Refuses a column with a text that is None, by its first row."""
     columns = dataset.features.items()
     for name in (x for x, kind in columns if getattr(kind, "dtype", "") in TEXTS):
         texts = dataset.select_columns([name]).with_format("arrow")

@@ -94,7 +94,6 @@ def saved(
 
 
 def _json_of(file: Path) -> dict[str, object]:
-    """The content of a file, or nothing if it is missing or incomplete."""
     try:
         content: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -95,7 +95,6 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
 
 
 def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
-    """Calls `attach` and trains."""
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
