@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from st_magnitude._checks import INSTALL
-from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.raw import Model, unwrapped
 
 try:
     from open_clip.hf_model import HFTextEncoder
@@ -24,8 +24,6 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that
     ) from error
 
 logger = logging.getLogger(__name__)
-
-Model = TypeVar("Model", bound=nn.Module)
 
 # Where open_clip's models keep the last projection of each tower; the first that exists counts.
 _PROJECTIONS = {

@@ -28,8 +28,7 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
-_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_RUN = re.compile(f"([{_UNSPACED}]{{2,}})|([{_UNSPACED}]|[^{_UNSPACED}]+)")
 
 logger = logging.getLogger(__name__)
 _bar = partial(tqdm, disable=None, delay=2)
@@ -58,9 +57,8 @@ def words(text: str) -> list[str]:
     """
     spelled = unicodedata.normalize("NFKC", text).lower().translate(_SPACES)
     found: list[str] = []
-    for run in _RUN.findall(spelled):
-        is_unspaced = _IS_UNSPACED.match(run) and len(run) > 1
-        found += map("".join, pairwise(run)) if is_unspaced else run.split()
+    for unspaced, others in _RUN.findall(spelled):
+        found += map("".join, pairwise(unspaced)) if unspaced else others.split()
     return found
 
 

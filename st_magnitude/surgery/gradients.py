@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import InputError, InputTypeError, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
-from st_magnitude.surgery.raw import raw_producers, unwrapped
+from st_magnitude.surgery.raw import Model, raw_producers, unwrapped
 
 __all__ = ["GradScale", "attach_grad_scale", "cut_init", "grad_scale"]
 
@@ -24,8 +24,6 @@ SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as thi
 
 # logarithms and logits, not weights
 _NEVER_CUT = ("logit_scale", "logit_bias", "scaled_query_bias", "scaled_document_bias")
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
