@@ -68,7 +68,6 @@ def is_number(value: object, kind: type = Real) -> TypeGuard[float]:
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
-    """Checks that a value is one of a few choices."""
     if value not in choices:
         *first, last = map(repr, choices)
         raise InputError(f"{name} must be one of {', '.join(first)} and {last}; got {value!r}.")

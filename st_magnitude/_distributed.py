@@ -20,10 +20,8 @@ def num_ranks() -> int:
 
 
 def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
-    """Gathers the ``size`` whole numbers that the check returns on each rank.
-
-    Where it raises on one rank, all raise, because one alone would leave the others waiting.
-    """
+    """Gathers the ``size`` whole numbers that the check returns on each rank. Where it raises on
+    one rank, all raise, because one alone would leave the others waiting."""
     problem, numbers = None, [0] * (size + 1)
     try:
         numbers = [1, *check()]
@@ -61,10 +59,8 @@ def missing_passes(model: nn.Module, number: int) -> int:
 
 
 def engine_of(model: Any) -> str | None:
-    """The engine around a model: ``"FSDP"``, ``"DeepSpeed ZeRO-3"`` (or another stage), or None.
-
-    Classes are compared by name, because importing them takes long, or needs DeepSpeed.
-    """
+    """The engine around a model, by the names of classes, whose import takes long or needs
+    DeepSpeed: ``"FSDP"``, ``"DeepSpeed ZeRO-3"`` (or another stage), or None."""
     if type(model).__name__ == "DeepSpeedEngine":
         return f"DeepSpeed ZeRO-{model.zero_optimization_stage()}"
     classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}

@@ -19,10 +19,8 @@ _MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
 
 @contextmanager
 def written(path: str | Path) -> Iterator[TextIO]:
-    """Yields a text file, which gets its name when all of it is on the disk.
-
-    A file of that name is replaced, and its folder is made. See `refuse_foreign`.
-    """
+    """Yields a text file, which gets its name when all of it is on the disk. A file of that name is
+    replaced (see `refuse_foreign`), and its folder is made."""
     path = Path(path)
     refuse_foreign(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,11 +49,8 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def locked_folder(output: str | Path, first_rank_only: bool = True) -> Iterator[None]:
-    """Makes a folder and keeps other processes from writing to it within the block.
-
-    Of the processes of one distributed run, the first one locks, as only that one writes. The
-    system frees the lock when the process is killed.
-    """
+    """Makes a folder and keeps other processes from writing to it within the block. Of one
+    distributed run, the first process locks. The system frees the lock of a killed process."""
     if first_rank_only and os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -103,10 +98,10 @@ def refuse_used_folder(path: str | Path, overwrite: bool | None = None) -> None:
 def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]:
     """Yields a new folder inside of a folder, and moves its content there when the block ends.
 
-    A move takes no room on the disk. ``replace_all`` replaces the whole content of the folder;
-    without it nothing is replaced (FileExistsError), except files that a killed process has moved
-    there. The file ``last`` is moved last, but for config.json, without which no encoder loads.
-    After an error, the folder is as it was.
+    ``replace_all`` replaces the whole content of the folder; without it nothing is replaced
+    (FileExistsError), except files that a killed process has moved there. The file ``last`` is
+    moved last, but for config.json, without which no encoder loads. After an error, the folder is
+    as it was.
     """
     new = path / _NEW
     moving = path / _MOVING
@@ -114,7 +109,11 @@ def moved_in(path: Path, last: str, replace_all: bool = False) -> Iterator[Path]
     new.mkdir(parents=True)
     try:
         yield new
-        _finish(new)
+        mode = new.stat().st_mode & 0o666  # as new files have them; safetensors leaves them out
+        for file in filter(Path.is_file, new.rglob("*")):
+            file.chmod(mode)
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
         names = {file.name for file in new.iterdir()}
         old = [x for x in path.iterdir() if not x.name.startswith(OWN)]
         old = [x for x in old if replace_all or x.name in names]
@@ -144,22 +143,10 @@ def is_moving(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file or a folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _finish(folder: Path) -> None:
-    """Gives all files of a folder the permissions of new ones, which safetensors leaves out, and
-    waits until they are on the disk."""
-    mode = folder.stat().st_mode & 0o666
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(mode)
-            with file.open("rb+") as opened:
-                os.fsync(opened.fileno())
 
 
 @contextmanager

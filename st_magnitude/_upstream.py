@@ -1,9 +1,7 @@
 """Every private name of sentence-transformers, transformers and torch that this package relies on.
 
-Private names can move in any upstream release. They are collected here, each with the reason why no
-public name serves, and ``tests/test_upstream.py`` touches each of them, so such a release fails in
-one test whose message names what has moved. All other modules of the package use the functions
-below.
+Each has the reason why no public name serves, and ``tests/test_upstream.py`` touches it, so an
+upstream release that moves one fails in a test that names it.
 """
 
 from __future__ import annotations
@@ -34,11 +32,8 @@ from transformers import PreTrainedModel, Trainer
 
 
 def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str, Tensor]:
-    """Rows begin to end of the features of one text column.
-
-    A cached loss slices features as sentence-transformers' own cached losses do, flattened inputs
-    included. Those of a table are not sliced.
-    """
+    """Rows begin to end of the features of one text column, as sentence-transformers' own cached
+    losses slice them, flattened inputs included. Those of a table are not sliced."""
     return dict(features) if "offsets" in features else _create_minibatch(features, begin, end)
 
 
@@ -67,12 +62,9 @@ class CachedLoss(CachedLossMixin):
 
 @contextmanager
 def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
-    """Within the block, ``model.encode`` computes in this process only.
-
-    In an evaluator, the Trainer of several processes has the texts encoded by all of them, each
-    with its own copy of the model. The public way to prevent this is ``encode(device=...)``, which
-    every call would have to pass.
-    """
+    """Within the block, ``model.encode`` computes in this process only, and not in all of a
+    Trainer, each with its own copy of the model. The public way is ``encode(device=...)``, which
+    every call would have to pass."""
     shared = getattr(model, "_distributed_inference", None)  # releases below 6.2 have none
     model._distributed_inference = None
     try:
@@ -105,11 +97,9 @@ def card_text_of(model: SentenceTransformer) -> str:
 
 
 def tell_texts_by_numbers(sampler: NoDuplicatesBatchSampler, rows: Dataset) -> None:
-    """Gives a sampler a number for each different text.
-
-    It then makes the same batches without reading the rows one by one in every epoch. Its public
-    option for this, ``precompute_hashes``, starts processes that hash the texts.
-    """
+    """Gives a sampler a number for each different text: it makes the same batches without reading
+    the rows one by one in every epoch. Its public option for this, ``precompute_hashes``, starts
+    processes that hash the texts."""
     table = rows.with_format("arrow")[:]
     texts = pyarrow.chunked_array([part for column in table.columns for part in column.chunks])
     numbers = [np.asarray(part.indices) for part in texts.dictionary_encode().chunks]

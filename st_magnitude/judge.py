@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike
 
 from st_magnitude._checks import InputError
 
-__all__ = ["Difference", "judge", "norm_warning", "nothing_found", "warn_if_few"]
-
 logger = logging.getLogger(__name__)
 
 FEW_QUERIES = 50
@@ -83,8 +81,8 @@ def judge(
 ) -> Difference:
     """Judges a mean difference by an interval that also holds for few queries and few changes.
 
-    A bootstrap of queries that all stayed the same gives [0, 0]. This interval has one more query,
-    which lost everything for the lower end and won everything for the upper end:
+    The interval has one more query, which lost everything for the lower end and won everything for
+    the upper end:
 
         low, high = quantiles at 2.5 and 97.5 % of  w_1 x_1 + ... + w_n x_n -+ w_{n+1},
 
@@ -150,11 +148,10 @@ def nothing_found(*ndcg: float) -> str:
 
 
 def norm_warning(d: float, error: float, before: float = math.nan) -> str:
-    """The warning not to drop documents by their norm, in a few sentences; empty where d allows it.
+    """The warning not to drop documents by their norm; empty where d allows it.
 
-    The norm marks the wrong documents where the 95 % interval of d, d ± 1.96 · error, lies below 0.
-    Training has not taught it anything where d fell by more than 0.2, a small effect, and to below
-    its interval.
+    It comes where the 95 % interval of d, d ± 1.96 · error, lies below 0, or where training has
+    lowered d by more than 0.2, a small effect, and to below its interval.
 
     Args:
         d: `geometry.cohens_d` of document norms, relevant minus never-relevant; nan where it is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -25,12 +25,9 @@ class ExponentNorm(Module):
     (:func:`~st_magnitude.calibrate_exponent`). Inner products of its outputs are the scores of
     ``Similarity(gamma_query, gamma_document)``, so the model's ``similarity_fn_name`` is ``"dot"``.
 
-    ``encode_query`` and ``encode_document`` tell it the role; it treats text without a role (plain
-    ``encode``) as a document. It leaves its input in ``features["raw_embedding"]``, where losses
-    take it from.
-
-    With ``truncate_dim`` a prefix of the embedding is divided by a power of its own norm, as if the
-    embedding had been cut first, as losses train prefixes and evaluators score them.
+    It treats text without a role (plain ``encode``) as a document. It leaves its input in
+    ``features["raw_embedding"]``, where losses take it from. With ``truncate_dim`` a prefix is
+    divided by a power of its own norm, as losses train prefixes and evaluators score them.
 
     Args:
         gamma_query: Exponent of the query norm in [0, 1].
@@ -130,9 +127,9 @@ class ExponentNorm(Module):
             self._was_saved = True
             logger.warning(
                 "The model ends in ExponentNorm of st_magnitude: load it with st_magnitude.load."
-                " For stock modules, which load anywhere, round its document exponent of %.3g:"
-                " calibrate_exponent(model, dev) says to which end and what it costs.",
-                self.gamma_document,
+                " For stock modules, which load anywhere, round its document exponent of"
+                f" {self.gamma_document:.3g}: calibrate_exponent(model, dev) says to which end and"
+                " what it costs."
             )
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
@@ -153,18 +150,17 @@ class _CutFirst(dict[str, Any]):
     """Features in which a prefix of the divided embedding becomes that of the raw one, divided.
 
     ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
-    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That
-    would leave the prefix divided by a power of the norm of all dimensions.
-
-    All that it needs is among its items, and its constructor is that of dict: accelerate, which
-    converts the output of a model in half precision, makes a new one of the converted items.
+    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. All
+    that is needed is among the items: accelerate, which converts the output of a model in half
+    precision, makes a new dict of the converted ones.
     """
 
-    def __setitem__(self, name: str, value: object) -> None:
-        if name == "sentence_embedding" and _is_prefix(value, self.get(name)):
-            prefix = self["raw_embedding"][..., : value.shape[-1]]
-            query, document = self["exponents"][0]
-            value = _divided(prefix, Similarity(query, document), self["task"])
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "sentence_embedding" and isinstance(value, Tensor):
+            whole = self.get(name, value)
+            if value.data_ptr() == whole.data_ptr() and value.shape[-1] < whole.shape[-1]:
+                prefix = self["raw_embedding"][..., : value.shape[-1]]
+                value = _divided(prefix, Similarity(*self["exponents"][0]), self["task"])
         super().__setitem__(name, value)
 
 
@@ -172,13 +168,6 @@ def _divided(raw: Tensor, similarity: Similarity, role: str | None) -> Tensor:
     """Raw embeddings (n, D) as they enter the inner product, in their own precision."""
     side = similarity.query if role == "query" else similarity.document
     return side(raw).to(raw.dtype)
-
-
-def _is_prefix(value: object, embedding: object) -> TypeGuard[Tensor]:
-    """Whether a tensor is a view of the first dimensions of an embedding."""
-    if not (isinstance(value, Tensor) and isinstance(embedding, Tensor)):
-        return False
-    return value.data_ptr() == embedding.data_ptr() and value.shape[-1] < embedding.shape[-1]
 
 
 def _write_biases(

@@ -34,11 +34,8 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     ``test``.
 
     The document that is the query itself is left out of the results: mteb does so by id, so a query
-    that shares its id with another text is renamed. Of equal scores, such as those of copies, mteb
-    ranks the higher document id first, and this package the lower one.
-
-    Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never
-    gives an old score to changed data.
+    that shares its id with another text is renamed. Its name in MTEB's results is that of the data
+    and a hash of the contents. docs/evaluation.md has more.
     """
     contents = data.digest
     others = data.queries.keys() & data.corpus.keys() - data.own
@@ -74,11 +71,8 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
 
 
 def local_model(path: str | Path) -> EncoderProtocol:
-    """A model in a folder, as ``mteb.evaluate`` takes it.
-
-    Its name is ``local/FOLDER`` and its revision is a hash of weights and configuration, by which
-    mteb's cache tells models apart.
-    """
+    """A model in a folder, as ``mteb.evaluate`` takes it: its name is ``local/FOLDER``, and its
+    revision a hash of weights and configuration."""
     folder = Path(path).resolve()
     model = SentenceTransformerEncoderWrapper(_with_vocabulary(load(folder)))
     known = {"name": f"local/{_file_name(folder.name)}", "revision": _revision(folder)}

@@ -27,8 +27,7 @@ def evaluate_retrieval(
     Cohen's d of the magnitude paper (arXiv 2602.09229, Table 6).
 
     R@k is the share of queries with a relevant item among their k best; ties go to the lower
-    index. Queries without a relevant item are left out. For zero-shot classification, pass the
-    text features of the classes and ``ks=(1,)``: ``cosine_i2t_recall@1`` is the accuracy.
+    index. Queries without a relevant item are left out.
 
     Args:
         image_features: Raw image features, (n, D), as ``model.encode_image(images)`` gives them.
@@ -41,7 +40,6 @@ def evaluate_retrieval(
         ``{image,text}_{norm_mean,norm_cv,mean_cosine,isoscore}``; ``{image,text}_cohens_d`` of the
         norms of relevant items, once for each of their queries, minus those of the ten nearest
         irrelevant items of each query by cosine, left out where either group has fewer than two.
-        Over all pairs, d would be 0 where every item is relevant to equally many queries.
 
     Raises:
         ValueError: If shapes do not fit, no pair is relevant, relevant is not boolean, a cutoff is

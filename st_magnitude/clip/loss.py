@@ -46,8 +46,7 @@ class AsymmetricClipLoss(nn.Module):
         sym = (i2t + t2i) / 2
 
     It is called like ClipLoss, with raw features, as ``stm.clip.unnormalize(model)`` gives them.
-    With both sides normalised and direction "sym" it equals ClipLoss, whether or not the model
-    normalises. :func:`~st_magnitude.infonce` computes it, in float32 under autocast as well.
+    With both sides normalised and direction "sym" it equals ClipLoss.
 
     Args:
         image_norm: Whether images are divided by their norm. A number in [0, 1] is its exponent.
@@ -55,9 +54,8 @@ class AsymmetricClipLoss(nn.Module):
         direction: ``"i2t"``, which trains the norms of texts, ``"t2i"`` or ``"sym"``.
         regularizers: Functions that return a scalar, or pairs of a function and a weight. One with
             a method ``of_columns`` gets [images, texts], (B, D) each; others get one (2B, D).
-        gather_across_devices: Whether the features of all processes, B of each, are candidates.
-            Under DistributedDataParallel the gradient is then that of one process on the joined
-            batch, as with open_clip's ``local_loss=True, gather_with_grad=True``.
+        gather_across_devices: Whether the features of all processes, B of each, are candidates, as
+            with open_clip's ``local_loss=True, gather_with_grad=True``.
 
     Raises:
         ValueError: If an argument is out of range; at the first batch, if all norms are 1 on a side

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from st_magnitude._checks import INSTALL
-from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.raw import Model, unwrapped
 
 try:
     from open_clip.hf_model import HFTextEncoder
@@ -24,8 +24,6 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that
     ) from error
 
 logger = logging.getLogger(__name__)
-
-Model = TypeVar("Model", bound=nn.Module)
 
 # Where open_clip's models keep the last projection of each tower; the first that exists counts.
 _PROJECTIONS = {
@@ -110,8 +108,7 @@ def rescale_output(
 
         x -> x / mean|x|,   image and text embeddings each by its own mean over the probe
 
-    Cosines and rankings do not change, but logits do: with norms of 7 and 12 and open_clip's
-    initial logit_scale of 14.3 they are several hundred.
+    Cosines and rankings do not change, but logits do.
 
     Args:
         model: A CLIP or CustomTextCLIP of open_clip, whether it normalises or not.

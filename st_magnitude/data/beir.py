@@ -6,7 +6,7 @@
     queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
     qrels/<split>.tsv    query-id <tab> corpus-id <tab> score      score > 0: relevant
 
-TREC's four columns (query, iteration, document, score) are read as well. docs/cli.md has the rest.
+TREC's four columns (query, iteration, document, score) are read as well.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """
@@ -131,7 +131,6 @@ def canonical(text: str) -> str:
     Case, width and composition of letters (NFKC), spaces, punctuation and what nothing shows do not
     count. Symbols do, such as + and #, and what makes another number: the sign and the decimal
     point before a digit, unless a letter stands before it, and exponents, which are spelled with ^.
-    A text without anything else is kept.
 
     Example:
         >>> canonical("Hello,  World?"), canonical("C++"), canonical("?!")
@@ -166,7 +165,6 @@ def check_layout(folder: Path, split: str) -> None:
 
 
 def read_texts(path: Path, of_queries: bool = False) -> dict[str, str]:
-    """Reads a .jsonl file: id -> text, without empty texts."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
         key, text = _id_and_text(row, where, of_queries)
@@ -229,7 +227,6 @@ def read_qrels(
 
 
 def write_texts(path: Path, texts: Mapping[str, str]) -> None:
-    """Writes a .jsonl file of id -> text."""
     with written(path) as file:
         for key, text in texts.items():
             file.write(json.dumps({"_id": key, "text": text}, ensure_ascii=False) + "\n")
@@ -261,10 +258,8 @@ def other_spelling(key: object, known: Iterable[str]) -> str:
 
 
 def _judgments(path: Path, queries: Collection[str] = ()) -> Iterator[tuple[str, str, str, str]]:
-    """Place, query, document and score of every line.
-
-    The first line is a header if none of its columns is a number and the first is no query.
-    """
+    """Place, query, document and score of every line. The first line is a header if none of its
+    columns is a number and the first is no query."""
     width = 0
     for where, line in _lines(path):
         try:

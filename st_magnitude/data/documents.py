@@ -86,7 +86,6 @@ def files_of(path: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], list[Pa
 
 
 def as_document(row: object, where: str) -> Document:
-    """A string, or a mapping with a ``text``, as a document."""
     if isinstance(row, str):
         return {"text": row, "code": False}
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):

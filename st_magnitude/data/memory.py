@@ -1,12 +1,9 @@
 """The texts that a model has read, as hashes: no measurement may ask about them.
 
 They are in the folder of a training and of its checkpoints, and with every `save_pretrained` of a
-model that knows them. Neither `st_magnitude.export` nor a push to the hub takes them along:
-unsalted hashes tell everybody who guesses a text whether it was among those of the training, and a
-salt, which has to lie next to them, changes nothing about this. A filter with 1 % of false members
-does not either: a text that it knows is a hundred times as likely to be one of the training as
-before. It would also take a hundredth of all new queries from each measurement. So the hashes are
-exact, and stay in the house.
+model that knows them. Neither `st_magnitude.export` nor a push to the hub takes them along: hashes
+tell everybody who guesses a text whether it was among those of the training. A salt, which has to
+lie next to them, and a filter with false members change little about this.
 """
 
 from __future__ import annotations
@@ -86,21 +83,24 @@ def _give(model: SentenceTransformer, keys: Keys) -> None:
 
 
 def read_by(model: SentenceTransformer | str) -> Keys:
-    """The keys of the texts that a model was trained on, in rising order, as far as it is known.
+    """The keys of the texts that a model, or that of a folder, was trained on, in rising order.
 
     `remember` and `st_magnitude.load` give them to a model. One that sentence-transformers has
     loaded is known by the folder of its transformer, and a static table not at all: if its card
-    says that it was trained, there is a warning. A model can also be the path of its folder.
+    says that it was trained, there is a warning.
     """
     if isinstance(model, str):
         return _read(Path(model, MEMORY))
+    from transformers import PreTrainedModel
+
     from st_magnitude._upstream import card_text_of
     from st_magnitude.surgery.raw import unwrapped
 
     model = unwrapped(model)
     keys: Keys | None = getattr(model, "_texts_read", None)
     if keys is None:
-        keys = _read(*_folders(model))
+        parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+        keys = _read(*(Path(part.name_or_path, MEMORY) for part in parts if part.name_or_path))
         said = re.search(_TRAINED.format(0).replace("0", "[0-9,]+"), card_text_of(model))
         if said and not len(keys):
             logger.warning(
@@ -116,14 +116,6 @@ def are_read(texts: Collection[str], *models: SentenceTransformer | str) -> NDAr
     """Whether one of the models was trained on each text, (n,)."""
     known = np.concatenate([read_by(model) for model in models])
     return np.isin(keys_of(texts), known) if len(known) else np.zeros(len(texts), dtype=bool)
-
-
-def _folders(model: SentenceTransformer) -> list[Path]:
-    """Files in which transformers of a model may have their keys."""
-    from transformers import PreTrainedModel
-
-    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
-    return [Path(part.name_or_path, MEMORY) for part in parts if part.name_or_path]
 
 
 def save_memory(model: SentenceTransformer, folder: Path) -> None:

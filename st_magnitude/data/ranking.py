@@ -23,10 +23,9 @@ Floats = NDArray[np.float64]
 class Ranking(Mapping[str, Mapping[str, float]]):
     """The documents that a search found for each query, with their scores, the best first.
 
-    A model, BM25, the fusion of both and the run of another engine give one. As a mapping it is a
-    run, ``{query id: {document id: score}}``, which ir-measures, ranx and mteb take. ``after -
-    before`` is the `Difference` of nDCG@10. Equal scores rank by document id, the lower first;
-    trec_eval ranks the higher first.
+    As a mapping it is a run, ``{query id: {document id: score}}``, which ir-measures, ranx and mteb
+    take. ``after - before`` is the `Difference` of nDCG@10. Equal scores rank by document id, the
+    lower first; trec_eval ranks the higher first.
 
     Attributes:
         data: The queries, documents and judgments.
@@ -55,14 +54,8 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         found: Iterable[tuple[NDArray[np.int64], Floats]],
         k: int,
     ) -> Ranking:
-        """The ranking of positions and scores, in any order, of each query.
-
-        The document that is the query itself and scores of -inf are left out, and so is what comes
-        after the first k.
-
-        Raises:
-            ValueError: If a score is nan.
-        """
+        """The first k of positions and scores, in any order, of each query, without the document
+        that is the query itself and scores of -inf. A score of nan raises a ValueError."""
         columns = np.full((len(query_ids), k), -1)
         scores = np.full((len(query_ids), k), -np.inf)
         for row, (query, (places, values)) in enumerate(zip(query_ids, found, strict=True)):
@@ -102,11 +95,8 @@ class Ranking(Mapping[str, Mapping[str, float]]):
     def of_run(
         cls, data: RetrievalData, run: Mapping[str, Mapping[str, float]], k: int = 100
     ) -> Ranking:
-        """The ranking of a run, of any search engine, for the answered queries of the data.
-
-        Raises:
-            ValueError: If a score is nan, or a document is not in the corpus.
-        """
+        """The ranking of a run, of any search engine, for the answered queries of the data. A score
+        of nan, or a document that is not in the corpus, raises a ValueError."""
 
         def found(query: str) -> tuple[NDArray[np.int64], Floats]:
             scored = run.get(query, {})
@@ -248,7 +238,6 @@ def ndcg(gains: ArrayLike, relevant: Iterable[Collection[int]], k: int = 10) -> 
 
 
 def _discounts(number: int) -> Floats:
-    """The discounts of the first ranks."""
     return 1 / np.log2(np.arange(2, number + 2))
 
 

@@ -39,10 +39,9 @@ Judgments = Mapping[str, Collection[str] | Mapping[str, int]]
 class RetrievalData:
     """Queries, a corpus and judgments: the data that every measurement of this package takes.
 
-    A document with the id and the text of a query is the query itself, as in collections of
-    duplicate questions, unless it is judged for this query at any grade. It never counts for this
-    query: a search does not return it, and no row has it as a negative. Its text may have a title
-    before the query's.
+    A document with the id and the text of a query is the query itself, unless it is judged for this
+    query at any grade. It never counts for this query: a search does not return it, and no row has
+    it as a negative. Its text may have a title before the query's.
 
     Args:
         queries: Query id -> text.
@@ -267,9 +266,8 @@ class RetrievalData:
     def unread_by(self, *models: SentenceTransformer | str) -> RetrievalData:
         """The same data without the queries that one of the models was trained on.
 
-        `encode` does this for one model; models that are compared need the same queries. A query
-        also counts as read if it was a document of a training row. The log says how many are left
-        out.
+        `encode` does this for one model. A query also counts as read if it was a document of a
+        training row. The log says how many are left out.
 
         Raises:
             AllReadError: If no query with a relevant document is left, a DataError.
@@ -334,8 +332,8 @@ class RetrievalData:
         """The embeddings of queries and corpus, with the similarity by which a search ranks.
 
         They are taken before a closing ExponentNorm, by ``encode_query`` and ``encode_document``.
-        Every measurement of this package takes them from here. Queries that the model was trained
-        on are left out (see `unread_by`), also of the ``data`` of the result.
+        Queries that the model was trained on are left out (see `unread_by`), also of the ``data``
+        of the result.
 
         Args:
             similarity: A Similarity or its name; by default the model's.
@@ -383,10 +381,9 @@ class RetrievalData:
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
         """Training rows, one for each pair of a query and a relevant document, in random order.
 
-        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n =
-        ``num_negatives``. The negatives of a row are distinct documents, drawn from the judged
-        negatives of the query and, if these are too few, from all documents that are not relevant
-        to it. No text of a row is held out (see `apart_from`).
+        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n``. The negatives
+        of a row are distinct documents, drawn from the judged negatives of the query and, if these
+        are too few, from all documents that are not relevant to it. No text of a row is held out.
 
         Raises:
             DataError: If no pair of a query and a relevant document is left, or the corpus has too

@@ -32,8 +32,7 @@ class NotFiniteError(InputError):
 class EncodedTask:
     """The embeddings of retrieval data, and the similarity by which a search compares them.
 
-    `RetrievalData.encode` makes one. ``dataclasses.replace`` gives the same task with other
-    embeddings or another similarity.
+    `RetrievalData.encode` makes one.
 
     Attributes:
         data: The queries, documents and judgments.
@@ -67,16 +66,11 @@ class EncodedTask:
         check_finite(self.queries, "query", self.query_ids)
         check_finite(self.documents, "document", self.data.document_ids)
 
-    def prefix(self, dim: int) -> EncodedTask:
-        """The same task with the first ``dim`` dimensions, whose norm the similarity divides by."""
-        return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
-
     def with_prior(self, log_p: Mapping[str, float], weight: float) -> EncodedTask:
         """The same task with weight · log p(d) added to all scores, as one more dimension.
 
-        A softmax over the documents of a batch divides by how often each is drawn; this restores
-        how often they are asked for. The queries are ``[q, 1]`` and the documents ``[d, weight ·
-        log p(d)]``, q and d divided by the similarity, so an index for inner products ranks alike.
+        The queries are ``[q, 1]`` and the documents ``[d, weight · log p(d)]``, q and d divided by
+        the similarity, so an index for inner products ranks alike (docs/prior.md).
 
         Args:
             log_p: Document id -> log p(d), such as `RetrievalData.log_prior` of training queries.
@@ -131,11 +125,8 @@ class EncodedTask:
         return [Ranking.of_rows(self.data, ids, c.numpy(), s.numpy(), k) for c, s in found]
 
     def scores(self, columns: Tensor) -> Tensor:
-        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU.
-
-        The document that is the query itself scores -inf. Scores have the digits of float32 and the
-        range of float64.
-        """
+        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU, with
+        the digits of float32. The document that is the query itself scores -inf."""
         similarity = Similarity(*self.similarity.exponents)  # plain numbers
         columns = columns.to(self.documents.device)
         rows = max(1, TILE // max(1, columns.shape[1] * self.documents.shape[1]))
@@ -160,12 +151,10 @@ def best_documents(
     (n, min(k, m)) each, on the CPU.
 
     Equal scores rank by column, the lower first. Products are summed in float64 and rounded to
-    float32, so equal documents have equal scores wherever in the matrix they stand. Very long or
-    short vectors rank as others do. ``own`` is the column of the query itself or -1, (n,), which
-    scores -inf.
+    float32, so equal documents have equal scores wherever in the matrix they stand. ``own`` is the
+    column of the query itself or -1, (n,), which scores -inf.
     """
-    # plain numbers
-    similarities = [Similarity(*similarity.exponents) for similarity in similarities]
+    similarities = [Similarity(*x.exponents) for x in similarities]  # plain numbers
     own = torch.full((len(queries),), -1) if own is None else own
     chunk = min(len(documents), TILE_WIDTH)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in similarities]
@@ -212,10 +201,8 @@ def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
 
 
 def rank(scores: Tensor, k: int) -> Tensor:
-    """Columns of the k best scores of each row, best first: (n, m) -> (n, min(k, m)).
-
-    Ties go to the lower column.
-    """
+    """Columns of the k best scores of each row, best first, and of equal ones the lower column:
+    (n, m) -> (n, min(k, m))."""
     k = min(k, scores.shape[1])
     values, indices = scores.topk(k, dim=1)
     # topk leaves open which of several equal scores it takes, and in which order.

@@ -21,8 +21,6 @@ from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
-__all__ = ["SearchEvaluator", "SearchOptions"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -44,9 +42,8 @@ class SearchEvaluator(SentenceEvaluator):
     """Base class of the retrieval evaluators, with the arguments that they share.
 
     A document with the id and the text of a query is the query itself and does not count for it.
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a
-    closing ExponentNorm. The keys of the metrics have the prefix ``"{name}_"`` if there is a name,
-    so in the Trainer ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is
+    The keys of the metrics have the prefix ``"{name}_"`` if there is a name, so in the Trainer
+    ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is
     ``{Kind}_evaluation_{name}_results.csv``.
 
     A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements
@@ -68,7 +65,7 @@ class SearchEvaluator(SentenceEvaluator):
 
     Attributes:
         queries_ids: Ids of the queries that count: after a call, without those on which the model
-            was trained by this package, about which the log has a line.
+            was trained.
         per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
@@ -146,7 +143,6 @@ class SearchEvaluator(SentenceEvaluator):
         return found
 
     def report(self, metrics: dict[str, float]) -> str:
-        """The text for the log."""
         return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
 
     def __call__(  # type: ignore[override]

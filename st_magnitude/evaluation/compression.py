@@ -25,8 +25,6 @@ from st_magnitude.result import Table
 from st_magnitude.similarity import DOT
 from st_magnitude.surgery.raw import refuse_other_models
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "recommended", "summary"]
-
 Format = tuple[int, str, str]  # (dim, precision, rescoring)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
@@ -79,8 +77,7 @@ class CompressionEvaluator(SearchEvaluator):
       lowest and highest value of each dimension in this corpus.
     - rabitq: q · d' + c · (d - d'), where c is the mean of the corpus and d' is d from one bit for
       each dimension: with a random rotation R and r = R (d - c), d' = c + R^T sign(r) |r|^2 /
-      |r|_1. The length and the second summand of every document are stored next to its bits, so its
-      norm counts.
+      |r|_1. Length and second summand are stored next to the bits, so the norm counts.
     - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0.
       Rescored: the best ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d.
       Where the similarity keeps document magnitude (gamma_document < 1), ``"norm"`` multiplies this
@@ -94,8 +91,7 @@ class CompressionEvaluator(SearchEvaluator):
       and ``binary_{dim}_norm_rescored_...``.
 
     Args:
-        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D
-            in float32 is always measured, because retention refers to it.
+        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth.
         precisions: Some of ``"float32"``, ``"int8"``, ``"rabitq"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring.
 
@@ -152,7 +148,6 @@ class CompressionEvaluator(SearchEvaluator):
         self.per_query: dict[Format, NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """Encodes and fills the grid."""
         known = refuse_other_models(model, "A measurement").get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
             raise InputError(
@@ -168,7 +163,6 @@ class CompressionEvaluator(SearchEvaluator):
         return metrics
 
     def report(self, metrics: dict[str, float]) -> str:
-        """The table of the cells."""
         return str(summary(self.cells))
 
 
@@ -196,7 +190,6 @@ def search_formats(
 
 
 def cells_of(found: Mapping[Format, Ranking]) -> list[CompressionCell]:
-    """A cell for each result of `search_formats`."""
     full = next(iter(found.values()))
     cells = []
     for (dim, precision, rescoring), ranking in found.items():
@@ -214,7 +207,7 @@ def recommended(
     cells: Sequence[CompressionCell], tolerance: float = TOLERANCE
 ) -> tuple[CompressionCell, str]:
     """The smallest cell that clearly costs no more than a share of nDCG@10, or the one that comes
-    nearest to it, and a sentence on what to store; the first cell is the whole embedding.
+    nearest to it, and a sentence on what to store.
 
     Example:
         >>> whole = CompressionCell(256, "float32", "none", 1024, 0.9, 1.0, judge([0.0] * 900))
@@ -295,11 +288,8 @@ def search_compressed(
 
 def _best(found: Ranking, scores: Array) -> Ranking:
     """The ten best documents of a ranking by other scores of its first documents, (n, k)."""
-    width = scores.shape[1]
-    order = np.lexsort((found.columns[:, :width], -scores), axis=1)
-    columns = np.take_along_axis(found.columns[:, :width], order, axis=1)
-    scores = np.take_along_axis(scores, order, axis=1)
-    return Ranking.of_rows(found.data, found.query_ids, columns, scores, 10)
+    rows = zip(found.columns[:, : scores.shape[1]], scores, strict=True)
+    return Ranking.of(found.data, found.query_ids, rows, 10)
 
 
 def _signs(embeddings: Tensor) -> Tensor:

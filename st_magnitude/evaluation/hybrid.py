@@ -1,12 +1,7 @@
-"""Hybrid retrieval: BM25 and embeddings, fused by rank.
-
-A run is ``{query id: {document id: score}}``, best documents first: the format of ir-measures, ranx
-and mteb, which read and write files of it. A `Ranking` is one.
-"""
+"""Hybrid retrieval: BM25 and embeddings, fused by rank."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -14,17 +9,12 @@ from sentence_transformers import SentenceTransformer
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError, at_least
-from st_magnitude.data.beir import other_spelling
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.lexical import bm25_run
 
-__all__ = ["HybridEvaluator", "bm25_run", "reciprocal_rank_fusion"]
-
 Run = dict[str, dict[str, float]]
-
-logger = logging.getLogger(__name__)
 
 
 def reciprocal_rank_fusion(
@@ -34,11 +24,10 @@ def reciprocal_rank_fusion(
 
         score(d) = sum_r  1 / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
 
-    Equal scores rank by document id, the lower first, as in sentence-transformers; trec_eval ranks
-    the higher first.
+    Equal scores rank by document id, the lower first, as in sentence-transformers.
 
     Args:
-        runs: Runs, where a higher score is better.
+        runs: Runs, ``{query id: {document id: score}}``, where a higher score is better.
         k: Constant that damps the weight of the first ranks.
         top_k: Number of documents to keep for each query; all by default.
 
@@ -125,13 +114,6 @@ class HybridEvaluator(SearchEvaluator):
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
             raise InputError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
-            )
-        named = {document for query in self.queries_ids for document in run.get(query, ())}
-        if unknown := sorted(named - self.task.corpus.keys(), key=str):
-            raise InputError(
-                f"bm25 has {len(unknown):,} documents that are not in the corpus, such as"
-                f" {unknown[0]!r}{other_spelling(unknown[0], self.task.corpus)}: give them the ids"
-                " of the corpus, as strings."
             )
         self.runs = {"bm25": Ranking.of_run(self.task, run, top_k)}
 

@@ -19,8 +19,6 @@ from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["TOKENS", "LexicalIndex", "bm25_run"]
-
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 GRAM = 4  # characters
 LARGE = 100_000  # documents, from which on bm25s shows its progress
@@ -30,8 +28,7 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
-_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_RUN = re.compile(f"([{_UNSPACED}]{{2,}})|([{_UNSPACED}]|[^{_UNSPACED}]+)")
 
 logger = logging.getLogger(__name__)
 _bar = partial(tqdm, disable=None, delay=2)
@@ -60,9 +57,8 @@ def words(text: str) -> list[str]:
     """
     spelled = unicodedata.normalize("NFKC", text).lower().translate(_SPACES)
     found: list[str] = []
-    for run in _RUN.findall(spelled):
-        is_unspaced = _IS_UNSPACED.match(run) and len(run) > 1
-        found += map("".join, pairwise(run)) if is_unspaced else run.split()
+    for unspaced, others in _RUN.findall(spelled):
+        found += map("".join, pairwise(unspaced)) if unspaced else others.split()
     return found
 
 
@@ -97,16 +93,13 @@ def bm25_run(
         idf_t = log(1 + (N - n_t + 1/2) / (n_t + 1/2))
 
     Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number
-    of documents with t, N the number of all documents, k1 = 1.5 and b = 0.75, as in mteb. A ranking
-    has no documents without a word of the query.
+    of documents with t, N the number of all documents, k1 = 1.5 and b = 0.75, as in mteb.
 
     Args:
         top_k: Number of documents for each query.
         stopwords: Words that do not count: a language that bm25s knows, or a list. Each is spelled
             as the tokenizer spells it.
-        tokenizer: Splits a text into words. By default `words`, which also finds something in
-            Chinese, Japanese and Thai; `grams` are 4-grams of characters, which find parts of words
-            as well.
+        tokenizer: Splits a text into words: `words`, or `grams`, which are 4-grams of characters.
 
     Logs a warning if fewer than 80 % of the queries have a document with one of their words.
 

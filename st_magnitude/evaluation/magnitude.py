@@ -16,8 +16,6 @@ from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.similarity import COSINE, DOT
 
-__all__ = ["MagnitudeEvaluator", "geometry_figures"]
-
 logger = logging.getLogger(__name__)
 
 # cosine nDCG over dot nDCG: 0.97 to 1 in arXiv 2602.09229, Table 18; 0.24 in the collapsed E5
@@ -38,8 +36,7 @@ class MagnitudeEvaluator(SearchEvaluator):
       ``{query,document}_{mean_cosine,isoscore}``, left out for a single text. IsoScore depends on
       the number of texts: compare it on the same data only.
 
-    The primary metric is ``matched_ndcg@10``. Two evaluators with the names "before" and "after"
-    put a table with both into the model card. A warning reports magnitude collapse: cosine nDCG@10
+    The primary metric is ``matched_ndcg@10``. A warning reports magnitude collapse: cosine nDCG@10
     below three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv
     2602.09229, App. N).
 

@@ -20,8 +20,6 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.surgery.scoring import scoring_of
 
-__all__ = ["mine_negatives"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -40,9 +38,8 @@ def mine_negatives(
     nor the query itself is ever a negative.
 
     Args:
-        model: The model whose scores count. A model that ends in Normalize is scored with unit
-            embeddings.
-        data: Queries, corpus and judgments; `st_magnitude.load_splits` makes them of pairs.
+        model: The model whose scores count. If it ends in Normalize, its embeddings are unit ones.
+        data: Queries, corpus and judgments.
         similarity: A Similarity or its name; by default the model's.
         candidates: Ids of the documents that can be negatives; by default all. Documents that are
             relevant to no query teach a norm, which in-batch negatives do not.

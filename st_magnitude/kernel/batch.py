@@ -55,9 +55,8 @@ Exclude = Tensor | Ids | Above | Sequence[Tensor | Ids | Above]
 
 @dataclass(frozen=True)
 class Batch:
-    """B queries and M documents, with the rules and targets that :func:`~st_magnitude.infonce` has
-    as arguments. Query i and document ``offset + i`` are a *pair*, with the number ``offset + i``.
-    """
+    """The arguments of :func:`~st_magnitude.infonce` for B queries and M documents. Query i and
+    document ``offset + i`` are a *pair*, with the number ``offset + i``."""
 
     queries: Tensor  # (B, D), in float32 at least, as all embeddings here
     documents: Tensor  # (M, D)

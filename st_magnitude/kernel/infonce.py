@@ -161,7 +161,7 @@ def infonce_of(
         backend = "plain" if is_small and is_exact else "tiled"
     if backend == "plain":
         return plain_infonce(batch, terms, similarity, softmaxes)
-    plan = Plan.of(terms, batch, similarity, num_rows * len(softmaxes), tile_rows)
+    plan = Plan(terms, batch, similarity, num_rows * len(softmaxes), tile_rows)
     return tiled_infonce(batch, similarity, softmaxes, plan)
 
 

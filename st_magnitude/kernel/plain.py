@@ -5,9 +5,8 @@
 
 ``s_t`` is the similarity of the first ``dim_t`` coordinates. The targets ``T_ij`` of a row sum to
 1: a single positive has all of it, several positives share it equally, a teacher spreads it.
-``hardness_strength`` adds a constant multiple of s_t to the logits of negatives. Training takes
-this path while a batch is small, and the tests compare the tiled engine with it, so it shares no
-mask with the engine.
+Training takes this path while a batch is small, and the tests compare the tiled engine with it, so
+it shares no mask with the engine.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from st_magnitude._checks import at_least, is_number, positive
 from st_magnitude.kernel.batch import Batch
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["Term"]
-
 LOG2_E = math.log2(math.e)
 MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in float32
 
@@ -75,52 +73,37 @@ def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[
     return (replace(terms[0], temperature=temperature),)
 
 
-@dataclass(frozen=True)
 class Plan:
     """The K prefixes and T terms of a loss, and how the engine computes them. Nothing in a plan
     depends on the value of a tensor."""
 
-    dims: tuple[int, ...]  # ascending prefixes
-    terms: tuple[Term, ...]  # prefix by prefix, by falling temperature
-    members: tuple[range, ...]  # indices of the terms of each prefix
-    powers: tuple[int, ...]  # of each term: its exponential is this power of the one before, or 0
-    num_losses: float  # the number of rows whose mean loss is the loss of the batch
-    tile_rows: int | None  # None: the default of the device
-    hardness_strength: float
-    has_options: bool  # whether logits are more than a multiple of scores
-    bounded: bool  # whether exponentials of scores are finite and positive in float32
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         terms: Sequence[Term],
         batch: Batch,
         similarity: Similarity,
-        num_losses: float,
-        tile_rows: int | None,
-    ) -> Plan:
+        num_losses: float,  # the number of rows whose mean loss is the loss of the batch
+        tile_rows: int | None,  # None: the default of the device
+    ) -> None:
         width = batch.queries.shape[1]
-        ordered = sorted(terms, key=lambda term: (term.dim or width, -_number(term)))
-        lengths = [term.dim or width for term in ordered]
-        dims = tuple(sorted(set(lengths)))
-        edges = [*map(lengths.index, dims), len(terms)]
-        powers = [0, *(_power(before, after) for before, after in pairwise(ordered))]
+        # prefix by prefix, by falling temperature
+        self.terms = sorted(terms, key=lambda term: (term.dim or width, -_number(term)))
+        lengths = [term.dim or width for term in self.terms]
+        self.dims = tuple(sorted(set(lengths)))  # ascending prefixes
+        edges = [*map(lengths.index, self.dims), len(terms)]
+        self.members = [range(a, b) for a, b in pairwise(edges)]  # terms of each prefix
+        # of each term: its exponential is this power of the one before, or 0
+        self.powers = [0, *(_power(before, after) for before, after in pairwise(self.terms))]
         has_biases = batch.log_q is not None or batch.log_q_queries is not None
-        has_options = has_biases or batch.hardness_strength > 0
-        if has_options:  # the logits of one term are no multiples of those of another
-            powers = [0] * len(terms)
+        self.has_options = has_biases or batch.hardness_strength > 0
+        if self.has_options:  # logits are no multiples of scores, nor of those of another term
+            self.powers = [0] * len(terms)
         is_small = all(MAX_EXPONENT * _number(term) > LOG2_E for term in terms)
-        return cls(
-            dims=dims,
-            terms=tuple(ordered),
-            members=tuple(range(a, b) for a, b in pairwise(edges)),
-            powers=tuple(powers),
-            num_losses=num_losses,
-            tile_rows=tile_rows,
-            hardness_strength=batch.hardness_strength,
-            has_options=has_options,
-            bounded=similarity == COSINE and is_small,
-        )
+        # whether exponentials of scores are finite and positive in float32
+        self.bounded = similarity == COSINE and is_small
+        self.hardness_strength = batch.hardness_strength
+        self.num_losses = num_losses
+        self.tile_rows = tile_rows
 
     def temperatures(self, like: Tensor) -> Tensor:
         """The temperatures of all terms on the device of a tensor, (T,)."""

@@ -256,14 +256,11 @@ def _apply_rules(
         found.append(targets)
         excluded = _excluded(panel, tile, longest, targets)
         if excluded is not None:
+            # far below every other score, but finite, because 0 times infinity would not be 0
+            low = torch.finfo(longest.dtype).min / 16
             for x in scores:  # masked_fill_ takes several times as long
-                x[:, part].add_(excluded, alpha=_low(x))
+                x[:, part].add_(excluded, alpha=low)
     return found[0]
-
-
-def _low(scores: Tensor) -> float:
-    """A score far below every other. It is finite, because 0 times infinity would not be 0."""
-    return torch.finfo(scores.dtype).min / 16
 
 
 def _excluded(panel: Panel, tile: slice, scores: Tensor, targets: Tensor | None) -> Tensor | None:
@@ -303,8 +300,7 @@ def _start(
         softmax.biases[tile] = of_positives - total * softmax.pair_biases[tile]
 
 
-def _biases(columns: Sequence[Vectors]) -> Tensor | None:
-    """The biases of all columns, (M,)."""
+def _biases(columns: Sequence[Vectors]) -> Tensor | None:  # (M,)
     if all(side.bias is None for side in columns):
         return None
     return torch.cat([c.x.new_zeros(len(c.x)) if c.bias is None else c.bias for c in columns])
@@ -324,16 +320,10 @@ def _relative(plan: Plan, scores: Tensor, best: Tensor, buffer: Tensor) -> Tenso
 def _apply_options(
     logits: Tensor, best: Tensor, bias: Tensor | None, offset: int, tile: slice
 ) -> Tensor:
-    """Adds what makes logits more than a multiple of scores: biases, and pairs without hardness.
-
-    Args:
-        logits: The multiple less that of the best score, (n, M). It becomes the logit less the
-            largest one of the row. The sum of exponentials then neither vanishes nor overflows.
-        best: The logit of a negative with the best score, less that of the pair, (n,).
-
-    Returns:
-        The largest logit less ``best``, (n,).
-    """
+    """Adds what makes logits (n, M) more than a multiple of scores: biases, and pairs without
+    hardness. Returns the largest of each row, (n,), which they become relative to: the sum of
+    exponentials then neither vanishes nor overflows. ``best`` (n,) is the logit of a negative with
+    the best score, less that of the pair."""
     if bias is not None:
         logits.add_(bias * LOG2_E)
     logits.diagonal(offset + tile.start).copy_(-best)
@@ -368,11 +358,8 @@ def _add_gradients(
     plan: Plan, blocks: Sequence[Block], scores: Sequence[Tensor], slopes: Tensor
 ) -> None:
     """Adds to the gradients of rows and columns, after all softmaxes, because each product drives
-    the scores out of the cache.
-
-    A coordinate belongs to every prefix that reaches it, so the slopes add up from the longest
-    prefix on. Those of a shorter one are in the memory of the scores of the longer one.
-    """
+    the scores out of the cache. The slopes add up from the longest prefix on; those of a shorter
+    one are in the memory of the scores of the longer one."""
     longest = len(plan.dims) - 1
     for k in range(longest, -1, -1):
         if k < longest:

@@ -41,12 +41,8 @@ def vectors_of(
     is_query: bool,
     first: int,
 ) -> Vectors:
-    """Divides the queries or documents of pairs from number ``first`` on by their norms.
-
-    From here on every score is a plain inner product: the norms of the longest prefix are divided
-    out, and the norms of shorter prefixes are factors of rows and columns. A query has the
-    ``positive_id`` of its positive.
-    """
+    """Divides queries or documents of pairs from number ``first`` on by the norms of the longest
+    prefix; those of shorter prefixes are factors of rows and columns."""
     x, scale = divide_by_norms(embeddings, dims, gamma)
     number = len(x)
 
@@ -54,8 +50,7 @@ def vectors_of(
         """The rows of these vectors, from values for them alone or for all pairs."""
         return given if len(given) == number else given[first : first + number]
 
-    def of_ids(given: Sequence[Ids]) -> Tensor | None:
-        """The columns of ids, (n, E)."""
+    def of_ids(given: Sequence[Ids]) -> Tensor | None:  # (n, E)
         found = [part_of(ids.queries if is_query else ids.documents) for ids in given]
         return torch.stack(found, dim=1) if found else None
 

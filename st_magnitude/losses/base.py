@@ -85,11 +85,10 @@ def check_weights(model: nn.Module, name: str, engine: str | None = None) -> Non
     half = half_weights(model)
     if half and engine is None:  # an engine keeps float32 copies of weights
         logger.warning(
-            "%s trains weights in %s, which small steps hardly change: at 2e-5 most stay what"
-            " they were. Call model.float() before you build the loss (for LoRA, cast the"
-            " adapter alone), and train with bf16=True in the training arguments for speed.",
-            name,
-            str(half[0].dtype).removeprefix("torch."),
+            f"{name} trains weights in {str(half[0].dtype).removeprefix('torch.')}, which small"
+            " steps hardly change: at 2e-5 most stay what they were. Call model.float() before you"
+            " build the loss (for LoRA, cast the adapter alone), and train with bf16=True in the"
+            " training arguments for speed."
         )
 
 
@@ -98,14 +97,12 @@ class EmbeddingLoss(nn.Module):
 
     With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with
     the means over the queries and the positives of the batch at hand. Explicit negatives do not
-    count: they would grow where positives shrink. The means are not constants, and their gradient
-    reaches the embeddings. So a loss keeps no state, and growing norms do not act as a falling
-    temperature. The size is 1 for cosine, whose scale is ``unit``.
+    count: they would grow where positives shrink. The gradient of the means reaches the embeddings.
+    The size is 1 for cosine, whose scale is ``unit``.
 
-    A loss that learns from norms removes ``Normalize`` from the end of the model, and says so.
-    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
-    model to ``model``, which the loss prepares as it did the first one. The wrappers of DDP and
-    torch.compile around the same model change nothing.
+    A new model that sentence-transformers' Trainer assigns to ``model``, with ``model_init`` and in
+    a hyperparameter search, is prepared as the first one was. The wrappers of DDP and torch.compile
+    around the same model change nothing.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant
         for norms of 1.
@@ -159,10 +156,9 @@ class EmbeddingLoss(nn.Module):
         if normalizes and not self._has_removed_normalize:
             self._has_removed_normalize = True
             logger.warning(
-                "%s has removed Normalize from the end of the model, which is scored by %s from now"
-                ' on; stm.prepare(model, "cosine") puts it back.',
-                self.name,
-                model.similarity_fn_name,
+                f"{self.name} has removed Normalize from the end of the model, which is scored by"
+                f" {model.similarity_fn_name} from now on;"
+                ' stm.prepare(model, "cosine") puts it back.'
             )
 
     def check_model(self) -> None:
@@ -215,11 +211,7 @@ class EmbeddingLoss(nn.Module):
 
     def begin(self) -> None:
         """Checks the engine and the weights, and warns if the saved model will score in another
-        way than the loss trains it to.
-
-        Several losses of one Trainer may disagree, and the loss that was built last sets the
-        similarity function. The stock functions have no fractional exponent.
-        """
+        way than the loss trains it to, as the loss that was built last decides."""
         model = unwrapped(self.model)
         engine = engine_of(self.model)
         self.check_engine(engine)
@@ -231,15 +223,11 @@ class EmbeddingLoss(nn.Module):
         saved = float(model.similarity_fn_name == "cosine") if norm is None else norm.gamma_document
         if not math.isclose(document, saved, abs_tol=1e-6):
             logger.warning(
-                "%s trains with a document exponent of %.3g, but the model is saved for an exponent"
-                " of %.3g, so it will not score as this loss trains it. Give all losses of a"
-                " Trainer the same similarity, and call stm.prepare(model, Similarity(%.3g, %.3g))"
-                " before you build them.",
-                self.name,
-                document,
-                saved,
-                query,
-                document,
+                f"{self.name} trains with a document exponent of {document:.3g}, but the model is"
+                f" saved for an exponent of {saved:.3g}, so it will not score as this loss trains"
+                " it. Give all losses of a Trainer the same similarity, and call"
+                f" stm.prepare(model, Similarity({query:.3g}, {document:.3g})) before you build"
+                " them."
             )
 
     def check_engine(self, engine: str | None) -> None:
@@ -284,13 +272,6 @@ class EmbeddingLoss(nn.Module):
         first = next(unwrapped(self.model).children(), None)
         return isinstance(getattr(first, "forward", None), TransformerDecorator)
 
-    def refuse_adaptive_layers(self, what: str) -> None:
-        """Refuses sentence-transformers' ``AdaptiveLayerLoss`` around the loss."""
-        if self.has_adaptive_layers():
-            raise InputError(
-                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with {what}."
-            )
-
     def refuse_matryoshka(
         self,
         advice: str,
@@ -322,12 +303,8 @@ class EmbeddingLoss(nn.Module):
                 f" {width}. Choose dims in 1..{width}."
             )
         logger.warning(
-            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a"
-            " term with dim=%d.",
-            self.name,
-            width,
-            longest,
-            width,
+            f"No term of {self.name} compares all {width} dimensions, so those beyond {longest} are"
+            f" not trained. Add a term with dim={width}."
         )
 
     def by_mean_norms(
@@ -367,15 +344,15 @@ def _by_mean_norm(
     return [x / mean for x in embeddings]
 
 
-def to_host(flags: Tensor) -> Tensor:
-    """A copy of flags on the host, which does not wait for a GPU: it is False until they come."""
-    found = torch.zeros(flags.shape, dtype=torch.bool, pin_memory=flags.is_cuda)
-    return found.copy_(flags, non_blocking=flags.is_cuda)
+def to_host(x: Tensor) -> Tensor:
+    """A copy on the host, which does not wait for a GPU: it has zeros until the numbers come."""
+    found = torch.zeros(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    return found.copy_(x, non_blocking=x.is_cuda)
 
 
 class FiniteWatch:
-    """Warns once if embeddings or losses are not finite, and refuses such labels. On a GPU it reads
-    the flags of a batch at the next batch, which keeps the host from waiting."""
+    """Warns once if embeddings or losses are not finite, and refuses such labels; on a GPU at the
+    next batch, which keeps the host from waiting."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -385,11 +362,7 @@ class FiniteWatch:
     def __call__(
         self, embeddings: Sequence[Tensor], labels: Tensor | None, losses: Mapping[str, Tensor]
     ) -> None:
-        """Looks at the embeddings (B, D) of each column, labels of any shape, and losses by name.
-
-        Raises:
-            ValueError: If a label is nan or infinite.
-        """
+        """Looks at embeddings (B, D) of each column, labels of any shape, and losses by name."""
         if self._has_warned or not torch.is_grad_enabled():
             return
         number = len(embeddings)
@@ -417,9 +390,8 @@ class FiniteWatch:
         if found:
             self._has_warned = True
             logger.warning(
-                "%s is not finite: nan or infinity is in %s. If a text column is named, look for"
-                " empty or damaged texts in it, a learning rate that is too high, or an overflow in"
-                " float16; else look at the regularizers and the scale.",
-                self.name,
-                ", ".join(found),
+                f"{self.name} is not finite: nan or infinity is in {', '.join(found)}. If a text"
+                " column is named, look for empty or damaged texts in it, a learning rate that is"
+                " too high, or an overflow in float16; else look at the regularizers and the"
+                " scale."
             )

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError
-from st_magnitude.losses.base import exponent_norm
+from st_magnitude.losses.base import exponent_norm, to_host
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -34,41 +34,30 @@ def usual_rate(model: SentenceTransformer) -> float:
 
 
 class CosineRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers'
-    MultipleNegativesRankingLoss.
-
-    s(q, d) = cos(q, d)
-    """
+    """:class:`MagnitudeRankingLoss` with s(q, d) = cos(q, d): sentence-transformers'
+    MultipleNegativesRankingLoss."""
 
     fixed_similarity = COSINE
     citation = MultipleNegativesRankingLoss.citation  # by the directions
 
 
 class DotRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (Eq. 4).
-
-    s(q, d) = q · d
-    """
+    """:class:`MagnitudeRankingLoss` with s(q, d) = q · d: both norms contribute (Eq. 4)."""
 
     fixed_similarity = DOT
 
 
 class QNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised query: the document's norm counts (Eq. 5).
-
-    s(q, d) = q / |q| · d = |d| cos(q, d)
-    """
+    """:class:`MagnitudeRankingLoss` with a normalised query, s(q, d) = q / |q| · d = |d| cos(q, d):
+    the document's norm counts (Eq. 5)."""
 
     fixed_similarity = QNORM
 
 
 class DNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised document (Eq. 6).
-
-    s(q, d) = q · d / |d| = |q| cos(q, d)
-
-    The norm of a query is its inverse temperature. The trained model ranks by cosine (Prop. 4.2).
-    """
+    """:class:`MagnitudeRankingLoss` with a normalised document, s(q, d) = q · d / |d| =
+    |q| cos(q, d) (Eq. 6). The norm of a query is its inverse temperature. The trained model ranks
+    by cosine (Prop. 4.2)."""
 
     fixed_similarity = DNORM
 
@@ -80,9 +69,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     The exponents are parameters of the model, in its last module
     :class:`~st_magnitude.modules.ExponentNorm`, which the loss appends, and exempt from weight
-    decay. At the rate of a text encoder they would hardly move. They learn faster than the other
-    weights: a bias at about 1e-2 where the optimizer has the usual rate of the model, 2e-5 (LoRA
-    2e-4, a static table 0.03), and at another rate in proportion.
+    decay. They learn faster than the other weights: a bias at about 1e-2 where the optimizer has
+    the usual rate of the model, and at another rate in proportion (docs/losses.md).
 
     Args:
         model: The model to train. If it has an ExponentNorm, training goes on from its exponents.
@@ -145,20 +133,17 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         if self._has_warned or norm is None or not torch.is_grad_enabled():
             return
         exponents = torch.stack(self._learned()).detach()
-        copied = torch.empty(2, dtype=exponents.dtype, pin_memory=exponents.is_cuda)
-        copied.copy_(exponents, non_blocking=exponents.is_cuda)
+        copied = to_host(exponents)
         ready, self._copied = self._copied if exponents.is_cuda else copied, copied
         reached = [] if ready is None else ready.tolist()
         if any(not SATURATED < gamma < 1 - SATURATED for gamma in reached):
             self._has_warned = True
             logger.warning(
-                "Exponents of LearnableNormLoss have reached (%.4f, %.4f): at 0 and 1 they no"
-                " longer learn. The loss multiplies the rate of the optimizer for them by %g, so"
-                " give them no parameter group with a higher rate of its own. If you have not, fix"
-                " them: MagnitudeRankingLoss(model, stm.Similarity(%.0f, %.0f)).",
-                *reached,
-                norm.gain,
-                *reached,
+                f"Exponents of LearnableNormLoss have reached ({reached[0]:.4f}, {reached[1]:.4f}):"
+                " at 0 and 1 they no longer learn. The loss multiplies the rate of the optimizer"
+                f" for them by {norm.gain:g}, so give them no parameter group with a higher rate of"
+                " its own. If you have not, fix them: MagnitudeRankingLoss(model,"
+                f" stm.Similarity({reached[0]:.0f}, {reached[1]:.0f}))."
             )
 
     def get_log(self) -> dict[str, float]:

@@ -1,14 +1,11 @@
 """A batch is embedded in groups of texts of like length, and copies in a column once.
 
-A forward pass computes its texts at the width of the longest, so most of an encoder's work on a
-column of texts is padding. The texts of all columns are sorted by length instead, and cut into
-groups with the least cost in tokens,
+The texts of all columns are sorted by length, and cut into groups with the least cost in tokens,
 
     sum over groups of (number of texts · length of the longest + OVERHEAD),
 
-where OVERHEAD is the cost of one more forward and backward pass. Embeddings and gradients are those
-of one pass a column, up to rounding. Copies of a text in one column share a dropout mask; equal
-texts of different columns have a mask each, on which SimCSE relies.
+where OVERHEAD is the cost of one more forward and backward pass. Equal texts of different columns
+have a dropout mask each, on which SimCSE relies.
 """
 
 from __future__ import annotations
@@ -41,15 +38,10 @@ def embed_in_groups(
     model: Callable[[Features], Features], columns: Sequence[Features], encoder: nn.Module
 ) -> tuple[list[Tensor], list[Numbers]]:
     """The embeddings (B, D) of each column, and the rows (B,) of its texts among those of all
-    passes.
+    passes. The model calls the encoder, which is in the wrappers of DDP and torch.compile.
 
     Columns that are not padded texts, such as images and flattened inputs, are embedded by
     sentence-transformers' ``embed_columns``, and so are all columns of a model with a BatchNorm.
-
-    Args:
-        model: Computes the ``sentence_embedding`` of features.
-        columns: The features of each column.
-        encoder: The module that does so, in the wrappers of DDP and torch.compile.
     """
     places = _places_of_texts(columns, encoder)
     others = [place for place in range(len(columns)) if place not in places]
@@ -93,7 +85,7 @@ def sorted_by_length(
     for place, features in enumerate(columns):
         rows = np.arange(batch_size_of(features))
         if place in places:
-            texts = _Sorted.of([numbers[place]], shares_passes(encoder))
+            texts = _Sorted([numbers[place]], shares_passes(encoder))
             picked = torch.from_numpy(texts.order).to(features["input_ids"].device)
             features = {name: x[picked] if name in OF_TOKENS else x for name, x in features.items()}
             rows = texts.rows
@@ -167,17 +159,10 @@ def _on_cpu(columns: Sequence[Features]) -> list[dict[str, Numbers]]:
     ]
 
 
-@dataclass(frozen=True)
 class _Sorted:
-    """The texts of columns by length."""
+    """The texts of columns, which are of one width, by length."""
 
-    order: Numbers  # (U,) rows of the distinct texts of a column, the longest first
-    rows: Numbers  # (N,) the place of each text in this order
-    lengths: Numbers  # (U,) in tokens, at least 1
-
-    @classmethod
-    def of(cls, columns: Sequence[dict[str, Numbers]], keeps_copies: bool = False) -> _Sorted:
-        """Sorts the texts of columns, which are of one width."""
+    def __init__(self, columns: Sequence[dict[str, Numbers]], keeps_copies: bool = False) -> None:
         texts: dict[tuple[int, bytes], int] = {}  # the number of each distinct text
         numbers: list[int] = []
         for place, column in enumerate(columns):
@@ -191,7 +176,9 @@ class _Sorted:
         order = np.argsort(-lengths, kind="stable")
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
-        return cls(first[order], places[numbers], lengths[order])
+        self.order = first[order]  # (U,) rows of the distinct texts of a column, the longest first
+        self.rows = places[numbers]  # (N,) the place of each text in this order
+        self.lengths = lengths[order]  # (U,) in tokens, at least 1
 
 
 # --- planning passes ------------------------------------------------------------------------------
@@ -240,8 +227,12 @@ def _kind(
     notes = _notes(like, numbers[places[0]])
     names = [name for name in numbers[places[0]] if name in OF_TOKENS]
     width = max(numbers[i]["input_ids"].shape[1] for i in places)
-    tokens = [{name: _padded(numbers[i][name], width, pads_left) for name in names} for i in places]
-    texts = _Sorted.of(tokens)
+    tokens = []  # of each column, with zeros up to the width
+    for i in places:
+        gap = width - numbers[i]["input_ids"].shape[1]
+        room = (0, 0), (gap, 0) if pads_left else (0, gap)
+        tokens.append({name: np.pad(numbers[i][name], room) for name in names})
+    texts = _Sorted(tokens)
     joined = {name: np.vstack([x[name] for x in tokens])[texts.order] for name in names}
     overhead = OVERHEAD if like["input_ids"].is_cpu else OVERHEAD_OF_A_DEVICE
     passes = []
@@ -263,9 +254,3 @@ def _notes(features: Features, numbers: dict[str, Numbers]) -> Features:
     if "prompt_length" in numbers:
         notes["prompt_length"] = int(numbers["prompt_length"].flat[0])
     return notes
-
-
-def _padded(tokens: Numbers, width: int, pads_left: bool) -> Numbers:
-    """Tokens (n, L) with zeros up to the width."""
-    gap = width - tokens.shape[1]
-    return np.pad(tokens, [(0, 0), (gap, 0) if pads_left else (0, gap)])

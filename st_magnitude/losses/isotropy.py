@@ -76,11 +76,8 @@ def _part_of_mean(
     x: Tensor, everyone: Tensor | None, statistic: Statistic
 ) -> tuple[Tensor, Tensor]:
     """What rows (n, D) add to the mean over all pairs of rows (N, D), and the gradient of the mean
-    for them; None: they are all rows.
-
-    The cosine of a row of zeros stands for that of another distance. A share f of such rows adds
-    a f + b f² to the mean.
-    """
+    for them; None: they are all rows. A share f of rows of zeros, whose cosine stands for another
+    distance, adds a f + b f² to the mean."""
     coefficients, a, b = polynomial(x.shape[1], statistic)
     norms = safe_norm(x)
     rows = x / norms
@@ -98,10 +95,8 @@ def _part_of_mean(
 def _sums(
     rows: Tensor, columns: Tensor | None, coefficients: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """sum_ij P(u_i · v_j), and sum_j P'(u_i · v_j) v_j (n, D), tile by tile.
-
-    Where the columns are the rows (None), a tile is computed for both sides of the diagonal.
-    """
+    """sum_ij P(u_i · v_j), and sum_j P'(u_i · v_j) v_j (n, D), tile by tile; where the columns are
+    the rows (None), a tile is computed for both sides of the diagonal."""
     others = rows if columns is None else columns
     given = [rows.new_full((), x) for x in coefficients]
     side = SIDE.get(rows.device.type, SIDE["cuda"])

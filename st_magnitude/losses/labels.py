@@ -24,9 +24,8 @@ Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 class LabelRule:
     """What the labels of a batch give its `Batch`: weights, positives of a class, or targets.
 
-    Without a kind, labels have to say nothing: all 1, or all 0 as ``InputExample`` has them by
-    default. One value holds for a run. On a GPU another one is refused at the next batch, which
-    keeps the host from waiting.
+    Without a kind, labels have to say nothing: all 1, or all 0. One value holds for a run. On a GPU
+    another one is refused at the next batch, which keeps the host from waiting.
     """
 
     def __init__(
@@ -91,10 +90,8 @@ class LabelRule:
         if is_first:
             self._value = value
             logger.warning(
-                "Labels that are all %g say nothing to %s, which trains every pair as relevant, as"
-                " MultipleNegativesRankingLoss does.",
-                value,
-                self.name,
+                f"Labels that are all {value:g} say nothing to {self.name}, which trains every pair"
+                " as relevant, as MultipleNegativesRankingLoss does."
             )
 
     def fields(
@@ -113,7 +110,9 @@ class LabelRule:
         return {"positives": ranks.join_columns([classes, *negatives])}
 
     def get_config_dict(self) -> dict[str, object]:
-        teacher = None if self.teacher is None else self.teacher.get_config_dict()
+        teacher = None
+        if self.teacher is not None:
+            teacher = {"temperature": self.teacher.temperature, "weight": self.teacher.weight}
         return {"labels": self.kind, "teacher": teacher}
 
 
@@ -138,7 +137,6 @@ class Teacher:
         self._has_begun = False
 
     def targets(self, labels: Tensor, ranks: Gathered) -> tuple[Rows, Rows]:
-        """``targets`` and ``targets_queries`` of a Batch."""
         if labels.ndim == 2:
             self._warn_of_sigmoid(labels)
             return self._of_scores(labels, ranks)
@@ -191,6 +189,3 @@ class Teacher:
                 " almost even. CrossEncoder.predict applies a sigmoid by default: give logits,"
                 " predict(..., activation_fn=torch.nn.Identity()), or a teacher_temperature."
             )
-
-    def get_config_dict(self) -> dict[str, float | None]:
-        return {"temperature": self.temperature, "weight": self.weight}

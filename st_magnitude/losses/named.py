@@ -12,21 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedLoss:
-    """A ranking loss of the commands.
+    """A ranking loss of the commands."""
 
-    Args:
-        path: Its module in ``st_magnitude.losses`` and its class.
-        similarity: What :func:`~st_magnitude.prepare` gets before the loss is built.
-        keeps_norms: Whether its models score with the norms of documents.
-        is_compared: Whether ``compare`` tries it.
-        path_with_dims: Its class for several prefixes, if it has temperatures of its own: these
-            two take ``temperatures``, and the second one ``dims``. Other losses take ``terms``.
-    """
-
-    path: str
-    similarity: str
-    keeps_norms: bool = False
-    is_compared: bool = False
+    path: str  # its module in st_magnitude.losses, and its class
+    similarity: str  # what st_magnitude.prepare gets before the loss is built
+    keeps_norms: bool = False  # whether its models score with the norms of documents
+    is_compared: bool = False  # whether `compare` tries it
+    # its class for several prefixes, if it has temperatures of its own: these two take
+    # `temperatures`, and the second one `dims`; other losses take `terms`
     path_with_dims: str | None = None
 
     @property
@@ -34,7 +27,6 @@ class NamedLoss:
         return self.path_with_dims is not None
 
     def load(self, with_dims: bool = False) -> type[MagnitudeRankingLoss]:
-        """Imports the class."""
         path = self.path_with_dims if with_dims and self.path_with_dims else self.path
         module, name = path.split(".")
         found: type[MagnitudeRankingLoss] = getattr(import_module(f"{__package__}.{module}"), name)

@@ -57,9 +57,8 @@ class FalseNegatives:
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0:
             logger.warning(
-                "margin=%s leaves out every negative that the model ranks above the positive, from"
-                " which it should learn. Use a negative margin, such as -0.1.",
-                margin,
+                f"margin={margin} leaves out every negative that the model ranks above the"
+                " positive, from which it should learn. Use a negative margin, such as -0.1."
             )
         if margin is None and keep_explicit_negatives:
             raise InputError(
@@ -81,7 +80,6 @@ class FalseNegatives:
         self._vocabularies: dict[str | None, int] = {}  # of the columns of a task
 
     def texts(self, model: nn.Module, columns: Sequence[Features]) -> Texts:
-        """The keys of the texts of a batch that the model reads."""
         are_plain = all(map(is_plain_text, columns))
         if self.same_text == "keep":
             return Texts(are_plain=are_plain)
@@ -129,12 +127,8 @@ class FalseNegatives:
 
     def _ids(self, texts: Texts, ranks: Gathered) -> list[Ids]:
         """The keys of queries and documents without their prompts, and with ``"exclude"`` those of
-        the documents' texts and of their queries, (M,) each.
-
-        A document is not a negative of a query that is the same text. Documents that share one of
-        the others are not negatives of each other; in the last, an explicit negative is like no
-        other document. With ``"once"`` this holds for two queries or two documents.
-        """
+        the documents' texts and of their queries, (M,) each, in which an explicit negative is like
+        no other document. With ``"once"`` the others hold for two queries or two documents."""
         queries, *documents = texts.bare
         rules = [Ids(ranks.join(queries), ranks.join_columns(documents))]
         if self.same_text == "exclude" or ranks.compares_a_kind:
@@ -161,11 +155,8 @@ class FalseNegatives:
 
     def count(self, numbers: Tensor, most: int, are_plain: bool) -> None:
         """Counts the documents that are no negatives of queries, (n,) of at ``most``, for the log.
-
-        For other inputs than plain texts, only a margin decides. It warns if all or most documents
-        of the first batch are no negatives; on a GPU at the second batch, which does not have to
-        wait for the first.
-        """
+        It warns if all or most documents of the first batch are none; on a GPU at the second batch,
+        which does not have to wait for the first."""
         if are_plain or self.margin is not None:
             self._number = self._number + numbers.sum()
             self._total += len(numbers) * most
@@ -180,15 +171,13 @@ class FalseNegatives:
         empty, share = self._first.mean(dim=1).tolist()
         if empty or share > MOST:
             logger.warning(
-                "%d of %d queries of the first batch have no negative and learn nothing; %.0f %% of"
-                " the documents are no negatives: they have the text of the positive, as far as the"
-                " model reads, are the query itself, score above the margin (margin=%s), or belong"
-                " to the same query (same_text='exclude'). Look at max_seq_length, long prompts,"
-                " words that the tokenizer does not know, and the size of the batch.",
-                round(empty * self._first.shape[1]),
-                self._first.shape[1],
-                100 * share,
-                self.margin,
+                f"{round(empty * self._first.shape[1])} of {self._first.shape[1]} queries of the"
+                f" first batch have no negative and learn nothing; {100 * share:.0f} % of the"
+                " documents are no negatives: they have the text of the positive, as far as the"
+                " model reads, are the query itself, score above the margin"
+                f" (margin={self.margin}), or belong to the same query (same_text='exclude'). Look"
+                " at max_seq_length, long prompts, words that the tokenizer does not know, and the"
+                " size of the batch."
             )
 
     def share_without_negatives(self, model: nn.Module, columns: Sequence[Features]) -> float:
@@ -249,10 +238,8 @@ def left_out(
 
 
 def sizes_without_lists(name: str, columns: Sequence[Features], takes_lists: bool) -> list[int]:
-    """The number of texts in each column, except in columns of lists, which hold any number.
-
-    :func:`~st_magnitude.attach` marks such columns, and lays their lists end to end.
-    """
+    """The number of texts in each column, except in columns of lists, which hold any number, and
+    which :func:`~st_magnitude.attach` marks and lays end to end."""
     noted = [features.get("num_texts") for features in columns]
     sizes = [batch_size_of(features) for features in columns]
     are_cut = any(number not in (None, x) for number, x in zip(noted, sizes, strict=True))

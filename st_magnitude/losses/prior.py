@@ -21,22 +21,20 @@ logger = logging.getLogger(__name__)
 class DocumentPrior:
     """The sampling probabilities q of documents, ``prior=`` of a ranking loss.
 
-    In-batch negatives are the positives of other queries, so a document is drawn as often as it
-    occurs in the training pairs. The softmax then learns p(d|q) / q(d), which ranks popular
-    documents too low. With
+    With in-batch negatives, which are drawn as often as they occur in the training pairs, a softmax
+    learns p(d|q) / q(d) (docs/prior.md). With
 
         logits(q_i, d_j) = s(q_i, d_j) / tau - log q(d_j),
         q(d) = (n(d) + smoothing) / (N + smoothing · K)
 
-    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A data
-    set in which every document occurs once needs no prior.
+    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different.
 
     Columns of explicit negatives are corrected by how often a text occurs as a negative, if there
     are such counts. Queries in a softmax (``directions``) count as drawn once in N pairs.
 
-    Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior
-    with the ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a
-    run that resumes. Several data sets have a loss and a prior each.
+    Two texts are the same if the model gets the same tokens: make the prior with the
+    ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a run that
+    resumes. Several data sets have a loss and a prior each.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -120,13 +118,11 @@ class DocumentPrior:
             unknown = log_q[0] == log_q[0].new_full((), self._positives.floor)
             if (number := int(unknown.sum())) > len(unknown) / 10:
                 logger.warning(
-                    "The prior does not contain %d of the %d positives of the first batch, and"
-                    " takes them for the rarest. Make it from the same data, with the"
-                    " max_seq_length of the training (also max_length of the training arguments)"
-                    " and with the prompt of the documents: DocumentPrior.from_texts(model, texts,"
-                    " prompt=...).",
-                    number,
-                    len(unknown),
+                    f"The prior does not contain {number} of the {len(unknown)} positives of the"
+                    " first batch, and takes them for the rarest. Make it from the same data, with"
+                    " the max_seq_length of the training (also max_length of the training"
+                    " arguments) and with the prompt of the documents:"
+                    " DocumentPrior.from_texts(model, texts, prompt=...)."
                 )
         return log_q
 
@@ -167,7 +163,6 @@ class _Frequencies:
 def _keys_of(
     model: SentenceTransformer, texts: list[str], prompt: str | None, task: str | None
 ) -> Tensor:
-    """The keys of the token ids of texts, (K,)."""
     keys = []
     for start in range(0, len(texts), 1024):
         features = model.preprocess(texts[start : start + 1024], prompt, task=task)

@@ -57,12 +57,8 @@ def warn_without_prompts(columns: Sequence[Features], model: nn.Module, who: str
             continue
         if not begins_with_prompt(features, model):
             logger.warning(
-                "encode_%s puts the prompt %r before a text, but text column %d of a batch of %s"
-                " begins with no prompt of the model: it trains on other texts than it will be"
-                " used with. Give SentenceTransformerTrainingArguments prompts={column: prompt}"
-                " for each column of each data set.",
-                role,
-                prompt,
-                number,
-                who,
+                f"encode_{role} puts the prompt {prompt!r} before a text, but text column {number}"
+                f" of a batch of {who} begins with no prompt of the model: it trains on other texts"
+                " than it will be used with. Give SentenceTransformerTrainingArguments"
+                " prompts={column: prompt} for each column of each data set."
             )

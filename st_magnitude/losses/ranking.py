@@ -76,16 +76,15 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
-    :mod:`st_magnitude.kernel.plain` has the formula in code. For cosine and for dot, at the same
-    scale, the values are those of sentence-transformers' ``MultipleNegativesRankingLoss``.
+    For cosine and for dot, at the same scale, the values are those of sentence-transformers'
+    ``MultipleNegativesRankingLoss``.
 
     Args:
         model: The model to train, which the loss prepares as :func:`~st_magnitude.prepare` does:
             one whose similarity keeps norms removes ``Normalize``, and says so in the log.
         similarity: A Similarity or its name. None: that of the class, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
-        temperature: Temperature tau of a loss of one term. None: the terms as they are. The logits
-            are s / (tau · n) with ``scale="auto"``, and s · (scale / 20) / tau with a number.
+        temperature: Temperature tau of a loss of one term. None: the terms as they are.
         scale: ``"auto"`` divides the scores by n, the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the queries and positives
             of the batch (of all devices, if gathered) and at the longest prefix: a temperature
@@ -99,8 +98,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         gather_across_devices: Whether the documents of all ranks, gathered on each of them, are
             negatives. Batches may differ in size.
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
-        partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
-            of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
+        partition_mode: Whether one softmax runs over all directions, likewise.
         same_text: ``"once"``: the n copies of a text weigh 1 / n each (with a ``prior`` 1 / q), and
             a document that is the query does not count. ``"exclude"``: nor do copies of the
             positive and positives of rows with the same query; others weigh 1 each. ``"keep"``:
@@ -128,9 +126,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder.
         ValueError: If the similarity keeps magnitude but only some routes of the model end in
             ``Normalize``, or ``truncate_dim`` cuts what it returns; if sentence-transformers'
-            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if
-            caching is on and the model embeds by table lookup; if the data have labels that differ
-            and that ``labels`` does not announce; if an argument is out of range.
+            ``MatryoshkaLoss`` is wrapped around it; if caching is on and the model embeds by table
+            lookup; if the data have labels that differ and that ``labels`` does not announce; if an
+            argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
     :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0
@@ -202,7 +200,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.labels = LabelRule(self.name, labels, teacher_temperature, teacher_weight)
         self.prior = prior
         self.hardness_strength = hardness_strength
-        self._check_arguments()
+        if mini_batch_size is not None:
+            at_least("mini_batch_size", mini_batch_size, 1, ", or None for no caching")
+        one_of("gather_across_devices", gather_across_devices, (False, True))
         self.prepare_model()
 
     def forward(
@@ -219,7 +219,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             columns, self.order = sorted_by_length(columns, self.model)
             texts = replace(texts, order=self.order)
             total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
-            return self._named(total, texts.losses)
+            if not self.has_penalties:
+                return total
+            penalties = {name: x for name, x in texts.losses.items() if name != "infonce"}
+            # InfoNCE has the gradient of the total
+            return {"infonce": total - sum(penalties.values()), **penalties}
         return self.compute_loss_from_embeddings(self.embed(columns), texts)
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
@@ -332,9 +336,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         if texts.order:
             joined = torch.cat(embeddings)
             embeddings = [joined[torch.from_numpy(x).to(joined.device)] for x in texts.order]
-        texts = replace(texts, learned=list(reps[0][0][0, width:]))
-        found = self.compute_loss_from_embeddings(embeddings, texts)
-        losses = found if isinstance(found, dict) else {"infonce": found}
+        losses = self._losses(embeddings, replace(texts, learned=list(reps[0][0][0, width:])))
         texts.losses.update({name: loss.detach() for name, loss in losses.items()})
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
@@ -342,29 +344,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             total = total.detach()
         return total
 
-    def _named(self, total: Tensor, losses: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        """Splits the total of a cached step by name; InfoNCE has the gradient of the total."""
-        if not self.has_penalties:
-            return total
-        penalties = {name: loss for name, loss in losses.items() if name != "infonce"}
-        return {"infonce": total - sum(penalties.values()), **penalties}
-
     def _learned(self) -> list[Tensor]:
         """The exponents that the loss learns, 0-d tensors."""
         return []
 
     # --- checks -----------------------------------------------------------------------------------
-
-    def _check_arguments(self) -> None:
-        if self.mini_batch_size is not None:
-            at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
-        given: object = self.gather_across_devices
-        if given == "ring":  # of earlier versions
-            raise InputError(
-                "gather_across_devices='ring' is gone. Pass gather_across_devices=True, which takes"
-                " batches of any size, too."
-            )
-        one_of("gather_across_devices", given, (False, True))
 
     def prepare_model(self) -> None:
         self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
@@ -405,8 +389,11 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.refuse_unequal(sizes)
         self.labels.check(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
-        if self.uses_gradient_cache or self.has_penalties:
-            self.refuse_adaptive_layers("mini_batch_size or regularizers")
+        if (self.uses_gradient_cache or self.has_penalties) and self.has_adaptive_layers():
+            raise InputError(
+                f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with"
+                " mini_batch_size or regularizers."
+            )
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
         elif self.has_penalties:

@@ -16,12 +16,8 @@ from st_magnitude.kernel.batch import Direction
 class Gathered:
     """The rows of all W ranks, or those of this rank alone if a loss does not gather.
 
-    Args:
-        queries: Queries of this rank, (B, D).
-        gathers: Whether the loss gathers.
-        directions: As for the loss. Queries are gathered if a softmax runs over them.
-        sizes: The sizes of the columns of each rank, queries first. Without them, the columns of a
-            rank have one size, and the ranks tell it each other.
+    Queries (B, D) are gathered if a softmax of the directions runs over them. Without the sizes of
+    the columns of each rank, these have one size, which the ranks tell each other.
     """
 
     def __init__(
@@ -82,11 +78,8 @@ class Gathered:
 
 
 def check_on_all_ranks(check: Callable[[], list[int]], device: torch.device) -> list[list[int]]:
-    """Checks the batch of this rank, and that it matches those of other ranks.
-
-    ``check`` returns the sizes of the columns of this rank; the result has those of each rank,
-    which exchange them on the device. Where one rank raises, all do.
-    """
+    """Checks that the batches of all ranks match. ``check`` returns the sizes of the columns of
+    this rank, and the result has those of each rank. Where one rank raises, all do."""
     sizes: list[int] = []
 
     def number() -> list[int]:

@@ -23,17 +23,16 @@ class SimilarityMSELoss(EmbeddingLoss):
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
     With cosine it is sentence-transformers' ``CosineSimilarityLoss``, the best choice for STS
-    (docs/norms.md). ``"qnorm"`` and ``"dnorm"`` are the paper's Sent1Norm and Sent2Norm. They exist
-    for comparison: s(a, b) != s(b, a) (Cor. 6.1), and the loss warns.
+    (docs/norms.md). ``"qnorm"`` and ``"dnorm"`` are the paper's Sent1Norm and Sent2Norm, for
+    comparison: s(a, b) != s(b, a) (Cor. 6.1).
 
     Args:
         model: The SentenceTransformer to train, which the loss prepares as
-            :func:`~st_magnitude.prepare` does: ``Normalize`` goes if the similarity keeps norms.
+            :func:`~st_magnitude.prepare` does.
         similarity: A Similarity or its name.
         scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves
             in, 1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at
-            hand; 1 for cosine. The paper's 0.01 is meant for dot products of 100 to 1,000
-            (docs/research/norms.md).
+            hand; 1 for cosine. The paper's 0.01 is meant for dot products of 100 to 1,000.
 
     Raises:
         ValueError: If the similarity keeps magnitude but only some routes of the model end in
@@ -57,11 +56,9 @@ class SimilarityMSELoss(EmbeddingLoss):
         query, document = self.similarity.exponents
         if query != document:
             logger.warning(
-                "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b)"
-                " != s(b, a). That does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use"
-                " cosine or dot.",
-                self.name,
-                self.similarity,
+                f"{self.name} with {self.similarity}: one text of a pair keeps its norm and the"
+                " other does not, so s(a, b) != s(b, a). That does not suit a symmetric task"
+                " (arXiv 2602.09229, Cor. 6.1). Use cosine or dot."
             )
         self.prepare_model()
 
@@ -88,9 +85,8 @@ class SimilarityMSELoss(EmbeddingLoss):
             )
         if not self._has_begun and (largest := labels.abs().max().item()) > 1:
             logger.warning(
-                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]. Divide the scores"
-                " by their range (STS-B: by 5).",
-                largest,
+                f"Scores reach {largest:.3g}, but calibrated similarities lie in [-1, 1]. Divide"
+                " the scores by their range (STS-B: by 5)."
             )
         self.start()
         a, (b,) = self.by_mean_norms(a, [b], self.similarity)

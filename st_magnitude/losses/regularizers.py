@@ -54,10 +54,7 @@ class Penalties(nn.ModuleDict):
 
     The name is the attribute ``name``, or the name of the function or class in snake case:
     ``sigreg``, ``sigreg_2``. A name that the log has for something else is numbered too:
-    ``infonce_2``. MagnitudeRankingLoss says what a regularizer is.
-
-    Raises:
-        TypeError: If something else is given.
+    ``infonce_2``.
     """
 
     def __init__(self, regularizers: Iterable[Regularizer | tuple[Regularizer, float]]) -> None:
@@ -112,12 +109,8 @@ class SIGReg(nn.Module):
     projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from the
     target have the expectation sum_k w_k (1 - exp(-t_k²)) = 1.0525 for any N.
 
-    The mean over all directions is exact, and the same each time. It is a polynomial P of the
-    cosines of all pairs of rows (:mod:`st_magnitude.losses.isotropy` has the formula),
-
-        SIGReg(x) = N · mean_ij P(cos(x_i, x_j))
-
-    in time that grows with N², and memory that grows with N.
+    The mean over all directions is exact: N · mean_ij P(cos(x_i, x_j)), with a polynomial P that
+    :mod:`st_magnitude.losses.isotropy` gives, in time that grows with N², and memory with N.
 
     Args:
         num_directions: Number of directions that a step draws instead, with noise, in time that
@@ -137,10 +130,9 @@ class SIGReg(nn.Module):
         ValueError: If an argument is out of range.
         RuntimeError: If somebody asks for a second derivative over all directions.
 
-    Drawn directions come from torch's generator of the device, whose state the checkpoints of a
-    Trainer contain, so a run that resumes draws the same directions. With ``gather`` all ranks take
-    the directions of rank 0. Without gradient, as in evaluation, they are always the same. SIGReg
-    computes in float32 with autocast off; float64 stays float64.
+    Drawn directions come from torch's generator of the device. With ``gather`` all ranks take those
+    of rank 0. Without gradient, as in evaluation, they are always the same. SIGReg computes in
+    float32 with autocast off; float64 stays float64.
 
     Example:
         >>> import torch
@@ -228,8 +220,7 @@ class SIGReg(nn.Module):
         mean: Tensor = (error @ weights).mean()
         return mean if self.statistic == "plain_mean" else number * mean
 
-    def _draw(self, x: Tensor, number: int) -> Tensor:
-        """The directions of this call, (D, K)."""
+    def _draw(self, x: Tensor, number: int) -> Tensor:  # (D, K)
         generator = None if torch.is_grad_enabled() else torch.Generator(x.device).manual_seed(0)
         shape = x.shape[1], number
         directions = torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)

@@ -16,9 +16,8 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
 
         L = InfoNCE + weight · SIGReg
 
-    It is for embeddings that crowd in a cone or in few dimensions. It spreads the variance evenly
-    over the dimensions; it is not designed to raise retrieval scores. The Trainer logs both terms
-    by name. The class is a shorthand: every ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
+    It spreads the variance evenly over the dimensions. The Trainer logs both terms by name. The
+    class is a shorthand: every ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
 
     Args:
         model: The SentenceTransformer to train.

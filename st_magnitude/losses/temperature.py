@@ -1,9 +1,7 @@
 """Ranking losses with several temperatures, several prefixes, or a temperature for every prefix.
 
 A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or
-binarised. All terms together cost about as much as one. Every other loss takes them as ``terms=``,
-such as ``LearnableNormLoss(model, terms=temp_agg())``, and ``Term(dim, temperature, weight)`` gives
-a term any weight.
+binarised. All terms together cost about as much as one. Every other loss takes them as ``terms=``.
 
 Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
     Contrastive Training, ICLR 2025, section 5.
@@ -92,10 +90,9 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
 
         L = sum_i sum_t InfoNCE(x[:d_i], tau_t)
 
-    With a single temperature and cosine it is sentence-transformers' ``MatryoshkaLoss`` around
-    MultipleNegativesRankingLoss. Here a prefix is cut first and then divided by its norm as the
-    similarity says, so the norm stays where the similarity keeps it. For other weights than 1, give
-    any loss ``terms=``.
+    A prefix is cut first and then divided by its norm as the similarity says. With a single
+    temperature and cosine it is sentence-transformers' ``MatryoshkaLoss`` around
+    MultipleNegativesRankingLoss.
 
     Args:
         model: The SentenceTransformer to train.

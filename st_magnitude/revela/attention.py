@@ -7,7 +7,6 @@ similarities reach it as a keyword argument of the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,37 +28,34 @@ EPS = 1e-6  # of Eq. 6
 MASKED = -1e3  # the bias of padding: exp() of it is 0, and float16 holds it divided by the scale
 
 
-@dataclass
 class Neighbours:
-    """Which documents attend to which others, and how much; the same for all layers of a pass."""
+    """Which documents attend to which others, and how much; the same for all layers of a pass.
 
-    similarity: Tensor  # (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups
-    # The pairs (i, j) by ranges of i: (first, last + 1, i - first, j), the last two (P,).
-    chunks: list[tuple[int, int, Tensor, Tensor]]
-    key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding
-    v_norm: bool = True  # whether to divide by the value norms, Eq. 6
-    calls: int = 0  # number of layers that have used this object
+    Row i of similarity (B, B) holds Sim(D_i, ·), zero on the diagonal and between groups, and
+    attention_mask is (B, L). Only pairs above 1e-7 get a gradient. They are chosen on the CPU, once
+    in a pass: layers do not wait for the GPU. ``v_norm``: whether to divide by value norms, Eq. 6.
+    """
 
-    @classmethod
-    def of(
-        cls, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
-    ) -> Neighbours:
-        """Chooses the pairs for similarity (B, B) and attention_mask (B, L), of which only those
-        above 1e-7 get a gradient, on the CPU, once in a pass: layers do not wait for the GPU."""
+    def __init__(
+        self, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
+    ) -> None:
+        self.similarity = similarity
+        self.v_norm = v_norm
+        self.key_mask = None if attention_mask is None else attention_mask.bool()
+        self.calls = 0  # number of layers that have used this object
+        # The pairs (i, j) by ranges of i: (first, last + 1, i - first, j), the last two (P,).
+        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
         allowed = (similarity.detach() > SPARSE_BELOW).cpu()
         device = similarity.device
         queries, sources = (index.to(device) for index in allowed.nonzero(as_tuple=True))
         # pairs[i] is where the pairs of document i begin
         pairs = [0, *allowed.sum(1).cumsum(0).tolist()]
-        chunks = []
         first = 0
         for last in range(1, len(allowed) + 1):
             if last == len(allowed) or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
                 part = slice(pairs[first], pairs[last])
-                chunks.append((first, last, queries[part] - first, sources[part]))
+                self.chunks.append((first, last, queries[part] - first, sources[part]))
                 first = last
-        key_mask = None if attention_mask is None else attention_mask.bool()
-        return cls(similarity, chunks, key_mask, v_norm)
 
 
 def in_batch_attention(

@@ -122,8 +122,7 @@ class GroupCollator:
     For the N chunks of all groups there are ``query_*``, what the retriever's ``preprocess``
     returns for their query parts (see `RevelaLoss`), ``passage_*``, the same for the whole chunks,
     and ``lm_*``: ``input_ids`` and ``attention_mask`` (N, L) of chunks without prefix, padded at
-    the end, and ``group`` (N,), the number of each chunk's group in this batch. A text has at most
-    ``max_length`` tokens, including the prefix.
+    the end, and ``group`` (N,), the number of each chunk's group in this batch.
     """
 
     def __init__(

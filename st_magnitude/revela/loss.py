@@ -48,8 +48,7 @@ def group_similarity(
 
     Queries are the embeddings of the query parts of documents, passages the embeddings of whole
     documents, and groups the numbers of their groups, over which the softmax runs. The result is
-    zero on the diagonal and between groups, in float32 or wider even under autocast (in bfloat16
-    one step of a cosine is 39 logits at tau = 1e-4).
+    zero on the diagonal and between groups, in float32 or wider even under autocast.
 
     Example:
         >>> import torch
@@ -78,16 +77,14 @@ class RevelaLoss(nn.Module):
     The query part is the first half of a document's words, so copying cannot match, or all of code.
 
     One row of the dataset is one group of related documents, from
-    :func:`~st_magnitude.revela.build_groups`. Train with
-    :class:`~st_magnitude.revela.RevelaTrainer`; docs/revela.md says how other ways differ. In
-    ``fit``, an ``InputExample`` has the documents of a group.
+    :func:`~st_magnitude.revela.build_groups`; in ``fit``, an ``InputExample`` has the documents of
+    a group. Train with :class:`~st_magnitude.revela.RevelaTrainer`.
 
     Args:
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and
             its similarity becomes cosine, so it is used as it was trained.
         lm: A causal decoder of transformers, with or without peft.
-        temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows
-            of encoders that were trained contrastively become one-hot and pass no gradient.
+        temperature: Temperature tau. The paper's is 1e-4 (docs/revela.md).
         prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if
             it has none, the paper's, "Query: " and "Passage: ".
         max_length: Largest number of tokens of a text, for retriever and language model.
@@ -97,8 +94,6 @@ class RevelaLoss(nn.Module):
     Raises:
         ValueError: If the language model is not supported, an argument is out of range, or
             sentence-transformers is older than 6.2; at a batch, if its rows are not groups.
-
-    docs/revela.md explains the figures that RevelaTrainer logs. Losses and gains are in nats.
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
@@ -178,7 +173,7 @@ class RevelaLoss(nn.Module):
         """The e stream (B, L, D_lm), and the next-token loss of the h stream."""
         ids = text["input_ids"]
         mask = text["attention_mask"]
-        neighbours = Neighbours.of(self.read_weight * similarity, mask, v_norm=self.v_norm)
+        neighbours = Neighbours(self.read_weight * similarity, mask, v_norm=self.v_norm)
         e, h = two_streams(self.lm, ids, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
 

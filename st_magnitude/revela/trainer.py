@@ -38,8 +38,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
     It optimises the language model with the retriever: at a separate learning rate, with gradients
     averaged over processes and clipped at ``max_grad_norm`` apart from the retriever's. Checkpoints
     hold what is trained of it. The result is the retriever alone, a SentenceTransformer with a
-    LoRA, which :func:`~st_magnitude.export` merges. The log has what the loss logs, ``grad_norm``
-    (of the retriever) and ``lm_grad_norm``.
+    LoRA, which :func:`~st_magnitude.export` merges.
 
     Args:
         args: Training arguments. ``gradient_checkpointing`` applies to both models.
@@ -108,7 +107,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
         self.add_callback(_LanguageModelCallback(self))
 
     def lm_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the language model that are trained."""
         parameters = self.loss.lm.named_parameters()
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 

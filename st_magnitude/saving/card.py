@@ -11,8 +11,6 @@ from st_magnitude._checks import INSTALL
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import returns_unit_vectors, unwrapped
 
-__all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "model_name", "scoring_text"]
-
 _BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring -->"
 
 # The sections on scoring. docs/serving.md has the sources of the names.

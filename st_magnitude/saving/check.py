@@ -19,8 +19,6 @@ from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.adapters import has_adapter
 from st_magnitude.surgery.gradients import GradScale
 
-__all__ = ["OURS", "REFERENCE", "check_saved"]
-
 logger = logging.getLogger(__name__)
 
 REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of a model, and its class
@@ -58,7 +56,7 @@ def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
         found = _embeddings(saved, read)
     except Exception as error:
         if "trust_remote_code" in str(error):
-            logger.warning("The saved model was not compared: %s", error)
+            logger.warning(f"The saved model was not compared: {error}")
             return
         raise InputError(
             f"The saved model cannot be loaded again ({type(error).__name__}: {error}). {remedy}"

@@ -35,8 +35,6 @@ from st_magnitude.surgery.raw import (
     warn_of_unused_prompt,
 )
 
-__all__ = ["export", "limit_length", "load", "loading", "write_model"]
-
 logger = logging.getLogger(__name__)
 
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
@@ -50,13 +48,11 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     ranks alike: SentenceTransformer, mteb and every vector database load it without this package. A
     fractional document exponent keeps its ``ExponentNorm``: load it with
     :func:`st_magnitude.load`, or round the exponent before, as
-    :func:`~st_magnitude.calibrate_exponent` says, or call ``del model[-1]`` before you save, and
-    apply the exponent when you index, ``Similarity(gamma_document=gamma).document(vectors)``. An
-    adapter (LoRA) is merged in a copy; ``model.save_pretrained`` saves it as such. The model card
-    says how to index. What was written is loaded again, and has to embed a few texts as the model
-    does. The hashes of the training texts, which ``model.save_pretrained`` writes as well, stay
-    behind: the folder can be published, and measurements of the model in it cannot leave out what
-    it has read.
+    :func:`~st_magnitude.calibrate_exponent` says. An adapter (LoRA) is merged in a copy;
+    ``model.save_pretrained`` saves it as such. The model card says how to index. What was written
+    is loaded again, and has to embed a few texts as the model does. The hashes of the training
+    texts, which ``model.save_pretrained`` writes as well, stay behind, so measurements of the saved
+    model cannot leave out what it has read.
 
     Args:
         model: The trained SentenceTransformer.

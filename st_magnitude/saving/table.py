@@ -12,8 +12,6 @@ from tokenizers import Tokenizer
 
 from st_magnitude._checks import INSTALL, MissingPackage
 
-__all__ = ["TABLE", "load_table"]
-
 TABLE = "wordllama"
 
 

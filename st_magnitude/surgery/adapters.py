@@ -93,10 +93,9 @@ def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
         model.float()
         if dtype is None:
             logger.warning(
-                "The merged model is float32: %s would round away a part of what the adapter has"
-                " learned. merge_lora(model, dtype=%s) stores it in half the room.",
-                str(half).removeprefix("torch."),
-                half,
+                f"The merged model is float32: {str(half).removeprefix('torch.')} would round away"
+                f" a part of what the adapter has learned. merge_lora(model, dtype={half}) stores"
+                " it in half the room."
             )
     plain = cast(Model, _plain(model))
     for part in adapted:

@@ -1,15 +1,11 @@
-"""GradScale and cut-initialisation, for losses by cosine.
-
-Their gradient at an embedding z has the size sin φ / |z| (Draganov et al., Prop. 3.1), so large
-norms hardly move. GradScale multiplies it by |z|; cut-initialisation begins with small norms.
-"""
+"""GradScale and cut-initialisation, for losses by cosine: docs/norms.md says what they are for."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -18,7 +14,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import InputError, InputTypeError, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
-from st_magnitude.surgery.raw import raw_producers, unwrapped
+from st_magnitude.surgery.raw import Model, raw_producers, unwrapped
 
 __all__ = ["GradScale", "attach_grad_scale", "cut_init", "grad_scale"]
 
@@ -29,23 +25,19 @@ SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as thi
 # logarithms and logits, not weights
 _NEVER_CUT = ("logit_scale", "logit_bias", "scaled_query_bias", "scaled_document_bias")
 
-Model = TypeVar("Model", bound=nn.Module)
-
 
 def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
     """Returns the same embeddings, and multiplies their gradient row by row: (..., D) -> (..., D).
 
         forward z,   backward |z|^power · g
 
-    GradScale belongs before the normalisation: after it, all norms are 1 and it does nothing. The
-    resulting gradient field is not the gradient of any loss (Prop. D.1). The factor is a constant
-    to higher derivatives, in at least float32 and finite. Norms below 1e-6 count as 1e-6.
+    It belongs before the normalisation: after it, all norms are 1 and it does nothing. The factor
+    is a constant to higher derivatives, in at least float32 and finite. Norms below 1e-6 count as
+    1e-6.
 
     Args:
         x: Embeddings.
-        power: 1 cancels the 1/|z| of every cosine-based loss, and 0 changes nothing. Gradients grow
-            with the norms: the paper divides the learning rate by 6 and warms up for 100 epochs of
-            500 or 1,000 (section 6).
+        power: 1 cancels the 1/|z| of every cosine-based loss, and 0 changes nothing.
 
     Example:
         >>> import torch
@@ -76,9 +68,6 @@ class GradScale(Module):
     It takes a tensor (..., D), or the features of a SentenceTransformer (TypeError otherwise).
     :func:`~st_magnitude.export` leaves it out of what it saves; ``save_pretrained`` keeps it, and
     then only :func:`~st_magnitude.load` loads the model.
-
-    Args:
-        power: Exponent of the norm, as in :func:`grad_scale`.
 
     Raises:
         ValueError: At the first training batch, if all norms that reach it are 1.
@@ -144,11 +133,7 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
 
     ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last
     Normalize or ExponentNorm, in every route of a last Router. Of any other module it scales the
-    output. A model with two encoders (CLIP) needs ``GradScale()(features)`` in the loss instead.
-
-    Args:
-        model: The model to train, or the module in it whose output is scaled.
-        power: Exponent of the norm, as in :func:`grad_scale`.
+    output.
 
     Raises:
         ValueError: If the model has GradScale already; at the first training batch, if all norms
@@ -182,16 +167,13 @@ def cut_init(
 ) -> Model:
     """Divides weights by c before training: norms begin small and cosine gradients large. In place.
 
-    It is for models, or heads of models, that are not trained yet: dividing all weights destroys
-    what a model has learned.
-
     Args:
         model: Any module.
         c: The divisor. The paper takes 3 for contrastive and 9 for attraction-only losses.
-        where: ``"all"`` divides every parameter, as the paper does. A function of name and
-            parameter chooses: for open_clip's ViT models, for example, ``lambda name, _: name in
-            ("visual.proj", "text_projection")``. ``logit_scale``, ``logit_bias`` and learned
-            exponents are never divided.
+        where: ``"all"`` divides every parameter, which destroys what a trained model has learned. A
+            function of name and parameter chooses: for open_clip's ViT models, for example,
+            ``lambda name, _: name in ("visual.proj", "text_projection")``. ``logit_scale``,
+            ``logit_bias`` and learned exponents are never divided.
 
     Raises:
         ValueError: If ``where`` chose no parameter.

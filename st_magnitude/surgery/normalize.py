@@ -128,7 +128,5 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
     is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
     name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
     if (before := model.similarity_fn_name) != name:
-        logger.info(
-            "similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name
-        )
+        logger.info(f"similarity_fn_name: {before} -> {name}, which ranks like {similarity.name}.")
         model.similarity_fn_name = name

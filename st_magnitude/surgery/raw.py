@@ -57,7 +57,6 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
-    """The routes of a Router by name."""
     routes = router.sub_modules.items()
     return {name: route for name, route in routes if isinstance(route, nn.Sequential)}
 
@@ -65,9 +64,8 @@ def routes_of(router: Router) -> dict[str, nn.Sequential]:
 def readers_of(model: SentenceTransformer) -> list[nn.Module]:
     """The modules that read texts: the first one, or the first one of each route of a Router."""
     first = model[0]
-    return (
-        [route[0] for route in routes_of(first).values()] if isinstance(first, Router) else [first]
-    )
+    routes = routes_of(first).values() if isinstance(first, Router) else [[first]]
+    return [route[0] for route in routes]
 
 
 def num_positions(reader: nn.Module) -> float:
@@ -120,12 +118,10 @@ def warn_of_unused_prompt(model: SentenceTransformer) -> None:
     meant = [name for name in _DOCUMENT_PROMPTS if model.prompts.get(name)]
     if meant and not prompt_of(model, "document"):
         logger.warning(
-            "The model has the prompt %r for documents under the name %r, but encode_document takes"
-            " the one named 'document', which is empty: documents are encoded without a prompt. If"
-            " the model needs it, set model.prompts['document'] = model.prompts[%r].",
-            model.prompts[meant[0]],
-            meant[0],
-            meant[0],
+            f"The model has the prompt {model.prompts[meant[0]]!r} for documents under the name"
+            f" {meant[0]!r}, but encode_document takes the one named 'document', which is empty:"
+            " documents are encoded without a prompt. If the model needs it, set"
+            f" model.prompts['document'] = model.prompts[{meant[0]!r}]."
         )
 
 
@@ -179,11 +175,8 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
     """Within the block, ``model.encode*`` returns raw embeddings, by every route of a last Router.
 
     Afterwards the model is the same again, in its training mode too, which ``encode`` ends. In an
-    evaluation by several processes, each has a copy of the model, of which only one can be changed.
-    If something is left out, the first process encodes all texts itself.
-
-    With ``keep_normalize`` only ExponentNorm is left out, for evaluators that score a model as it
-    is served: a model that ends in Normalize serves unit embeddings.
+    evaluation by several processes, the first one encodes all texts itself if something is left
+    out, because the others have copies. With ``keep_normalize`` only ExponentNorm is left out.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW

@@ -19,8 +19,6 @@ from st_magnitude.surgery.raw import (
     unwrapped,
 )
 
-__all__ = ["are_unit", "score_by_cosine", "scoring_of"]
-
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
     """Whether all norms are 1 up to the precision of half floats, as after Normalize."""

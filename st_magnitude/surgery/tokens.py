@@ -12,8 +12,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
-__all__ = ["remembered_tokens"]
-
 MOST_KNOWN = 500_000  # texts whose tokens are remembered, about 200 MB
 OPTIONS = {"add_special_tokens": False}  # with which a static table reads
 

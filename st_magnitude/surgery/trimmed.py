@@ -34,11 +34,8 @@ class _Rows:
 
 
 class Trimmed(nn.Module):
-    """A word table whose weight has, within the block, the kept rows alone.
-
-    The table keeps its name, hooks and Parameter, and is still an instance of its class. A deep
-    copy is trimmed, too, and the end of the block closes it; a pickle is a whole table.
-    """
+    """A word table whose weight has, within the block, the kept rows alone. It keeps its name, its
+    hooks and its Parameter, and is still an instance of its class."""
 
     weight: nn.Parameter  # (K, D)
     rows: _Rows
@@ -86,7 +83,6 @@ class Trimmed(nn.Module):
 
     @torch.no_grad()
     def write(self) -> None:
-        """Writes the kept rows into the whole table."""
         self.take_written()
         self.rows.whole.index_copy_(0, self.rows.kept, self.weight)
         self.rows.num_writes = num_writes(self.rows.whole)
@@ -180,11 +176,8 @@ def _give(weight: nn.Parameter, rows: Tensor) -> None:
 
 
 class _Steps:
-    """The optimizers of a table and its copies.
-
-    The state of an optimizer has the kept rows alone from its first step in the block to its first
-    step after it. Its state dicts always have all rows.
-    """
+    """The optimizers of a table and its copies, whose state has the kept rows alone from the first
+    step in the block to the first step after it. State dicts always have all rows."""
 
     def __init__(self, family: WeakSet[Any], kept: Tensor, whole: torch.Size) -> None:
         self.family = family
@@ -214,10 +207,8 @@ class _Steps:
         for name in ("weight_decay", "lambd"):  # the second one is ASGD's
             if any(group.get(name) for group in optimizer.param_groups):
                 logger.warning(
-                    "%s does not shrink the %s rows of the word table that no training text uses"
-                    " (trimmed_vocabulary).",
-                    name,
-                    f"{self.whole[0] - len(self.kept):,}",
+                    f"{name} does not shrink the {self.whole[0] - len(self.kept):,} rows of the"
+                    " word table that no training text uses (trimmed_vocabulary)."
                 )
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:

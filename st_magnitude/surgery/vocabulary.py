@@ -23,8 +23,6 @@ from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.trimmed import Trimmed, trimmed
 
-__all__ = ["trimmed_vocabulary"]
-
 logger = logging.getLogger(__name__)
 
 LEAST_SHARE = 0.1  # of the weights of a model that have to be left out
@@ -39,19 +37,16 @@ def trimmed_vocabulary(
 ) -> Iterator[None]:
     """Within the block, training changes only those rows of a word table that its texts use.
 
-    Most rows belong to tokens that no training text has. They have no gradient and never move, but
-    zeroing, clipping and the optimizer pass over all V rows at every step. Here the weight holds
-    the K used rows, and so do its gradient and the state of the optimizer. State dicts, which are
-    live, checkpoints, ``optimizer.pt`` too, pickles and saved models hold all rows under their
-    usual names: resume them with the block or without it. At the end, after an error too, the
-    table has all its rows, and so has each deep copy that was made in the block.
+    The weight holds the K used rows of V, and so do its gradient and the state of the optimizer.
+    State dicts, which are live, checkpoints, ``optimizer.pt`` too, pickles and saved models hold
+    all rows under their usual names: resume them with the block or without it. At the end, after an
+    error too, the table has all its rows, and so has each deep copy that was made in the block.
 
     The weights are those of training without it: bit for bit on one thread of a CPU, for every
     optimizer that treats each number alone, such as AdamW and SGD. Adafactor does not, and trains
     the whole table in a Trainer (ValueError in other loops). The norm by which gradients are
     clipped may differ in its last digit on several threads, and if the width of the table is no
-    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so: the data
-    say nothing against their words.
+    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so.
 
     An optimizer can live on from before the block, and after it. Moments of the other rows are
     zero from then on. The gradient of the table does not cross either end of the block.
@@ -102,8 +97,7 @@ def trimmed_vocabulary(
 
 
 def _unwrap(trainer: Any) -> None:
-    """Lets the next training make a wrapper of DistributedDataParallel anew, because the weight of
-    the table has another shape."""
+    """Lets the next training wrap the table, whose weight has another shape, anew for DDP."""
     trainer.model_wrapped = trainer.model
     for part in _modules(trainer):
         wrapped = getattr(part, "model", None)
@@ -112,7 +106,6 @@ def _unwrap(trainer: Any) -> None:
 
 
 def _modules(trainer: Trainer | None) -> list[nn.Module]:
-    """All modules of the losses of a Trainer."""
     losses = getattr(trainer, "loss", None)
     losses = losses.values() if isinstance(losses, dict) else [losses]
     return [part for loss in losses if isinstance(loss, nn.Module) for part in loss.modules()]
@@ -122,7 +115,6 @@ def _modules(trainer: Trainer | None) -> list[nn.Module]:
 
 
 def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
-    """The word tables of a model that can be trimmed."""
     found: list[Any] = []
     for part in model.modules():
         if isinstance(part, StaticEmbedding):
@@ -138,7 +130,7 @@ def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
         if not isinstance(table, nn.Embedding | nn.EmbeddingBag) or not table.weight.requires_grad:
             continue
         if reason := _why_whole(table, parts, trainer):
-            logger.warning("The word table is trained whole: %s.", reason)
+            logger.warning(f"The word table is trained whole: {reason}.")
         else:
             tables.append(table)
     return tables

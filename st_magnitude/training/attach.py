@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from datasets import Dataset, IterableDataset
 from pyarrow import ListArray
@@ -30,9 +30,8 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log the figures of losses, and checks that it can train them on its data.
 
-    The log shows as ``excluded_negatives`` the share of documents that are no negatives, as copies
-    of the positive or by the margin, since the line before. This figure and those of a NormMonitor
-    reach Weights & Biases, TensorBoard and others. ``st-magnitude train`` makes the call.
+    The log shows as ``excluded_negatives`` the share of documents that are no negatives, since the
+    line before. This figure and those of a NormMonitor reach Weights & Biases and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
@@ -61,7 +60,6 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
 
 def _check(trainer: Trainer) -> None:
-    """Refuses engines and data sets that the losses cannot train on."""
     losses = _losses_by_name(trainer)
     engine = engine_of_trainer(trainer)
     for loss in losses.values():
@@ -77,9 +75,11 @@ def _check(trainer: Trainer) -> None:
             lay_lists_end_to_end(trainer)
         else:
             refuse_lists(dataset, place)
-        refuse_missing_texts(dataset, place)
-        refuse_uneven_labels(dataset, place)
-        refuse_dispatched_tables(trainer, dataset, place)
+        if isinstance(dataset, Dataset):
+            refuse_missing_texts(dataset, place)
+            refuse_uneven_labels(dataset, place)
+        elif isinstance(dataset, IterableDataset):
+            refuse_dispatched_tables(trainer, place)
     if trainer.args.world_size > 1:
         refuse_unlike_gathering(losses)
 
@@ -134,11 +134,10 @@ def refuse_lists(dataset: object, place: str) -> None:
             )
 
 
-def refuse_missing_texts(dataset: object, place: str) -> None:
-    """Refuses a column with a text that is None, by its first row."""
-    features = dataset.features if isinstance(dataset, Dataset) else {}
-    for name in (x for x, kind in features.items() if getattr(kind, "dtype", "") in TEXTS):
-        texts = cast(Dataset, dataset).select_columns([name]).with_format("arrow")
+def refuse_missing_texts(dataset: Dataset, place: str) -> None:
+    columns = dataset.features.items()
+    for name in (x for x, kind in columns if getattr(kind, "dtype", "") in TEXTS):
+        texts = dataset.select_columns([name]).with_format("arrow")
         for start, table in zip(count(0, 10_000), texts.iter(10_000), strict=False):
             if table[name].null_count:
                 row = start + table[name].is_null().index(True).as_py()
@@ -148,10 +147,8 @@ def refuse_missing_texts(dataset: object, place: str) -> None:
                 )
 
 
-def refuse_uneven_labels(dataset: object, place: str) -> None:
+def refuse_uneven_labels(dataset: Dataset, place: str) -> None:
     """Refuses lists of labels that no tensor can hold: unequally long ones, and missing numbers."""
-    if not isinstance(dataset, Dataset):
-        return
     for name in {"label", "labels", "score", "scores"} & set(dataset.column_names):
         lengths = set()
         for table in dataset.select_columns([name]).with_format("arrow").iter(10_000):
@@ -168,12 +165,10 @@ def refuse_uneven_labels(dataset: object, place: str) -> None:
                 )
 
 
-def refuse_dispatched_tables(trainer: Trainer, dataset: object, place: str) -> None:
+def refuse_dispatched_tables(trainer: Trainer, place: str) -> None:
     """Refuses a stream of texts for a static table, whose batches accelerate cuts by rows."""
-    is_stream = isinstance(dataset, IterableDataset)
     loading: Any = trainer.args.accelerator_config
-    dispatches = loading.dispatch_batches is not False
-    if is_stream and dispatches and has_static_embedding_input(trainer.model):
+    if loading.dispatch_batches is not False and has_static_embedding_input(trainer.model):
         raise InputError(
             f"{place} is a stream, which accelerate cuts into batches in a way that does not fit"
             " the tokens of a static table. Pass accelerator_config={'dispatch_batches': False} to"

@@ -30,31 +30,26 @@ class NormMonitor(TrainerCallback):
     """Norms, effective learning rate and geometry of the embeddings of a training run.
 
     Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call
-    :meth:`update` in a loop of your own (docs/norms.md). It measures raw embeddings, before any
-    Normalize at the end, at the first step and every ``every`` steps. The row goes into
-    ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, to other callbacks. Each
-    role has these keys:
+    :meth:`update` in a loop of your own (docs/norms.md). It measures raw embeddings at the first
+    step and every ``every`` steps. The row goes into ``trainer.state.log_history`` and, after
+    :func:`st_magnitude.attach`, to other callbacks. Each role has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``,
       ``_norm_p50``, ``_norm_p95``;
-    - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam
-      an indication). The paper's figure S3 has lr / mean norm, which is norm_mean times as much;
+    - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4);
     - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most
       1 / (1 + D / B).
 
     ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the
-    first column whose own text of the second column scores highest in the batch. Above 0 the norm
-    helps; far above 0 it decides everything.
+    first column whose own text of the second column scores highest in the batch.
 
     Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts
-    of each. A loss that embeds in another order has the one role ``all``. Under gradient
-    accumulation the last micro-batch is measured, and with several processes the texts of the first
-    one. It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean
-    cosine is above 0.99.
+    of each. A loss that embeds in another order has the one role ``all``. The last micro-batch is
+    measured, of the first process. It warns once if the mean norm of a role is below 1e-4 or not
+    finite, and once if its mean cosine is above 0.99.
 
     Args:
-        loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column
-            has. Not needed in a loop of your own.
+        loss: The Trainer's loss, or its dict of losses. Not needed in a loop of your own.
         every: Number of steps between rows.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
     checkpoints = sorted(folders, key=lambda path: int(path.name.split("-")[1]))
     found = [path for path in checkpoints if is_complete(path)]
     if torn := [path.name for path in checkpoints if path not in found]:
-        logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
+        logger.warning(f"Ignoring incomplete checkpoints: {', '.join(torn)}.")
     if found and not resume:
         raise FileExistsError(
             f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with"
@@ -45,18 +44,13 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
         check_same_run(output, settings)
         return found[-1]
     if resume:
-        logger.warning("There is no checkpoint in %s: training starts anew.", work)
+        logger.warning(f"There is no checkpoint in {work}: training starts anew.")
     return None
 
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint has its state, which is written last."""
     return "global_step" in _json_of(checkpoint / "trainer_state.json")
-
-
-def remove_checkpoints(output: Path) -> None:
-    """Removes the checkpoints of a run and its record."""
-    shutil.rmtree(output / WORK, ignore_errors=True)
 
 
 def check_same_run(output: Path, settings: Mapping[str, object]) -> None:
@@ -100,7 +94,6 @@ def saved(
 
 
 def _json_of(file: Path) -> dict[str, object]:
-    """The content of a file, or nothing if it is missing or incomplete."""
     try:
         content: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import threading
@@ -25,8 +24,6 @@ from st_magnitude._distributed import engine_of_trainer
 from st_magnitude._upstream import load_checkpoint_into
 from st_magnitude.training.attach import attach, refuse_without_negatives
 from st_magnitude.training.run_folder import is_complete
-
-logger = logging.getLogger(__name__)
 
 
 class Stopped(KeyboardInterrupt):
@@ -58,11 +55,9 @@ def refuse_diverged(trainer: Trainer) -> None:
 
 
 class _StopOnSignal(TrainerCallback):
-    """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint.
-
-    A second signal has its usual effect. The callback is idle in several processes, of which each
-    would stop at another step, and outside of the main thread, which alone may handle signals.
-    """
+    """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint, and a
+    second one has its usual effect. The callback is idle in several processes, of which each would
+    stop at another step, and outside of the main thread, which alone may handle signals."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -100,7 +95,6 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
 
 
 def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None = None) -> None:
-    """Calls `attach` and trains."""
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"

@@ -74,7 +74,7 @@ def test_a_search_is_a_stable_sort_whatever_the_tiles(monkeypatch, k, tiles):
 @pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 def test_a_prefix_is_cut_before_it_is_divided(similarity):
     task = replace(encoded(), similarity=similarity)
-    prefix = task.prefix(3)
+    prefix = replace(task, queries=task.queries[:, :3], documents=task.documents[:, :3])
     found = prefix.search(10)
     assert found.columns.tolist() == by_sorting(prefix, similarity.exponents[1], 10)
     scores = similarity(task.queries[:, :3], task.documents[:, :3])

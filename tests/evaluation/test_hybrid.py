@@ -116,7 +116,7 @@ def test_evaluator_refuses(task):
         HybridEvaluator(**task, top_k=9)
     for run, message in (
         ({"other": {"d01": 1.0}}, r"its keys start with \['other'\]"),
-        ({"q1": {"d01": 1.0, "d01-2": 2.0}}, "1 documents that are not in the corpus, .*'d01-2'"),
+        ({"q1": {"d01": 1.0, "d01-2": 2.0}}, "A run has the document 'd01-2' .* not in the"),
         ({"q1": {"d01": math.nan}}, "the score nan for 'd01'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -105,7 +105,6 @@ def test_labels_as_embeddings_of_a_teacher(model, directions):
     ("options", "message"),
     [
         ({"labels": "rating"}, "labels must be one of"),
-        ({"gather_across_devices": "ring"}, "is gone. Pass gather_across_devices=True"),
         ({"gather_across_devices": "all"}, "gather_across_devices must be one of"),
         ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),
     ],

@@ -84,7 +84,8 @@ def test_warns_where_dimensions_are_not_trained(model, caplog):
         stm.TempAggLoss(model)
         assert not caplog.records
         stm.CosineRankingLoss(model, terms=temp_agg_mrl([8, 16]))
-    assert [record.args[1:3] for record in caplog.records] == [(32, 16)]  # of 32, beyond 16
+    assert len(caplog.records) == 1
+    assert "compares all 32 dimensions, so those beyond 16 are not trained" in caplog.text
 
 
 def test_training_has_all_dimensions_whatever_encode_keeps(model, caplog):
@@ -95,4 +96,4 @@ def test_training_has_all_dimensions_whatever_encode_keeps(model, caplog):
         assert {term.dim for term in loss.terms} == {8, 16, 32}
         assert loss(columns).item() == expected.item()
         stm.TempAggMRLLoss(model, [8])
-    assert [record.args[1:3] for record in caplog.records] == [(32, 8)]
+    assert "compares all 32 dimensions, so those beyond 8 are not trained" in caplog.text

@@ -64,7 +64,7 @@ def decoder(family: str, **options: object) -> PreTrainedModel:
 def first_batch(lm: PreTrainedModel) -> None:
     set_in_batch_attention(lm)
     ids, mask = padded([torch.tensor([3, 4]), torch.tensor([5, 6, 7])])
-    two_streams(lm, ids, Neighbours.of(torch.ones(2, 2, dtype=torch.float64), mask))
+    two_streams(lm, ids, Neighbours(torch.ones(2, 2, dtype=torch.float64), mask))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_architecture_is_equation_3_to_8(family: str, v_norm: bool, monkeypatch)
 
     set_in_batch_attention(lm)
     ids, mask = padded(documents)
-    found = two_streams(lm, ids, Neighbours.of(similarity, mask, v_norm=v_norm))
+    found = two_streams(lm, ids, Neighbours(similarity, mask, v_norm=v_norm))
     for states, reference in zip(found, (e, h), strict=True):
         for one, other in zip(unpadded(states, mask), reference, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-9)

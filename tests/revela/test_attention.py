@@ -42,11 +42,11 @@ def test_pairs_that_are_left_out_do_not_matter(lm, monkeypatch) -> None:
     generator = torch.Generator().manual_seed(2)
     scores = 25.0 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
     weights = scores.fill_diagonal_(-torch.inf).softmax(-1)
-    assert sum(len(j) for *_, j in Neighbours.of(weights).chunks) <= 10  # of 20
+    assert sum(len(j) for *_, j in Neighbours(weights).chunks) <= 10  # of 20
     ids, mask = padded(docs)
-    _, sparse = two_streams(lm, ids, Neighbours.of(weights, mask))
+    _, sparse = two_streams(lm, ids, Neighbours(weights, mask))
     monkeypatch.setattr(A, "SPARSE_BELOW", -1.0)
-    _, exact = two_streams(lm, ids, Neighbours.of(weights, mask))
+    _, exact = two_streams(lm, ids, Neighbours(weights, mask))
     assert torch.allclose(exact, sparse, rtol=0, atol=2e-6)
     assert not torch.allclose(exact, sparse, rtol=0, atol=1e-14)
 
@@ -56,9 +56,9 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
     set_in_batch_attention(model)
     ids, mask = padded(documents())
     weights = torch.full((5, 5), 0.25)
-    _, exact = two_streams(model, ids, Neighbours.of(weights, mask))
+    _, exact = two_streams(model, ids, Neighbours(weights, mask))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, half = two_streams(model, ids, Neighbours.of(weights, mask))
+        _, half = two_streams(model, ids, Neighbours(weights, mask))
     assert torch.isfinite(half).all()
     both = half[mask.bool()].float(), exact[mask.bool()]
     assert torch.nn.functional.cosine_similarity(*both, dim=-1).min() > 0.995
@@ -69,7 +69,7 @@ def test_zero_values_and_huge_scores_stay_finite(v_norm: bool) -> None:
     query = 20 * torch.randn(3, 2, 4, 8)
     value = torch.zeros(3, 2, 4, 8, requires_grad=True)
     mask = torch.tensor([[1, 1, 0, 0]] * 3)
-    neighbours = Neighbours.of(torch.full((3, 3), 0.5), mask, v_norm=v_norm)
+    neighbours = Neighbours(torch.full((3, 3), 0.5), mask, v_norm=v_norm)
     result = in_batch_attention(query, query, value, neighbours)
     (gradient,) = torch.autograd.grad(result.sum(), value)
     assert (result == 0).all()
@@ -87,4 +87,4 @@ def test_what_cannot_work_is_refused() -> None:
     ids, mask = padded(documents())
     model = decoder()
     with pytest.raises(ValueError, match="reached 0 of 2 layers"):  # without set_in_batch_attention
-        two_streams(model, ids, Neighbours.of(torch.ones(5, 5), mask))
+        two_streams(model, ids, Neighbours(torch.ones(5, 5), mask))

@@ -115,7 +115,7 @@ def _warm() -> dict[str, Tensor]:
             cut = [" ".join(words[:WORDS]), " ".join(words[first : first + WORDS])]
             texts += cut if rng.random() < crops else pair
         ids, mask = _tokens(tokens, texts)
-        e, h = two_streams(lm, ids, Neighbours.of(weights, mask, v_norm=True))
+        e, h = two_streams(lm, ids, Neighbours(weights, mask, v_norm=True))
         alone, reading = (next_token_loss(lm, x, ids, mask) for x in (e, h))
         optimizer.zero_grad()
         (alone + reading).backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
@@ -249,7 +250,7 @@ def _save_unless_worse(
     decision = None if verdict is None else verdict.decision
     save_trained(trained.trainer, output, figures, sections, decision)
     if not config.keep_checkpoints:
-        run_folder.remove_checkpoints(output)
+        shutil.rmtree(output / run_folder.WORK, ignore_errors=True)
     return replace(trained, output=output)
 
 
