@@ -34,7 +34,6 @@ from .surgery.vocabulary import trimmed_vocabulary as trimmed_vocabulary
 from .training.attach import attach as attach
 from .training.monitor import NormMonitor as NormMonitor
 from .workbench.calibration import calibrate_exponent as calibrate_exponent
-from .workbench.calibration import calibrate_prior as calibrate_prior
 from .workbench.comparison.compare import compare as compare
 from .workbench.diagnosis.diagnose import diagnose as diagnose
 from .workbench.files.pairs import load_splits as load_splits

@@ -60,7 +60,9 @@ def two_tables():
 
 
 MODELS = {"static": static, "bert": encoder}
-both = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+both = pytest.mark.parametrize(
+    "build", [static, pytest.param(encoder, marks=pytest.mark.slow)], ids=MODELS
+)
 
 
 def table_of(model):

@@ -1,5 +1,7 @@
 """Two-layer models with random weights, a few texts, and the formula."""
 
+import copy
+import functools
 from pathlib import Path
 
 import torch
@@ -90,7 +92,12 @@ def save_transformer(
     return str(folder)
 
 
-def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
+def load_transformer(folder: Path | str, pooling: str = "mean") -> SentenceTransformer:
+    return copy.deepcopy(_loaded(str(folder), pooling))
+
+
+@functools.lru_cache(8)
+def _loaded(folder: str, pooling: str) -> SentenceTransformer:
     transformer = Transformer(folder)
     return SentenceTransformer(
         modules=[transformer, Pooling(transformer.get_embedding_dimension(), pooling)], device="cpu"

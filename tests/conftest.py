@@ -18,7 +18,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.testing
+import yaml
 from _tiny import load_transformer, save_transformer
+from huggingface_hub import repocard_data
 from jinja2 import Environment
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -109,10 +112,15 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_template() -> Iterator[None]:
-    """Compiles the template of model cards once, and not at every save."""
+def _made_once() -> Iterator[None]:
+    """The template of model cards and the command line, and not at every use; YAML in C."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
         patch.setattr(Environment, "compile", functools.lru_cache(Environment.compile))
+        if yaml.__with_libyaml__:
+            patch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
+            dump = functools.partial(repocard_data.yaml_dump, Dumper=yaml.CDumper)
+            patch.setattr(repocard_data, "yaml_dump", dump)
         yield
 
 

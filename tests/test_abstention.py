@@ -36,7 +36,7 @@ def uneven(signal):
 def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
     """The share of samples whose rule breaks the limit is at most delta, also with ties."""
     rng = np.random.default_rng(0)
-    risk, delta, runs = 0.1, 0.1, 400
+    risk, delta, runs = 0.1, 0.1, 200
     everybody = np.sort(rng.random(100_000).round(decimals))[::-1]
     risks = np.cumsum(probability(everybody)) / np.arange(1, 100_001)  # of the first 1, 2, ...
     broken = naive_broken = answered = 0

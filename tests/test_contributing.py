@@ -76,6 +76,7 @@ app(sys.argv[2:])
 """
 
 
+@pytest.mark.slow  # a new process, which imports a copy of the package
 def test_recipes(tiny_path, data_folder, tmp_path):
     """Of a similarity, a loss and a regularizer, and a training with the loss."""
     package = tmp_path / "st_magnitude"

@@ -16,7 +16,8 @@ import st_magnitude as stm
 from st_magnitude.workbench.commands.app import app
 
 ROOT = Path(__file__).parents[1]
-SLOW = ("compare.md", "compression.md", "how_to.md", "norms.md", "revela.md", "serving.md")
+SLOW = ("compare.md", "compression.md", "how_to.md", "migration.md", "norms.md", "revela.md")
+SLOW += ("serving.md", "start.md", "SKILL.md")
 READING = ("compare.md", "evaluation.md")  # their blocks marked py read files
 CONTINUES = re.compile(r"blocks\s+of\s+this\s+page\s+continue\s+each\s+other")
 SKILL = ROOT / "skills" / "st-magnitude" / "SKILL.md"

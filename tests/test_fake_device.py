@@ -87,8 +87,9 @@ OPTIONS = {
 
 
 @pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("is_learned", [False, True])
+@pytest.mark.parametrize(
+    ("options", "is_learned"), [({}, False), *((options, True) for options in OPTIONS.values())]
+)
 def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
     options = {name: value() if callable(value) else value for name, value in options.items()}
     if "targets" not in options:

@@ -20,8 +20,8 @@ PLUGIN = (
     ("clip", "revela", "evaluation", "mteb"),
 )
 WORKBENCH = (
-    ("_config", "report", "files", "folds", "choice"),
-    ("calibration", "verdict"),
+    ("_config", "report", "files", "folds", "options", "choice"),
+    ("calibration", "verdict", "exam"),
     ("diagnosis", "serving", "finetune"),
     ("comparison",),
     ("commands",),

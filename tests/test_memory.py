@@ -56,7 +56,6 @@ def through(kind):
 MEASURE = {
     "RetrievalData.encode": lambda m, d, **options: d.encode(m, **options),
     "calibrate_exponent": stm.calibrate_exponent,
-    "calibrate_prior": lambda m, d, **options: stm.calibrate_prior(m, d, d.log_prior(), **options),
     "diagnose": stm.diagnose,
 } | {
     kind.__name__: through(kind)

@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "serving"),
+    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela"),
     *("similarity", "training"),
-    *("data.retrieval", "diagnosis.findings", "evaluation.calibration"),
+    *("data.retrieval", "workbench.calibration", "workbench.diagnosis.findings"),
+    *("workbench.options", "workbench.serving"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py

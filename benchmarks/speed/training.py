@@ -59,7 +59,7 @@ PARTS, BY_HAND, OURS, TRIMMED = "sentence-transformers", "by hand", "st_magnitud
 PARTS_TRIMMED = "sentence-transformers, trimmed"
 COLORS = {PARTS: "#9aa0a6", PARTS_TRIMMED: "#5f6368", BY_HAND: "#f29900"}
 COLORS |= {OURS: "#8ab4f8", TRIMMED: "#1a73e8"}
-SHOWN = {"steps": ",", "runs": "", "seconds": ".1f", "wall": ".0f", "peak": ",.0f", "ndcg": ".4f"}
+SHOWN = {"steps": ",", "runs": "", "seconds": ".1f", "peak": ",.0f", "ndcg": ".4f"}
 TAUS = (0.03, 0.06, 0.1)
 
 
@@ -160,7 +160,7 @@ def best(setting: tuple[str, int, int]) -> list[dict]:
 
 
 def table() -> list[str]:
-    head = ["", "batch", "terms", "steps", "runs", "processor s", "wall s", "MiB", "nDCG@10"]
+    head = ["", "batch", "terms", "steps", "runs", "processor s", "MiB", "nDCG@10"]
     rows = []
     for setting in SETTINGS:
         if len(runs := best(setting)) < 4:

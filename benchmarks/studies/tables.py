@@ -23,7 +23,7 @@ from benchmarks.studies.clusters import clusters
 from benchmarks.studies.compression import compression
 from benchmarks.studies.convergence import convergence
 from benchmarks.studies.copies import copies
-from benchmarks.studies.known import defaults, few_shot, known, scope
+from benchmarks.studies.known import defaults, few_shot, known, mixed, scope
 from benchmarks.studies.magnitude import magnitude
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
@@ -53,6 +53,7 @@ TABLES: dict[str, Table] = {
     **copies.TABLES,
     **pages.TABLES,
     **known.TABLES,
+    "known mixed": mixed.table,
     "known scope": scope.table,
     "known defaults": defaults.table,
     "known few shot": few_shot.table,

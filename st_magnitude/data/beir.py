@@ -77,20 +77,6 @@ def splits_of(folder: str | Path) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))  # macOS writes ._dev.tsv
 
 
-def refuse_shared(
-    queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str
-) -> None:
-    """Refuses two splits, query id -> text, that share queries by id or by text."""
-    texts = {canonical(text) for text in others.values()} - {""}
-    both = sorted(q for q, text in queries.items() if q in others or canonical(text) in texts)
-    if both:
-        raise DataError(
-            f"{len(both):,} queries of the {split} split are also in the {other} split, such as"
-            f" {both[0]!r}, by id or by text: figures on queries that were trained on, or that"
-            " chose a setting, are too high. Take them out of one of the two."
-        )
-
-
 # What nothing shows: Unicode's Default_Ignorable_Code_Point, controls, formats, and U+FFFC, which
 # stands for an object
 _INVISIBLE = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.surgery.scoring import scoring_of
 
@@ -70,6 +70,48 @@ class EncodedTask:
     def prefix(self, dim: int) -> EncodedTask:
         """The same task with the first ``dim`` dimensions, whose norm the similarity divides by."""
         return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
+
+    def with_prior(self, log_p: Mapping[str, float], weight: float) -> EncodedTask:
+        """The same task with weight · log p(d) added to all scores, as one more dimension.
+
+        A softmax over the documents of a batch divides by how often each is drawn; this restores
+        how often they are asked for. The queries are ``[q, 1]`` and the documents ``[d, weight ·
+        log p(d)]``, q and d divided by the similarity, so an index for inner products ranks alike.
+
+        Args:
+            log_p: Document id -> log p(d), such as `RetrievalData.log_prior` of training queries.
+
+        Raises:
+            ValueError: If a document has no log p, or one that is not finite.
+
+        Example:
+            >>> from st_magnitude.data.retrieval import RetrievalData
+            >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b"}, {"q": {"d1"}})
+            >>> one = torch.ones(1, 1)
+            >>> task = EncodedTask(data, ["q"], one, one.repeat(2, 1), Similarity.named("dot"))
+            >>> task.with_prior({"d1": -2.0, "d2": -0.5}, weight=0.5).search()["q"]
+            {'d2': 0.75, 'd1': 0.0}
+
+        Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+        Recommendations, RecSys 2019; Bachrach et al., Speeding Up the Xbox Recommender System Using
+        a Euclidean Transformation for Inner-Product Spaces, RecSys 2014.
+        """
+        documents = self.data.document_ids
+        values = [log_p.get(document, math.nan) for document in documents]
+        if wrong := [d for d, x in zip(documents, values, strict=True) if not math.isfinite(x)]:
+            raise InputError(
+                f"log_p has no finite number for {len(wrong)} of {len(documents)} documents, such"
+                f" as {wrong[0]!r}: use RetrievalData.log_prior of judgments over this corpus."
+            )
+        q = self.similarity.query(self.queries.double())
+        d = self.similarity.document(self.documents.double())
+        bias = weight * torch.tensor(values, dtype=torch.float64).to(d)[:, None]
+        return replace(
+            self,
+            queries=torch.cat([q, torch.ones_like(q[:, :1])], dim=1),
+            documents=torch.cat([d, bias], dim=1),
+            similarity=DOT,
+        )
 
     def search(self, k: int = 100) -> Ranking:
         """The best k documents of every query, with their scores."""

@@ -20,18 +20,20 @@ from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.geometry import Array
-from st_magnitude.judge import nothing_found, warn_if_few
+from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT
 from st_magnitude.surgery.raw import refuse_other_models
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "summary"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "recommended", "summary"]
 
 Format = tuple[int, str, str]  # (dim, precision, rescoring)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
 RABITQ_BYTES = 8  # two float32, as FAISS stores them
+TOLERANCE = 0.05  # the share of nDCG@10 that storage may cost
+FEW_DRAWS = 2_000  # of `judge`, for every cell
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class CompressionCell:
     ndcg: float  # mean nDCG@10
     # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
     retention: float
+    change: Difference  # ndcg minus that of all dimensions in float32
 
     def __str__(self) -> str:
         rescored = {"none": "", "query": ", rescored", "norm": " and one norm, rescored"}
@@ -56,6 +59,12 @@ class CompressionCell:
         """The beginning of its keys in the metrics of `CompressionEvaluator`."""
         rescored = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
         return f"{self.precision}_{self.dim}{rescored[self.rescoring]}"
+
+    def fits(self, allowed: float) -> bool | None:
+        """Whether it costs at most so much nDCG@10; None if its interval leaves that open."""
+        if self.change.low >= -allowed:
+            return True
+        return False if self.change.high < -allowed else None
 
 
 class CompressionEvaluator(SearchEvaluator):
@@ -188,21 +197,60 @@ def search_formats(
 
 def cells_of(found: Mapping[Format, Ranking]) -> list[CompressionCell]:
     """A cell for each result of `search_formats`."""
-    means = {key: ranking.mean for key, ranking in found.items()}
-    reference = next(iter(means.values())) or math.nan
+    full = next(iter(found.values()))
     cells = []
-    for (dim, precision, rescoring), mean in means.items():
+    for (dim, precision, rescoring), ranking in found.items():
         bits = math.ceil(dim / 8)
         coded = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}
         size = coded[precision] + (NORM_BYTES if rescoring == "norm" else 0)
-        retention = mean / reference
-        cells.append(CompressionCell(dim, precision, rescoring, size, mean, retention))
+        retention = ranking.mean / (full.mean or math.nan)
+        change = judge(ranking.ndcg - full.ndcg, num_samples=FEW_DRAWS)
+        figures = (size, ranking.mean, retention, change)
+        cells.append(CompressionCell(dim, precision, rescoring, *figures))
     return cells
 
 
-def summary(cells: Sequence[CompressionCell]) -> Table:
+def recommended(
+    cells: Sequence[CompressionCell], tolerance: float = TOLERANCE
+) -> tuple[CompressionCell, str]:
+    """The smallest cell that clearly costs no more than a share of nDCG@10, or the one that comes
+    nearest to it, and a sentence on what to store; the first cell is the whole embedding.
+
+    Example:
+        >>> whole = CompressionCell(256, "float32", "none", 1024, 0.9, 1.0, judge([0.0] * 900))
+        >>> bits = CompressionCell(256, "binary", "none", 32, 0.88, 0.98, judge([-0.02] * 900))
+        >>> print(recommended([whole, bits])[1])  # doctest: +NORMALIZE_WHITESPACE
+        Store 256 dimensions in binary, 32 bytes a document: it costs 2.0 points of nDCG@10
+        [1.6, 2.4]; allowed are 4.5 (5 %).
+    """
+    full, *others = cells
+    allowed = tolerance * full.ndcg
+    fitting = [cell for cell in others if cell.fits(allowed)]
+    if fitting:
+        cell = min(fitting, key=lambda cell: (cell.bytes_per_document, -cell.ndcg))
+    else:
+        cell = max(others, key=lambda cell: cell.change.low, default=full)
+    if nothing := nothing_found(full.ndcg):
+        return cell, nothing
+    change = cell.change
+    mean, low, high = (round(-100 * x, 1) + 0 for x in (change.mean, change.high, change.low))
+    cost = (
+        f"{mean:.1f} points of nDCG@10 [{low:.1f}, {high:.1f}]; allowed are {100 * allowed:.1f}"
+        f" ({100 * tolerance:g} %)."
+    )
+    if cell in fitting:
+        size = cell.bytes_per_document
+        unit = "byte" if size == 1 else "bytes"
+        return cell, f"Store {cell}, {size:,} {unit} a document: it costs {cost}"
+    if cell is full:
+        return cell, ""
+    until = "" if cell.fits(allowed) is False else ", or measure more queries"
+    return cell, f"Keep all {full}{until}: {cell} costs {cost}"
+
+
+def summary(cells: Sequence[CompressionCell], tolerance: float = TOLERANCE) -> Table:
     """A row for each cell; a star marks those that no other beats in size and in nDCG@10."""
-    full = max(cells, key=lambda cell: cell.bytes_per_document)  # all dimensions in float32
+    full = cells[0]
     columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]
     rows = []
     for cell in cells:
@@ -213,11 +261,7 @@ def summary(cells: Sequence[CompressionCell]) -> Table:
         ratio = f"{full.bytes_per_document / size:.1f}x"
         figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
         rows.append(["" if is_beaten else "*", cell.dim, cell.precision, cell.rescoring, *figures])
-    near = [cell for cell in cells if cell.ndcg >= full.ndcg - 0.01]
-    small = min(near or cells, key=lambda cell: cell.bytes_per_document)
-    what = f"{small}, {small.bytes_per_document:,} bytes a document"
-    note = nothing_found(full.ndcg) or f"Within one point of all dimensions: {what}."
-    return Table([*columns, "100M docs"], rows, note=note)
+    return Table([*columns, "100M docs"], rows, note=recommended(cells, tolerance)[1])
 
 
 def search_compressed(

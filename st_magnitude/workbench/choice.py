@@ -1,12 +1,12 @@
-"""Choices that are judged by queries which did not make them, and the system to deploy."""
+"""Systems: a model, BM25 and their weighted sums, and which of them to deploy."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,13 @@ from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
+from st_magnitude.workbench.options import Options
 
-__all__ = ["Choice", "Decision", "Fusion", "System", "choose", "decide", "fusions", "systems_of"]
+__all__ = ["Decision", "Fusion", "System", "decide", "fusions", "systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
 WITH_BM25 = " with BM25"
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
-
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -118,65 +117,6 @@ def _union(first: Ranking, second: Ranking) -> tuple[NDArray[np.int64], NDArray[
 
 
 @dataclass(frozen=True)
-class Choice(Generic[V]):
-    """A choice among options, and the choices by which its queries are judged."""
-
-    value: V  # by all queries: what is deployed
-    by_query: list[V]  # for each query, what those of the other folds choose
-
-    def of(self, options: Mapping[V, Ranking]) -> Ranking:
-        """The ranking that judges the choice: each query by what the other folds choose."""
-        any_one = options[self.value]
-        columns = any_one.columns.copy()
-        scores = any_one.scores.copy()
-        for value in set(self.by_query):
-            rows = [row for row, chosen in enumerate(self.by_query) if chosen == value]
-            columns[rows] = options[value].columns[rows]
-            scores[rows] = options[value].scores[rows]
-        return Ranking(any_one.data, any_one.query_ids, columns, scores)
-
-
-Rule = Callable[[NDArray[np.float64]], int]  # from nDCG@10, (options, n), to an option
-
-
-def first_highest(values: NDArray[np.float64]) -> int:
-    """The option with the highest mean, the first of equal ones: (options, n)."""
-    return int(highest_rows(values)[0])
-
-
-def choose(
-    options: Mapping[V, Ranking],
-    folds: Sequence[Iterable[str]],
-    rule: Rule = first_highest,
-) -> Choice[V]:
-    """Chooses by nDCG@10: once by all queries, and for each fold of query ids by the others.
-
-    The first option judges queries without an answer, and those of a fold without others.
-    """
-    names = list(options)
-    values = np.stack([ranking.ndcg for ranking in options.values()])  # (options, n)
-    is_answered = ~np.isnan(values[0])
-    value = names[rule(values[:, is_answered])]
-    rows = {query: row for row, query in enumerate(options[value].query_ids)}
-    by_query = [names[0]] * len(rows)
-    for fold in folds:
-        held_out = [rows[query] for query in fold]
-        others = is_answered.copy()
-        others[held_out] = False
-        if others.any():
-            chosen = names[rule(values[:, others])]
-            for row in held_out:
-                by_query[row] = chosen
-    return Choice(value, by_query)
-
-
-def highest_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The rows with the highest mean, up to rounding: (options, n)."""
-    means = values.mean(axis=1)
-    return np.flatnonzero(means >= means.max() - 1e-12)
-
-
-@dataclass(frozen=True)
 class System:
     """A way to search that could be deployed."""
 
@@ -213,19 +153,19 @@ class System:
 
 
 def systems_of(
-    models: Sequence[System], lexical: Mapping[str, Ranking], folds: Sequence[Iterable[str]]
+    models: Sequence[System], lexical: Mapping[str, Ranking], seed: int = 0
 ) -> list[System]:
     """BM25, and each model alone and with BM25, in this order. Tokens and weights are chosen
     outside of the fold that judges them."""
     if not lexical:
         return list(models)
-    bm25 = choose(lexical, folds)
-    found = [System("BM25", bm25.of(lexical), how=bm25.value)]
+    bm25 = Options.choose(lexical, seed=seed)
+    found = [System("BM25", bm25.held_out, how=bm25.value)]
     for model in models:
-        options = fusions(model.ranking, lexical, model.exponent == 1.0)
-        fused = choose(options, folds)
+        sums = fusions(model.ranking, lexical, model.exponent == 1.0)
+        fused = Options.choose(sums, seed=seed)
         name = f"{model.name}{WITH_BM25}"
-        found += [model, System(name, fused.of(options), how=fused.value)]
+        found += [model, System(name, fused.held_out, how=fused.value)]
     return found
 
 

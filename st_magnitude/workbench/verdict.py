@@ -20,13 +20,14 @@ from st_magnitude.workbench.choice import (
     decide,
     systems_of,
 )
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.options import Options
 
 __all__ = ["AFTER", "BEFORE", "Change", "Confirmation", "Row", "Scored", "Verdict"]
 __all__ += ["row_of", "scored_of", "scoring_name", "verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
+CLASSIFIER = "a linear classifier of words"
 
 _shortened = partial(textwrap.shorten, width=60, placeholder=" ...")
 
@@ -177,7 +178,7 @@ class Verdict(Result):
         said = str(self.decision)
         if self.training not in (None, self.decision.lead):
             said += f" Inside it, the training changes nDCG@10 by {self.training}."
-        return said
+        return f"{said} {self._about_classifier}".strip()
 
     @property
     def where(self) -> str:
@@ -248,6 +249,18 @@ class Verdict(Result):
             return ""
         return "It is not clearly better than BM25, which needs no training."
 
+    @property
+    def _about_classifier(self) -> str:
+        """Sentences where what is deployed is not clearly better than a classifier."""
+        gain = next((row.gain for row in self.rows if row.name == CLASSIFIER), None)
+        if gain is None or gain.is_better:
+            return ""
+        said = "is better" if gain.is_worse else "is not clearly worse"
+        return (
+            f"{CLASSIFIER.capitalize()} {said}: {gain} over it. It cannot find a document that has"
+            " no training queries."
+        )
+
     def tables(self) -> Iterable[Table | str]:
         reference = "" if self.decision else self.name
         yield _table(self.where, self.rows, reference, self.no_control)
@@ -269,6 +282,7 @@ def verdict_of(
     lexical: Mapping[str, Ranking],
     shown: Sequence[System] = (),
     no_control: str = "",
+    classifier: Mapping[float, Ranking] | None = None,
     split: str = "held-out",
     seed: int = 0,
     decides: bool = True,
@@ -279,10 +293,10 @@ def verdict_of(
         also: Other models to weigh.
         lexical: The rankings of BM25 by tokens; none, if ``no_control`` says why.
         shown: Further rows of the table, which are not weighed.
+        classifier: The rankings of a linear classifier by C, not weighed either.
         decides: Whether to decide what to deploy.
     """
-    folds = folds_of(before.ranking.data, DEFAULT_FOLDS, seed)
-    systems = systems_of([before, after, *also], lexical, folds)
+    systems = systems_of([before, after, *also], lexical, seed)
     best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
     over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
     found = {system.name: system for system in systems}
@@ -299,6 +313,8 @@ def verdict_of(
     label = f"{after.name}, {scored.name}{' (saved)' if shown else ''}"
     others = [one for one in systems if one is not before and one is not after]
     rows = [before, replace(after, name=label), *shown, *others]
+    if classifier:
+        rows.append(System(CLASSIFIER, Options.choose(classifier, seed=seed).held_out))
     changes = after.ranking.ndcg - before.ranking.ndcg
     return Verdict(
         queries=scored.gain.queries,

@@ -50,7 +50,7 @@ texts = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(texts, st.integers(1, 12), st.booleans())
 def test_nothing_is_lost_or_too_long(text, max_words, code):
     chunks = chunk(text, max_words, code=code)

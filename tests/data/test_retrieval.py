@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from st_magnitude.data.beir import HEADER, DataError, canonical, refuse_shared, splits_of
+from st_magnitude.data.beir import HEADER, DataError, canonical, splits_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.pairs import load_splits
 
@@ -163,8 +163,10 @@ def test_a_split_that_cannot_be_read_does_not_stop_another(tmp_path):
 )
 def test_texts_that_are_one_query(text):
     assert canonical(text) == "an étude no 1"
+    texts = {"train": "an étude no 1", "dev": text}
+    parts = {name: RetrievalData({name: x}, {"d": "x"}, {name: {"d"}}) for name, x in texts.items()}
     with pytest.raises(DataError, match="1 queries of the dev split are also in the train split"):
-        refuse_shared({"q1": text}, {"q2": "an étude no 1"}, "dev", "train")
+        load_splits(parts).check_held_out("dev")
 
 
 def test_texts_that_are_several_queries():

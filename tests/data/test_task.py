@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from sklearn.metrics import ndcg_score
 
 import st_magnitude as stm
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, calibrate_prior
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent
 from st_magnitude.data import task as task_module
 from st_magnitude.data.ranking import ndcg
 from st_magnitude.data.retrieval import RetrievalData
@@ -146,18 +146,15 @@ def test_every_search_leaves_out_the_query_itself(task, static_model, search):
 def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, static_model):
     task["corpus"] |= task["queries"]
     data = RetrievalData(*task.values())
-    with_prior = calibrate_prior(static_model, data, dict.fromkeys(data.corpus, -1.0), "cosine")
-    cosine = calibrate_exponent(static_model, data).per_query[-1]
-    assert with_prior.per_query[0].tolist() == cosine.tolist()
+    cosine = data.encode(static_model, "cosine")
+    with_prior = cosine.with_prior(dict.fromkeys(data.corpus, -1.0), weight=0.1)
+    assert (with_prior.search(10).columns == cosine.search(10).columns).all()
     run = {query: {"q1": 2.0, "d02": 1.0} for query in data.queries}
     assert HybridEvaluator(*task.values(), bm25=run).runs["bm25"] == run | {"q1": {"d02": 1.0}}
 
 
 RANKINGS = SEARCHES | {
     "compression": metrics_of(CompressionEvaluator, similarity="dot"),
-    "prior": lambda model, *task: calibrate_prior(
-        model, RetrievalData(*task), {key: -len(text) for key, text in task[1].items()}
-    ).per_query.tolist(),
     "diagnose": lambda model, *task: [
         x.verdict
         for x in stm.diagnose(model, RetrievalData(*task), similarity="dot").recommendations

@@ -8,8 +8,9 @@ import torch
 from _lookup import judged, lookup
 
 from st_magnitude import COSINE, DOT, Similarity
-from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.compression import rabitq
+from st_magnitude.evaluation import CompressionCell, CompressionEvaluator
+from st_magnitude.evaluation.compression import rabitq, recommended, summary
+from st_magnitude.judge import judge
 
 HALF = Similarity(1.0, 0.5)
 CELLS = {  # keys of metrics, and bytes for 13 dimensions
@@ -165,3 +166,31 @@ def test_rabitq_scores_as_faiss():
 def test_arguments_are_checked(task, change, message):
     with pytest.raises(ValueError, match=message):
         CompressionEvaluator(**(task | change))
+
+
+def cell_of(size, costs):
+    """A format of so many bytes, and what it costs each of 300 queries of nDCG@10 .8."""
+    change = judge(-np.asarray(costs) * np.ones(300))
+    mean = 0.8 + change.mean
+    return CompressionCell(size, "int8", "none", size, mean, mean / 0.8, change)
+
+
+@pytest.mark.parametrize(
+    ("costs", "tolerance", "chosen", "said"),
+    [
+        ((0.0, 0.01), 0.05, 4, "Store 4 dimensions in int8, 4 bytes a document: it costs 1.0"),
+        ((0.0, 0.06), 0.05, 8, "Store 8 dimensions in int8, 8 bytes a document: it costs 0.0"),
+        ((0.0, 0.06), 0.1, 4, "allowed are 8.0 (10 %)."),
+        ((0.06, 0.2), 0.05, 8, "Keep all 16 dimensions in int8: 8 dimensions in int8 costs 6.0"),
+        ((0.039, 0.2), 0.05, 8, "Keep all 16 dimensions in int8, or measure more queries: 8 dim"),
+    ],
+)
+def test_the_smallest_format_that_clearly_costs_little_is_recommended(
+    costs, tolerance, chosen, said
+):
+    cells = [cell_of(size, cost) for size, cost in zip((16, 8, 4), (0.0, *costs), strict=True)]
+    cell, sentence = recommended(cells, tolerance)
+    assert cell.dim == chosen
+    assert said in sentence
+    assert sentence == summary(cells, tolerance).note
+    assert recommended(cells[:1]) == (cells[0], "")

@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import (
     calibrate_exponent,
-    calibrate_prior,
     diagnose,
     mine_negatives,
 )
@@ -99,9 +98,6 @@ def test_the_scoring_of_a_model(closing, states, served, before):
 MEASURES = {
     **{name: lambda model, data, kind=kind: kind(*data)(model) for name, kind in KINDS.items()},
     "exponent": lambda model, data: calibrate_exponent(model, RetrievalData(*data)),
-    "prior": lambda model, data: calibrate_prior(
-        model, RetrievalData(*data), RetrievalData(*data).log_prior()
-    ),
     "mining": lambda model, data: mine_negatives(model, RetrievalData(*data)),
     "diagnose": lambda model, data: diagnose(model, RetrievalData(*data)),
 }

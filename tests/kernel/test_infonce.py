@@ -143,8 +143,11 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("terms", [(Term(5, 0.5),), MANY], ids=["one", "many"])
-@pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
+@pytest.mark.parametrize(
+    ("terms", "gammas"),
+    [((Term(5, 0.5),), (1, 0)), (MANY, (0, 1)), (MANY, (0.3, 0.8))],
+    ids=["one", "many", "other exponents"],
+)
 @pytest.mark.parametrize("directions", DIRECTIONS[:2])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_equals_the_definition(terms, gammas, directions, rule):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from _losses import BATCHING, TWICE, assert_same, batch_of
+from _losses import TWICE, assert_same, assert_same_gradients, batch_of, value_and_gradients
 from _tiny import ROWS, raw_embeddings
 
 import st_magnitude as stm
@@ -21,7 +21,6 @@ SOFTMAXES = {  # the directions of each softmax
     "both": [("query_to_doc",), ("doc_to_query",)],
     "joint": [("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")],
 }
-ENGINES = pytest.mark.parametrize("plain_scores", [2**15, 0], ids=["plain", "tiled"])
 
 
 def texts_of(rows):
@@ -88,20 +87,23 @@ def loss_of(model, softmaxes, **options):
 
 
 @pytest.mark.parametrize("softmaxes", SOFTMAXES.values(), ids=SOFTMAXES)
-@pytest.mark.parametrize("same_text", SAME_TEXT)
-@ENGINES
-@BATCHING
-def test_each_choice_is_a_loop_over_distinct_texts(
-    model, monkeypatch, same_text, softmaxes, plain_scores, mini_batch_size
-):
-    monkeypatch.setattr("st_magnitude.kernel.infonce.PLAIN_SCORES", plain_scores)
-    loss = loss_of(model, softmaxes, same_text=same_text, mini_batch_size=mini_batch_size)
+def test_each_choice_is_a_loop_over_distinct_texts(model, monkeypatch, softmaxes):
+    """With both engines, with and without cached gradients."""
     columns = batch_of(model, TWICE)
-    embeddings = raw_embeddings(model, columns)
-    expected = over_distinct_texts(TWICE, embeddings, loss, softmaxes, same_text)
-    others = [over_distinct_texts(TWICE, embeddings, loss, softmaxes, x) for x in SAME_TEXT]
-    assert len({round(x.item(), 6) for x in others}) == 3
-    assert_same(model, loss(columns), expected)
+    values = set()
+    for same_text in SAME_TEXT:
+        loss = loss_of(model, softmaxes, same_text=same_text)
+        embeddings = raw_embeddings(model, columns)
+        expected = over_distinct_texts(TWICE, embeddings, loss, softmaxes, same_text)
+        expected, gradients = value_and_gradients(model, expected)
+        values.add(round(expected.item(), 6))
+        for plain_scores, size in itertools.product([2**15, 0], [None, 3]):
+            monkeypatch.setattr("st_magnitude.kernel.infonce.PLAIN_SCORES", plain_scores)
+            loss = loss_of(model, softmaxes, same_text=same_text, mini_batch_size=size)
+            found, others = value_and_gradients(model, loss(columns))
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+            assert_same_gradients(others, gradients)
+    assert len(values) == len(SAME_TEXT)
 
 
 @pytest.mark.parametrize("same_text", SAME_TEXT)

@@ -73,7 +73,7 @@ def one_batch(folder, case, kind):
     return value.item(), *found
 
 
-@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, folder):
     """The results of each rank for each case and kind of sizes."""
     keys = list(itertools.product(CASES, STARTS))

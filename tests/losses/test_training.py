@@ -30,8 +30,9 @@ def test_attach_is_idempotent(folder, tmp_path):
     assert trainer.callback_handler.callbacks == callbacks
 
 
-@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
-@BATCHING
+@pytest.mark.parametrize(
+    ("loss_class", "mini_batch_size"), [(stm.QNormRankingLoss, None), (stm.LearnableNormLoss, 3)]
+)
 def test_a_new_model_is_prepared_as_the_first_one(
     folder, tmp_path, caplog, loss_class, mini_batch_size
 ):

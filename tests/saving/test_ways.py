@@ -1,8 +1,9 @@
-"""Every way to obtain a model, saved in every way, is the same model in a new process, without this
-package."""
+"""Every way to obtain a model, saved in every way, is the same model without this package."""
 
+import inspect
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +21,22 @@ import st_magnitude as stm
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.training import run_folder
 
-IN_NEW_PROCESS = """
+
+def read(folders, texts):
+    found = []
+    for folder in folders:
+        model = SentenceTransformer(folder, device="cpu")
+        sides = [encode(texts).tolist() for encode in (model.encode_query, model.encode_document)]
+        found.append((model.similarity_fn_name, sides))
+    return found
+
+
+IN_NEW_PROCESS = f"""
 import json, sys
 sys.modules["st_magnitude"] = None  # an import of it fails from here on
 from sentence_transformers import SentenceTransformer
-folders, texts = json.load(sys.stdin)
-found = []
-for folder in folders:
-    model = SentenceTransformer(folder, device="cpu")
-    sides = [encode(texts).tolist() for encode in (model.encode_query, model.encode_document)]
-    found.append((model.similarity_fn_name, sides))
-json.dump(found, open(sys.argv[1], "w"))
+{inspect.getsource(read)}
+json.dump(read(*json.load(sys.stdin)), open(sys.argv[1], "w"))
 """
 FUNCTIONS = {"raw": "dot", "cosine": "cosine", "dot": "dot", "qnorm": "dot", "dnorm": "cosine"}
 
@@ -113,8 +119,8 @@ SAVES = {
 
 
 @pytest.mark.parametrize("saves_all", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_what_is_saved_is_what_was_in_memory(tmp_path, saves_all):
-    """Of each model by one way in turn, or by all."""
+def test_what_is_saved_is_what_was_in_memory(tmp_path, monkeypatch, saves_all):
+    """Of each model by one way in turn, or by all and in a new process."""
     torch.manual_seed(1)
     models = obtained(save_transformer(tmp_path / "base"), tmp_path)
     plain = {"fresh", "stock folder", "checkpoint", *FUNCTIONS}
@@ -131,9 +137,14 @@ def test_what_is_saved_is_what_was_in_memory(tmp_path, saves_all):
         save(model, folder)
         modules = json.loads((folder / "modules.json").read_text())
         assert all(module["type"].startswith("sentence_transformers.") for module in modules)
-    given = json.dumps([[*map(str, saved)], DOCUMENTS])
-    python("-c", IN_NEW_PROCESS, tmp_path / "found.json", input=given)
-    found = json.loads((tmp_path / "found.json").read_text())
+    given = [*map(str, saved)], DOCUMENTS
+    if saves_all:
+        python("-c", IN_NEW_PROCESS, tmp_path / "found.json", input=json.dumps(given))
+        found = json.loads((tmp_path / "found.json").read_text())
+    else:
+        for name in [name for name in sys.modules if name.startswith("st_magnitude")]:
+            monkeypatch.setitem(sys.modules, name, None)
+        found = read(*given)
     for (folder, (function, expected)), (name, sides) in zip(saved.items(), found, strict=True):
         error = np.linalg.norm(sides - expected, axis=2) / np.linalg.norm(expected, axis=2)
         assert error.max() <= 1e-6, folder

@@ -22,7 +22,6 @@ EVERYWHERE = [
     CompressionEvaluator(*TASK),
     lambda model: stm.diagnose(model, DATA),
     lambda model: stm.calibrate_exponent(model, DATA),
-    lambda model: stm.calibrate_prior(model, DATA, dict.fromkeys(DOCUMENTS, 0.0)),
     lambda model: stm.prepare(model, "dot"),
     lambda model: stm.export(model, "never-written"),
 ]

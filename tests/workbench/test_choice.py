@@ -8,8 +8,9 @@ import pytest
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.workbench.choice import WEIGHTS, Fusion, System, choose, decide, fusions
+from st_magnitude.workbench.choice import WEIGHTS, Fusion, System, decide, fusions
 from st_magnitude.workbench.folds import folds_of
+from st_magnitude.workbench.options import Options
 
 
 def data_of(rng, number=12):
@@ -69,26 +70,25 @@ def test_a_choice_is_judged_by_queries_that_did_not_make_it(seed):
     options = {name: ranking_of(data, rng) for name in "abc"}
     for query in ("q3", "q7"):  # which have no answer, and choose nothing
         del data.relevant[query]
-    folds = folds_of(data, 4, seed)
-    choice = choose(options, folds)
+    choice = Options.choose(options, seed=seed)
     means = {name: ranking.mean for name, ranking in options.items()}
     assert choice.value == max(means, key=lambda name: (round(means[name], 12), -ord(name)))
-    for fold in folds:
+    for fold in folds_of(data, 5, seed):
         asked = enumerate(options["a"].query_ids)
         others = [row for row, query in asked if query not in fold and query in data.relevant]
         by_others = {name: options[name].ndcg[others].mean() for name in "abc"}
         best = max("abc", key=lambda name: (round(by_others[name], 12), -ord(name)))
         for query in fold:
-            assert choice.of(options)[query] == options[best][query]
+            assert choice.held_out[query] == options[best][query]
 
 
 def test_one_fold_is_judged_by_what_comes_first():
     data = data_of(random.Random(0), number=1)
     first, second = ({"q0": {d: 1.0}} for d in ("d00", next(iter(data.relevant["q0"]))))
     options = {"a": Ranking.of_run(data, first), "b": Ranking.of_run(data, second)}
-    choice = choose(options, folds_of(data, 5, 0))
+    choice = Options.choose(options)
     assert choice.value == "b"
-    assert list(choice.of(options)["q0"]) == ["d00"]
+    assert list(choice.held_out["q0"]) == ["d00"]
 
 
 def system_of(name, data, share, rng):

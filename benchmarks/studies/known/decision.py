@@ -34,7 +34,7 @@ from st_magnitude.judge import judge
 from st_magnitude.workbench.finetune import held_out
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.folds import folds_of
-from st_magnitude.workbench.verdict import verdict_of
+from st_magnitude.workbench.verdict import CLASSIFIER, verdict_of
 
 FILE = Path(__file__).with_suffix(".jsonl")
 MOST_ROWS = 1_500
@@ -96,9 +96,8 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
     config = TrainConfig(folds=5, keep_anyway=True)
     minilm = str(bundled_minilm())
     with patch.object(held_out, "verdict_of", spy), tempfile.TemporaryDirectory() as work:
-        options = {"dev": splits["dev"], "dev_is_drawn": True, "also": [minilm]}
         model = stm.load("wordllama", device="cpu")
-        verdict = train(model, splits["train"], Path(work, "out"), config, **options).verdict
+        verdict = train(model, splits, Path(work, "out"), config, also=[minilm]).verdict
     before, after, (encoder,), lexical = given[0]
     data = after.ranking.data
     qrels = {q: dict(grades) for q, grades in data.relevant.items() if q in after.ranking}
@@ -116,7 +115,8 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
             loop[f"{name} + BM25"] = chosen(fused, folds)
             by_rank = reciprocal_rank_fusion([run, runs["words"]], top_k=100)
             loop[f"{name}, RRF"] = by_trec(by_rank, qrels)
-    ours = [row.ndcg for row in verdict.rows if "(not saved)" not in row.name]
+    weighed = [row for row in verdict.rows if row.name != CLASSIFIER]
+    ours = [row.ndcg for row in weighed if "(not saved)" not in row.name]
     theirs = [np.mean(list(loop[name].values())) for name in ("pretrained", "trained")]
     systems = ["BM25", "pretrained + BM25", "trained + BM25", "MiniLM", "MiniLM + BM25"]
     theirs += [np.mean(list(loop[name].values())) for name in systems[: len(ours) - 2]]

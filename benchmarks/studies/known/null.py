@@ -52,12 +52,11 @@ def draw(kind: str, rows: list[dict[str, str]], seed: int, folds: int | None) ->
     """The gains over the untrained table, in points with their intervals; on test under the scoring
     that was saved."""
     splits = stm.load_splits(rows, seed=seed)
-    config = TrainConfig(seed=seed, folds=folds, keep_anyway=True)
-    held_out = {"dev": splits["dev"], "dev_is_drawn": True, "test": splits["test"]}
+    config = TrainConfig(seed=seed, folds=folds, confirm="test", keep_anyway=True)
     model = stm.load("wordllama", device="cpu")
     before = encode(model, splits["test"]).search()
     with tempfile.TemporaryDirectory() as work:
-        trained = train(model, splits["train"], Path(work, "out"), config, **held_out)
+        trained = train(model, splits, Path(work, "out"), config)
     cell: dict[str, object] = {"kind": kind, "seed": seed, "folds": trained.verdict.folds}
     on_test = encode(model, splits["test"]).search().minus(before, seed=seed)
     for name, gain in (("held out", trained.verdict.saved.gain), ("test", on_test)):

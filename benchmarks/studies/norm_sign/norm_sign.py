@@ -197,11 +197,11 @@ def table(base: str) -> list[str]:
         pushes = [f["push"]["before"]["positive"] - f["push"]["before"]["negative"] for f in found]
         d, before = [f["after"]["d"] for f in found], found[0]["before"]["d"]
         agree += [p * (x - before) > 0 for p, x in zip(pushes, d, strict=True) if way != "cosine"]
-        after = [[f["after"][key] for key in ("auc", "kept", "ndcg", "by cosine")] for f in found]
-        end = "{:.3f}|{:.0%}|{:.3f}|{:.3f}".format(*np.mean(after, axis=0)).split("|")
+        after = [[f["after"][key] for key in ("kept", "ndcg", "by cosine")] for f in found]
+        end = "{:.0%}|{:.3f}|{:.3f}".format(*np.mean(after, axis=0)).split("|")
         push, seeds = round(np.mean(pushes), 2) + 0.0, ", ".join(f"{x:+.2f}" for x in d)
         rows.append([KINDS[kind], way, len(found), f"{push:+.2f}", f"{before:+.2f}", seeds, *end])
-    head = "negatives|loss|seeds|push apart|d before|d|AUC|kept|nDCG@10|by cosine"
+    head = "negatives|loss|seeds|push apart|d before|d|kept|nDCG@10|by cosine"
     return [
         *markdown(head.split("|"), rows, "ll"),
         "",

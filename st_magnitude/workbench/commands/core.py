@@ -41,8 +41,7 @@ Figures = Mapping[str, Any]
 
 app = typer.Typer(
     name="st-magnitude",
-    help="Contrastive losses for sentence-transformers and open_clip that use norm, temperature and"
-    " geometry on purpose.",
+    help="Train a retriever from pairs, and decide what to deploy.",
     epilog="'st-magnitude COMMAND --help' lists the options of a command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

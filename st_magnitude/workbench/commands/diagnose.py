@@ -42,13 +42,11 @@ def diagnose(
     encoder, split, data = judged.load(model, splits)
     from st_magnitude.workbench.diagnosis.diagnose import diagnose as run
 
-    train = None if split == "train" else splits.get("train")
     found = run(
         encoder,
         data,
         similarity=judged.similarity,
         also_relevant=splits.relevant_documents(),
-        log_prior=None if train is None else train.log_prior(),
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,

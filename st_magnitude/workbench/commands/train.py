@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Option
 
 from st_magnitude._files import refuse_foreign
 from st_magnitude.workbench.commands.core import (
@@ -32,11 +31,6 @@ def train(
     source: DataOptions,
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the trained model.")],
-    split: Annotated[str, Option(help="Split to train on.")] = "train",
-    dev_split: Annotated[str, Option(help="Split to measure on, if the data have it.")] = "dev",
-    confirm: Annotated[
-        str | None, Option(help="Split to measure the saved model on at the end, as test.")
-    ] = None,
     also: Also = None,
     save_data: Annotated[
         Path | None, folder("New folder for the splits, in BEIR's layout.")
@@ -56,41 +50,20 @@ def train(
     splits = source.splits()
     if save_data is not None:
         splits.save(save_data)
-    loaded = splits[split]
-    dev = None
-    measured = dev_split
-    if dev_split != split and dev_split in splits:
-        measured, dev = splits.unread(dev_split, model, *(also or ()))
-    if measured == confirm:
-        say(f"--confirm {confirm} is left out, as the {measured} split judges the model already.")
-        confirm = None
-    test = None if confirm is None else splits[confirm]
-    typer.echo(f"{split}: {loaded}")
+    loaded = splits[settings.split]
+    typer.echo(f"{settings.split}: {loaded}")
     from st_magnitude.workbench.finetune.train import train as run
 
-    trained = run(
-        model,
-        loaded,
-        output,
-        settings,
-        dev=dev,
-        dev_is_drawn=measured == dev_split and dev_split in splits.drawn,
-        test=test,
-        also_relevant=splits.relevant_documents(),
-        also=also or (),
-        say=say,
-    )
+    trained = run(model, splits, output, settings, also=also or (), say=say)
     figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if trained.trainer.is_world_process_zero():
-        figures |= _report(trained, split, measured, confirm, splits.caveat)
+        figures |= _report(trained, settings, splits.caveat)
         shown = {"model": model, **vars(settings)}
         save_report(report, f"Training on {loaded.name}", trained.verdict, shown, settings.seed)
     return figures
 
 
-def _report(
-    trained: TrainedModel, split: str, dev_split: str, confirm: str | None, caveat: str
-) -> dict[str, object]:
+def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[str, object]:
     """Says how good the model is and where it was saved, and returns the figures."""
     from st_magnitude.data.memory import notice
 
@@ -101,7 +74,7 @@ def _report(
         if verdict.deploy:
             say(verdict.deploy)
         say(f"{verdict.headline} {caveat}".strip())
-        figures["dev"] = {"split": dev_split, "is_better": verdict.is_better, **verdict.to_dict()}
+        figures["dev"] = {"is_better": verdict.is_better, **verdict.to_dict()}
     if trained.output is None:
         figures["exit_code"] = 3
     else:
@@ -111,18 +84,18 @@ def _report(
         figures |= {"output": str(trained.output), "load": load}
     if verdict is None:
         say(
-            f"There is no {dev_split} split next to {split}, so the trained model could not be"
-            " compared with the pretrained one. Add judgments of other queries as a split, or name"
-            " another one with --dev-split."
+            f"There is no {settings.dev_split} split next to {settings.split}, so the trained model"
+            " could not be compared with the pretrained one. Add judgments of other queries as a"
+            " split, or name another one with --dev-split."
         )
     else:
         typer.echo(f"\n{verdict}")
         if advice := verdict.advice():
             say(advice)
-    if confirm is not None and trained.confirmed is not None:
+    if settings.confirm is not None and trained.confirmed is not None:
         counts = "" if verdict is None else verdict.which_counts(trained.confirmed)
         say(f"{trained.confirmed} {counts}".strip())
-        figures[confirm] = trained.confirmed.to_dict()
+        figures[settings.confirm] = trained.confirmed.to_dict()
     about_hashes = notice(trained.output) if trained.output else ""
     for text in filter(None, (trained.prior, trained.norm_warning, about_hashes)):
         say(text)

@@ -19,7 +19,6 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
 from st_magnitude._files import locked_folder, moved_in, written
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
@@ -29,8 +28,8 @@ from st_magnitude.training.run_folder import refuse_others
 from st_magnitude.workbench.choice import System
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
-from st_magnitude.workbench.comparison.trials import Trials, make_splits
-from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.comparison.trials import Trials, exam_of
+from st_magnitude.workbench.files.pairs import Data, load_splits
 from st_magnitude.workbench.finetune.held_out import controls, encode
 from st_magnitude.workbench.finetune.trainer import reading
 from st_magnitude.workbench.verdict import BEFORE, Verdict
@@ -45,12 +44,10 @@ MARGIN = 1.2  # of a budget, over the time that trainings took
 
 def compare(
     model: SentenceTransformer | str,
-    data: RetrievalData | Splits | str | Path,
+    data: Data,
     output: str | Path,
     config: CompareConfig | None = None,
     *,
-    dev: RetrievalData | None = None,
-    test: RetrievalData | None = None,
     also: Collection[str] = (),
     say: Callable[[str], None] = print,
 ) -> CompareResult:
@@ -64,12 +61,11 @@ def compare(
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
-        data: A source of `load_splits`, what it returned, or the data to train on.
+        data: A source of `load_splits`, or what it returned. Without ``config.dev_split``,
+            candidates are ranked on held-out queries, and without ``config.test_split`` folds or
+            held-out queries have the final figures.
         output: New folder for the winning model (``model``), ``compare.json`` and ``compare.md``.
             An unfinished comparison is continued.
-        dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
-        test: Data for the final figures; None: the split of the folder, else folds or held-out
-            queries.
         also: Folders or hub ids of other models, to weigh against the trained one.
         say: Function that receives the progress line by line.
 
@@ -91,25 +87,24 @@ def compare(
     with reading(base, config.max_length):
         pass  # it refuses models and lengths that do not fit
     score_by_cosine(base, say)
-    splits, folds = make_splits([base, *also], data, config, dev, test)
-    for note in splits.notes:
+    exam = exam_of(load_splits(data), [base, *also], config)
+    for note in exam.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
     settings["also"] = list(also)
-    settings["data"] = [splits[name].digest for name in ("train", "dev", "test")]
+    trials = Trials(base, exam, config)
+    settings["data"] = [data.digest for data in (exam.train, trials.dev, trials.test)]
     try:
         with locked_folder(output), remembered_tokens(base):
             began = time.perf_counter()
-            trials = Trials(base, splits, config, folds)
             progress = _begin(trials, output, json.loads(json.dumps(settings)))
             measured = time.perf_counter() - began
-            test = splits["test"]
             start = time.perf_counter()
-            tasks = {BEFORE: encode(base, test)}
+            tasks = {BEFORE: encode(base, trials.test)}
             seconds = time.perf_counter() - start
-            tasks |= {of: encode(load(of), test) for of in also}
-            verdict_on = controls(test, tasks, config.seed)
+            tasks |= {of: encode(load(of), trials.test) for of in also}
+            verdict_on = controls(exam, tasks, config.seed)
             run = _Run(trials, output, progress, verdict_on, seconds, began, say)
             if not progress.entries:
                 progress.steps = run.plan(measured)
@@ -136,7 +131,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     if not file.exists():
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} is not empty; choose another folder.")
-        return _Progress(settings, encode(trials.base, trials.splits["dev"]).search(10).mean)
+        return _Progress(settings, encode(trials.base, trials.dev).search(10).mean)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
@@ -211,7 +206,7 @@ class _Run:
     def _trainings(self, candidates: int) -> int:
         """The trainings of so many candidates, of two with a second seed, and in folds of plain
         cosine and the first."""
-        return candidates + 2 + 2 * self.trials.folds
+        return candidates + 2 + 2 * len(self.trials.exam.folds)
 
     @property
     def _longest(self) -> float:
@@ -297,7 +292,6 @@ class _Run:
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def _conclude(self, name: str) -> CompareResult:
-        splits = self.trials.splits
         grid = self.trials.grid
         entries = self._ranked()
         finished = self._finished()
@@ -311,10 +305,10 @@ class _Run:
             verdict,
             over_cosine,
             self.progress.pretrained,
-            dev_queries=len(splits["dev"].query_ids),
+            dev_queries=len(self.trials.dev.query_ids),
             left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
-            notes=tuple(splits.notes),
+            notes=self.trials.exam.notes,
             steps=self.trials.wanted_steps,
             budget_needed=needed,
         )
@@ -342,7 +336,7 @@ class _Run:
             winner = first if over_cosine.is_better else cosine
         after = found.pop(winner.name)
         verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
-        return replace(verdict, folds=self.trials.folds, split="test"), over_cosine
+        return replace(verdict, folds=len(self.trials.exam.folds), split="test"), over_cosine
 
     def _search(self, entry: Entry) -> System:
         ranking = self.trials.judge(entry, self.folder(entry.candidate))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +29,9 @@ from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry
-from st_magnitude.workbench.files.pairs import Splits, load_splits
-from st_magnitude.workbench.finetune.held_out import DEPTH, cross_validate, encode, num_folds
-from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.finetune.held_out import DEPTH, cross_validate, encode
 from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
@@ -42,82 +41,43 @@ from st_magnitude.workbench.finetune.trainer import (
     train_copy,
     warn_of_left_out,
 )
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
 
-__all__ = ["Trials", "make_splits"]
+__all__ = ["Trials", "exam_of"]
 
-MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
 TIMED_STEPS = 5
 
 IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a rung
 
 
-def make_splits(
-    models: Sequence[SentenceTransformer | str],
-    data: RetrievalData | Splits | str | Path,
-    config: CompareConfig,
-    dev: RetrievalData | None = None,
-    test: RetrievalData | None = None,
-) -> tuple[Splits, int]:
-    """Reads the splits, holds out those that are missing, refuses shared queries, and samples.
-
-    The number is 0 where test is a split of its own. Otherwise test has the queries of train, and
-    they are judged in so many folds.
-
-    Args:
-        models: The model to train, and others. Test has no query that one of them has read.
-    """
-    if isinstance(data, str | Path):
-        data = load_splits(data)
-    drawn: set[str] = set()
-    if isinstance(data, RetrievalData):
-        train = data
-    else:
-        train = data[config.split]
-        dev = dev or data.get(config.dev_split)
-        if test is None:
-            drawn = data.drawn & {config.test_split}
-            test = data.get(config.test_split)
+def exam_of(
+    splits: Splits, models: Sequence[SentenceTransformer | str], config: CompareConfig
+) -> Exam:
+    """The exam of the model to train and of others, with a sample of the documents."""
+    exam = Exam.of(
+        splits,
+        *models,
+        train=config.split,
+        choose=config.dev_split,
+        judge=config.test_split,
+        seed=config.seed,
+    )
     rng = np.random.default_rng(config.seed)
-    found = Splits(train.name, [])
-    folds = 0
-    for name, part in (("dev", dev), ("test", test)):
-        if name == "test" and (part is None or drawn):
-            joined = train if part is None else train.joined(part)
-            judged = joined.unread_by(*models)
-            if folds := num_folds(cast(SentenceTransformer, models[0]), judged, TrainConfig()):
-                found.notes.append(
-                    f"The {len(judged.query_ids):,} queries outside of dev judge the result, held"
-                    f" out in {folds} folds."
-                )
-                train, part = joined, judged
-        if part is None:
-            number = max(DEFAULT_FOLDS, math.ceil(len(train.queries) / MOST_HELD_OUT))
-            held_out = folds_of(train.unread_by(*models), number, config.seed)[0]
-            part = train.only(held_out)
-            train = train.only(train.queries.keys() - held_out)
-            found.notes.append(
-                f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
-            )
-        found[name] = part.unread_by(*models)
-    found["train"] = train
-    found.check_held_out("dev", None if folds else "test")
-    found["train"] = train.apart_from(found["dev"], None if folds else found["test"])
-    found["dev"] = _sample(found["dev"], config.dev_queries, config.documents, rng)
-    found["test"] = _sample(found["test"], None, config.documents, rng)
-    warn_if_few(min(found["dev"].query_ids, found["test"].query_ids, key=len), "a loss")
-    positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
+    chooses = _sample(exam.choose, config.dev_queries, config.documents, rng)
+    judged = _sample(exam.judged, None, config.documents, rng)
+    warn_if_few(min(chooses.query_ids, judged.query_ids, key=len), "a loss")
+    notes = exam.notes
+    corpus = exam.train.corpus
+    positives = (corpus[document] for ids in exam.train.relevant.values() for document in ids)
     if COSINE_PRIOR in config.tried and not is_uneven(positives):
-        found.notes.append(
-            "All documents are equally often positives: a prior would change nothing."
-        )
-    return found, folds
+        notes += ("All documents are equally often positives: a prior would change nothing.",)
+    return replace(exam, choose=chooses, judged=judged, notes=notes)
 
 
 def _sample(
-    data: RetrievalData, queries: int | None, documents: int, rng: np.random.Generator
+    data: RetrievalData | None, queries: int | None, documents: int, rng: np.random.Generator
 ) -> RetrievalData:
     """At most so many queries, with their judged documents and a sample of the others."""
+    data = cast(RetrievalData, data)  # with a split that chooses, none is missing
     ids = sorted(data.query_ids)
     part = data.only({ids[i] for i in rng.permutation(len(ids))[:queries]})
     kept = set().union(*part.relevant.values(), *part.negatives.values())
@@ -128,18 +88,27 @@ def _sample(
 
 @dataclass
 class Trials:
-    """The pretrained model, the splits and the settings of all candidates."""
+    """The pretrained model, the exam and the settings of all candidates."""
 
     base: SentenceTransformer
-    splits: Splits  # train, dev and test
+    exam: Exam
     config: CompareConfig
-    folds: int = 0  # in which the queries of test, those of train, are held out
     steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
+
+    @property
+    def dev(self) -> RetrievalData:
+        """The queries that rank the candidates."""
+        return cast(RetrievalData, self.exam.choose)
+
+    @property
+    def test(self) -> RetrievalData:
+        """The queries that judge the result."""
+        return cast(RetrievalData, self.exam.judged)
 
     @cached_property
     def rows(self) -> Dataset:
-        rows = make_rows(self.splits["train"], self.config.negatives, self.config.seed)
-        warn_of_left_out(self.splits["train"], rows)
+        rows = make_rows(self.exam.train, self.config.negatives, self.config.seed)
+        warn_of_left_out(self.exam.train, rows)
         return rows
 
     @cached_property
@@ -166,7 +135,7 @@ class Trials:
         """How long a step of training takes, by a few steps of the first candidate."""
         clock = _Clock()
         settings = self.grid[0].settings(self.config, TIMED_STEPS)
-        train_copy(self.base, self.splits["train"], self.rows, settings, folder, clock)
+        train_copy(self.base, self.exam.train, self.rows, settings, folder, clock)
         return float(np.median(np.diff(clock.times)))
 
     def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
@@ -175,7 +144,7 @@ class Trials:
             # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
-                task = encode(model, self.splits["dev"])
+                task = encode(model, self.dev)
         except NotFiniteError:
             return np.array([np.nan]), float(scoring_of(model).exponents[1])
         if normalizes_output(model):
@@ -186,14 +155,10 @@ class Trials:
     def judge(self, entry: Entry, folder: Path) -> Ranking:
         """The ranking of a candidate for the test queries: of the model in a folder, or of five
         that are trained in folds."""
-        test = self.splits["test"]
-        if self.folds:
+        if self.exam.folds:
             settings = entry.candidate.settings(self.config, self.rungs[-1])
-            data = self.splits["train"]
-            return cross_validate(
-                self.base, data, test, settings, self.folds, folder.parent, entry.exponent
-            )
-        return encode(load(str(folder)), test).search(DEPTH)
+            return cross_validate(self.base, self.exam, settings, folder.parent, entry.exponent)
+        return encode(load(str(folder)), self.test).search(DEPTH)
 
     def train(
         self,
@@ -210,7 +175,7 @@ class Trials:
         if seed is not None:
             settings = replace(settings, seed=seed)
         at_rungs = _AtRungs(self, rungs, is_kept)
-        train = self.splits["train"]
+        train = self.exam.train
         trainer = train_copy(self.base, train, self.rows, settings, folder.parent, at_rungs)
         if trainer.state.global_step == rungs[-1] and at_rungs.measure(trainer.model, rungs[-1]):
             self._save(trainer, at_rungs, folder)
@@ -223,7 +188,7 @@ class Trials:
         if measured.exponent != scoring_of(model).exponents[1]:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
-        figures = {"dev": {"queries": len(self.splits["dev"].query_ids), "ndcg": ndcg}}
+        figures = {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}}
         remember_rows(trainer)
         save_trained(trainer, folder, figures, {})
 

@@ -1,8 +1,8 @@
-"""diagnose: whether norms, smaller storage or a prior help a model on given queries."""
+"""diagnose: whether norms or smaller storage help a model on given queries."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,9 @@ from st_magnitude.saving.card import model_name
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.surgery.scoring import are_unit
-from st_magnitude.workbench.calibration import aligned_prior, exponent_curve
-from st_magnitude.workbench.diagnosis import advice, measure
-from st_magnitude.workbench.diagnosis.findings import DO, Diagnosis
-from st_magnitude.workbench.diagnosis.measure import Bench
+from st_magnitude.workbench.calibration import exponent_curve
+from st_magnitude.workbench.diagnosis import advice
+from st_magnitude.workbench.diagnosis.findings import DO, Diagnosis, NormStatistics
 
 
 def diagnose(
@@ -29,7 +28,6 @@ def diagnose(
     *,
     similarity: Similarity | str | None = None,
     also_relevant: Collection[str] = (),
-    log_prior: Mapping[str, float] | None = None,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
     seed: int = 0,
@@ -37,7 +35,7 @@ def diagnose(
 ) -> Diagnosis:
     """Encodes once, measures norms, storage and directions, and recommends what they support.
 
-    The recommendation ``"exponent"`` comes first, and all others are measured with the similarity
+    The recommendation ``"exponent"`` comes first, and ``"storage"`` is measured with the similarity
     that it advises. docs/diagnose.md has each of them and says what the verdicts mean.
 
     Args:
@@ -47,9 +45,6 @@ def diagnose(
             similarity that the model states, and cosine if the model normalizes.
         also_relevant: Ids of documents that are relevant to queries outside of these data, such as
             training queries, and so do not count as never relevant.
-        log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of
-            the training split. It adds the recommendation ``"prior"``: as in `calibrate_prior`,
-            each fifth of the queries is measured at the weight that is best on the others.
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         seed: Seed of the folds and of the draws.
@@ -71,45 +66,39 @@ def diagnose(
         (inf, 'not enough data')
     """
     _check(data, min_gain, tolerance)
-    log_p = None if log_prior is None else aligned_prior(data, log_prior)
-
     task = data.encode(model, similarity, **encode | {"before_normalize": True})
     _check(task.data, min_gain, tolerance)  # without what the model has read
     today = task.similarity
-    answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
+    answers = NormStatistics.of(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = data.is_relevant | np.isin(data.document_ids, list(also_relevant))
     curve = exponent_curve(task, seed=seed)
     has_magnitude = not are_unit(answers.values)
-    bench = Bench(task, curve, has_magnitude, min_gain, tolerance, seed)
-    change = measure.change_of(curve)
-    first = advice.exponent(bench, change)
+    tried = advice.tried_of(curve)
+    first = advice.exponent(curve, tried, today.name, has_magnitude, min_gain)
     if first.verdict == DO:
-        bench = replace(bench, task=replace(task, similarity=Similarity(1.0, change.value)))
-    formats = search_formats(bench.task)
+        task = replace(task, similarity=Similarity(1.0, tried.value))
+    cells = cells_of(search_formats(task))
     directions = COSINE.document(task.documents)
-    recommendations = [first, advice.storage(bench, formats)]
-    if log_p is not None:
-        recommendations.append(advice.prior(bench, log_p))
     return Diagnosis(
         model=model_name(model),
         data=data.name,
         similarity=today.name,
-        recommended=bench.task.similarity.name,
+        recommended=task.similarity.name,
         normalizes=normalizes_output(model),
         has_magnitude=has_magnitude,
         query_ids=list(task.query_ids),
         document_ids=data.document_ids,
         is_relevant=is_relevant,
-        queries=measure.norm_statistics(task.queries, list(task.data.asked.values())),
+        queries=NormStatistics.of(task.queries, list(task.data.asked.values())),
         documents=answers,
-        **measure.effect_sizes(answers, is_relevant),
+        **answers.effect_sizes(is_relevant),
         exponent=curve,
-        tried=change,
+        tried=tried,
         isoscore=geometry.isoscore(directions),
         isoscore_ceiling=geometry.isoscore_ceiling(*directions.shape),
         mean_cosine=geometry.mean_cosine(directions),
-        cells=cells_of(formats),
-        recommendations=recommendations,
+        cells=cells,
+        recommendations=[first, advice.storage(cells, tolerance)],
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from st_magnitude import geometry
 from st_magnitude.evaluation.compression import CompressionCell, summary
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference, judge
-from st_magnitude.result import Result, Table
+from st_magnitude.result import UNSAVED, Result, Table
+from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.calibration import ExponentCurve
-from st_magnitude.workbench.choice import Choice, System
+from st_magnitude.workbench.choice import System
+from st_magnitude.workbench.options import Options
 
 __all__ = ["Diagnosis", "NormStatistics", "Recommendation"]
 
@@ -39,29 +45,46 @@ class NormStatistics:
     quantiles: tuple[float, ...]  # norms at 5, 25, 50, 75 and 95 %
     length_spearman: float  # rank correlation with the number of words; nan if one is constant
 
+    @classmethod
+    def of(cls, embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
+        """The statistics of n texts and their raw embeddings, (n, D)."""
+        words = np.array([len(text.split()) for text in texts], dtype=float)
+        values = geometry.norms(embeddings)
+        return cls(
+            values=values,
+            words=words,
+            mean=float(values.mean()),
+            cv=geometry.coefficient_of_variation(values),
+            quantiles=tuple(float(q) for q in np.quantile(values, QUANTILES)),
+            # norms of 1 differ by rounding only, which correlates with nothing
+            length_spearman=math.nan if are_unit(values) else geometry.spearman(values, words),
+        )
+
+    def effect_sizes(self, is_relevant: Mask) -> dict[str, float]:
+        """Cohen's d by ``is_relevant`` (n,), as fields of a diagnosis."""
+        if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
+            return {"cohens_d": math.nan, "adjusted_cohens_d": math.nan}
+        log_words = np.log(np.maximum(self.words, 1))
+        return {
+            "cohens_d": geometry.cohens_d(self.values[is_relevant], self.values[~is_relevant]),
+            "adjusted_cohens_d": geometry.adjusted_cohens_d(self.values, log_words, is_relevant),
+        }
+
 
 @dataclass(frozen=True)
 class Recommendation:
     """One possible change, and whether the measurements support it."""
 
-    name: str  # "exponent", "storage" or "prior"
+    name: str  # "exponent" or "storage"
     action: str  # the change in question
     verdict: str  # "do", "no benefit expected" or "not enough data", see docs/diagnose.md
     choice: str  # the setting to use
     reason: str
-    scoring: str  # with which the change was measured
-    gain: Difference | None = None  # None: unmeasured
-    gain_of: str = ""  # the difference that the gain is
+    gain: Difference | None = None  # in nDCG@10; None: unmeasured
 
     def __str__(self) -> str:
-        lines = [f"[{self.verdict}] {self.action}"]
-        if self.gain is not None:
-            lines.append(
-                f"{self.gain_of}: {self.gain} on {self.gain.queries:,} queries. Scoring:"
-                f" {self.scoring}."
-            )
         choice = f"until then {self.choice}" if self.verdict == NOT_ENOUGH else self.choice
-        return "\n     ".join([*lines, self.reason, f"-> {choice}"])
+        return f"[{self.verdict}] {self.action}\n     {self.reason}\n     -> {choice}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +111,7 @@ class Diagnosis(Result):
     cohens_d: float
     adjusted_cohens_d: float
     exponent: ExponentCurve
-    tried: Choice[float]  # the exponent instead of the present one
+    tried: Options[float] = field(metadata=UNSAVED)  # the exponent instead of the present one
     # of the directions of the documents
     isoscore: float
     isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
@@ -110,17 +133,16 @@ class Diagnosis(Result):
         facts = (
             f"{self.model}{place}, scored by {self.similarity}{changed}: "
             f"{len(self.query_ids):,} queries, {len(self.document_ids):,} documents "
-            f"({self.is_relevant.sum():,} relevant to at least one query), "
+            f"({self.is_relevant.sum():,} answer a query), "
             f"{self.cells[0].dim} dimensions."
         )
         verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
         ordered = sorted(self.recommendations, key=lambda r: verdicts.index(r.verdict))
         legend = (
-            f"All changes but the exponent are measured with {self.recommended}. Do: the 95% "
-            f"interval lies above 0 and reaches {100 * self.min_gain:g} points. No"
-            " benefit expected: it excludes such a gain. Not enough data: it does neither. Smaller"
-            " storage is compared"
-            f" with {1 - self.tolerance:.0%} of the full nDCG@10."
+            "The exponent: do, if the 95 % interval lies above 0 and reaches"
+            f" {100 * self.min_gain:g} points; no benefit expected, if it excludes such a gain."
+            f" Storage, scored by {self.recommended}: do, if the interval of the cost lies within"
+            " what is allowed; no benefit expected, if it lies above. Not enough data: neither."
         )
         return [facts, *map(str, ordered), legend]
 
@@ -129,7 +151,7 @@ class Diagnosis(Result):
         """The model at the present exponent, and at those that the other folds choose."""
         curve = self.exponent
         rankings = {curve.present: curve.at(curve.present)}
-        rankings[self.tried.value] = self.tried.of(curve.rankings)
+        rankings[self.tried.value] = self.tried.held_out
         return [
             System(f"document exponent {exponent:.2g}", ranking)
             for exponent, ranking in rankings.items()
@@ -139,7 +161,9 @@ class Diagnosis(Result):
     def measurements(self) -> list[Table]:
         """Norms, nDCG@10 by exponent, storage and directions."""
         title = f"nDCG@10 by dimensions and precision, measured with {self.recommended}. Stars mark"
-        storage = replace(summary(self.cells), title=f"{title} the best at their size.")
+        storage = replace(
+            summary(self.cells, self.tolerance), title=f"{title} the best at their size."
+        )
         return [self._norms(), self._exponents(), storage, self._directions()]
 
     def _norms(self) -> Table:
@@ -152,7 +176,7 @@ class Diagnosis(Result):
             rows.append([f"{share:.0%} quantile", *(side.quantiles[i] for side in sides)])
         rows += [
             ["rank correlation with the number of words", *(x.length_spearman for x in sides)],
-            ["Cohen's d, relevant to a query or to none", None, self.cohens_d],
+            ["Cohen's d, documents that answer a query or none", None, self.cohens_d],
             ["the same, with the words regressed out", None, self.adjusted_cohens_d],
         ]
         title = (

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
+Data = Source | RetrievalData | Mapping[str, RetrievalData]
+
 FEW_UNREAD = 50  # queries of dev, below which test is measured
 
 
@@ -68,12 +70,21 @@ class Splits(dict[str, RetrievalData]):
         """Ids of the documents that are relevant to a query of any split."""
         return {d for data in self.values() for grades in data.relevant.values() for d in grades}
 
-    def check_held_out(self, *splits: str | None) -> None:
+    def check_held_out(self, *splits: str | None, train: str = "train") -> None:
         """Refuses (DataError) splits that share queries with each other or with train."""
-        names = [name for name in splits if name is not None]
-        held_out = names if "train" in names or "train" not in self else ["train", *names]
+        names = [name for name in splits if name is not None and name in self]
+        held_out = names if train in names or train not in self else [train, *names]
         for other, name in combinations(held_out, 2):
-            beir.refuse_shared(self[name].asked, self[other].asked, name, other)
+            known = self[other].asked
+            texts = {canonical(text) for text in known.values()} - {""}
+            asked = self[name].asked.items()
+            both = sorted(q for q, text in asked if q in known or canonical(text) in texts)
+            if both:
+                raise DataError(
+                    f"{len(both):,} queries of the {name} split are also in the {other} split, such"
+                    f" as {both[0]!r}, by id or by text: figures on queries that were trained on,"
+                    " or that chose a setting, are too high. Take them out of one of the two."
+                )
 
     def keep_apart(self) -> None:
         """Keeps queries of dev and test out of the training rows of the splits before them."""
@@ -119,14 +130,15 @@ class Splits(dict[str, RetrievalData]):
 
 
 def load_splits(
-    source: Source | Sequence[str | Path],
+    source: Data | Sequence[str | Path],
     *,
     columns: str | Mapping[str, str] | None = None,
     threshold: float | None = None,
     seed: int = 0,
     skip_empty: bool = False,
 ) -> Splits:
-    """Splits of pairs of a query and a document, or of a folder in BEIR's layout.
+    """Splits of pairs of a query and a document, of a folder in BEIR's layout, or of
+    `RetrievalData` by the names of their splits; data alone are train.
 
     Pairs are the rows of a file (CSV, TSV, JSONL, JSON, Parquet, xlsx), of a folder or a list of
     them, of a data set of the hub (``"name"`` or ``"name:split"``), of a Dataset or DatasetDict, of
@@ -165,7 +177,14 @@ def load_splits(
         >>> splits.notes[0]
         '20 documents; queries: 16 in train, 2 in dev, 2 in test.'
     """
-    sources = _sources_of(source)
+    if isinstance(source, Splits):
+        return source
+    given = {"train": source} if isinstance(source, RetrievalData) else source
+    if isinstance(given, Mapping) and all(isinstance(x, RetrievalData) for x in given.values()):
+        found = Splits("the data", [])
+        found.update(cast(Mapping[str, RetrievalData], given))
+        return found
+    sources = _sources_of(cast(Source, given))
     source = sources[0]
     if isinstance(source, str | Path) and _is_layout(source):
         if columns is not None or threshold is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -18,8 +18,6 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from tqdm import tqdm
 
-from st_magnitude._checks import InputError
-from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
@@ -32,9 +30,10 @@ from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.choice import System
+from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.finetune.classifier import classifier_control
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import make_rows, train_copy
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
 from st_magnitude.workbench.verdict import (
     AFTER,
     BEFORE,
@@ -46,15 +45,13 @@ from st_magnitude.workbench.verdict import (
     verdict_of,
 )
 
-__all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "confirm", "cross_validate"]
-__all__ += ["num_folds"]
+__all__ = ["Baseline", "RetrievalEvaluator", "bm25_control", "cross_validate"]
 
 logger = logging.getLogger(__name__)
 
 NUM_DOCUMENTS = 500  # of the sample whose norms are measured
 NUM_QUERIES = 100
 DEPTH = 100  # documents of BM25's run for each query
-MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 MOST_CHARACTERS = 2 * 10**7  # of a corpus whose 4-grams are counted, each in 120 bytes
 
 
@@ -112,11 +109,10 @@ def system_of(name: str, task: EncodedTask) -> System:
     return System(name, task.search(DEPTH), float(task.similarity.exponents[1]))
 
 
-def controls(
-    data: RetrievalData, tasks: Mapping[str, EncodedTask], seed: int
-) -> Callable[..., Verdict]:
-    """Searches by BM25 and by models, of which the pretrained one comes first, and returns
-    `verdict_of`, which judges a trained model next to them."""
+def controls(exam: Exam, tasks: Mapping[str, EncodedTask], seed: int) -> Callable[..., Verdict]:
+    """Searches by BM25, by a classifier and by models, of which the pretrained one comes first, and
+    returns `verdict_of`, which judges a trained model next to them."""
+    data = cast(RetrievalData, exam.judged)
     before, *also = [system_of(name, task) for name, task in tasks.items()]
     lexical, no_control = bm25_control(data)
     return partial(
@@ -125,6 +121,7 @@ def controls(
         also=also,
         lexical=lexical,
         no_control=no_control,
+        classifier=classifier_control(exam, DEPTH),
         split=split_of(data),
         seed=seed,
     )
@@ -134,35 +131,6 @@ def split_of(data: RetrievalData) -> str:
     """The name of the split, "held-out" for data without one."""
     named = re.search(r", (.+) split$", data.name)
     return named[1] if named else "held-out"
-
-
-def confirm(
-    data: RetrievalData, verdict: Verdict | None, models: Mapping[str, System], seed: int
-) -> Confirmation:
-    """What the verdict deploys, or the trained model, measured on other queries as it is, next to
-    the systems that the decision names and the pretrained model.
-
-    Args:
-        data: The queries, which choose nothing.
-        models: All models of the verdict, which have searched for the queries.
-    """
-    data = data.only(data.query_ids)
-    systems = dict(models)
-    names = [AFTER, BEFORE]
-    if verdict is not None and verdict.decision is not None:
-        decision = verdict.decision
-        systems = {system.name: system for system in verdict.systems}
-        names = [decision.name, decision.over, decision.rival, BEFORE]
-    lexical: dict[str, Ranking] = {}
-    found = []
-    for name in filter(None, dict.fromkeys(names)):
-        system = systems[name]
-        if (tokens := system.tokens) and tokens not in lexical:
-            lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
-        dense = models[system.model].ranking if system.model else None
-        found.append(replace(system, ranking=system.again(dense, lexical.get(tokens))))
-    rows = tuple(row_of(system, found[0], seed) for system in found)
-    return Confirmation(split_of(data), len(data.query_ids), rows)
 
 
 def card_figures(
@@ -201,42 +169,18 @@ class RetrievalEvaluator(SentenceEvaluator):
         self.store_metrics_in_model_card_data(model, metrics, -1, steps)
 
 
-def num_folds(model: SentenceTransformer, data: RetrievalData, config: TrainConfig) -> int:
-    """The number of folds, 0 for none: by default five for a static table."""
-    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    if config.folds and not is_alone:
-        raise InputError(f"folds={config.folds} train one after another: start one process.")
-    if not is_alone or config.folds == 0:
-        return 0
-    different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
-    if config.folds is not None:
-        if not 2 <= config.folds <= different:
-            raise InputError(
-                f"folds={config.folds}: at least 2, and at most the number of different queries"
-                f" with an answer that the model was not trained on, which are {different:,}."
-            )
-        return config.folds
-    is_small = 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES
-    return DEFAULT_FOLDS if is_small and has_static_embedding_input(model) else 0
-
-
 def cross_validate(
     model: SentenceTransformer,
-    data: RetrievalData,
-    judged: RetrievalData,
+    exam: Exam,
     config: TrainConfig,
-    folds: int,
     output: Path,
     exponent: float | None = None,
 ) -> Ranking:
-    """The ranking of copies of a model, each of which trains on all rows without a text of a query
-    of one fold of ``judged``, and searches for the queries of that fold, by a document exponent or
-    as it was trained."""
+    """The ranking of copies of a model, each of which trains on the paper of one fold and searches
+    for its queries, by a document exponent or as it was trained."""
     found = []
-    held_out = folds_of(judged, folds, config.seed)
-    for fold in tqdm(held_out, desc=f"Training and measuring in {folds} folds"):
-        asked = judged.only(fold)
-        train = data.only(data.queries.keys() - fold).apart_from(asked)
+    shown = f"Training and measuring in {len(exam.folds)} folds"
+    for train, asked in tqdm(exam.papers(), desc=shown, total=len(exam.folds)):
         rows = make_rows(train, config.negatives, config.seed)
         trainer = train_copy(model, train, rows, config, output)
         refuse_diverged(trainer)
@@ -244,12 +188,12 @@ def cross_validate(
         if exponent is not None:
             task = replace(task, similarity=Similarity(1.0, exponent))
         found.append(task.search(DEPTH))
-    return Ranking.joined(judged, found)
+    return Ranking.joined(cast(RetrievalData, exam.judged), found)
 
 
 class Baseline:
-    """Held-out queries with BM25, a model as it was before training and other models; without any
-    queries, only the norms of a sample of the data, whose answers to any split are given by ids.
+    """The queries that judge, with BM25, a model as it was before training and other models;
+    without any queries, only the norms of a sample of the training data.
 
     The attribute ``tasks`` has the last encoding of each model, from which another measurement of
     the same corpus takes the documents.
@@ -258,42 +202,65 @@ class Baseline:
     def __init__(
         self,
         model: SentenceTransformer,
-        data: RetrievalData,
-        held_out: RetrievalData | None,
-        answers: Collection[str],
+        exam: Exam,
         config: TrainConfig,
         also: Mapping[str, SentenceTransformer] | None = None,
     ) -> None:
         self.model = model
+        self.exam = exam
+        self.config = config
         self.others = dict(also or {})
         self.tasks: dict[str, EncodedTask] = {}
-        self.config = config
-        self.is_judged = held_out is not None
-        self.data = data = held_out or data
-        self.answers = answers
-        if len(data.corpus) < 2:
+        self.data = exam.judged or exam.train
+        if len(self.data.corpus) < 2:
             raise DataError("The corpus has one document: there is nothing to tell apart.")
-        began = time.perf_counter()
-        if self.is_judged:
-            warn_if_few(data.query_ids, "a model")
+        if exam.judged is not None:
+            warn_if_few(self.data.query_ids, "a model")
+            began = time.perf_counter()
             models = {BEFORE: model, **self.others}
-            self.tasks = {name: encode(encoder, data) for name, encoder in models.items()}
-            self.verdict_on = controls(data, self.tasks, config.seed)
+            self.tasks = {name: encode(encoder, self.data) for name, encoder in models.items()}
+            self.seconds = time.perf_counter() - began
+            self.verdict_on = controls(exam, self.tasks, config.seed)
         self.geometry = self._geometry(self.tasks.get(BEFORE))
-        self.seconds = time.perf_counter() - began
+        self.confirming = self._searches(BEFORE)
+        self.tasks.clear()  # which take memory while the model trains
 
-    def searches(self, data: RetrievalData, name: str = BEFORE) -> dict[str, System]:
-        """The searches for other queries by the model, under a name, and before training also by
-        the other ones."""
+    def _searches(self, name: str) -> dict[str, System]:
+        """The searches by the model, under a name, and before training also by the other ones, for
+        the queries that confirm."""
+        if (data := self.exam.confirm) is None:
+            return {}
         models = {name: self.model} | (self.others if name == BEFORE else {})
         return {
             of: system_of(of, encode(model, data, self.tasks.get(of)))
             for of, model in models.items()
         }
 
-    def compare(
-        self, of_folds: Ranking | None = None, folds: int = 0
-    ) -> tuple[Verdict | None, dict[str, float]]:
+    def confirm(self, verdict: Verdict | None) -> Confirmation | None:
+        """What the verdict deploys, or the trained model, measured on the queries that confirm,
+        which choose nothing, next to the systems that the decision names and the pretrained
+        model."""
+        if self.exam.confirm is None:
+            return None
+        data = self.exam.confirm.only(self.exam.confirm.query_ids)
+        systems = models = self.confirming | self._searches(AFTER)
+        names = [AFTER, BEFORE]
+        if verdict is not None and verdict.decision is not None:
+            decision = verdict.decision
+            systems = {system.name: system for system in verdict.systems}
+            names = [decision.name, decision.over, decision.rival, BEFORE]
+        lexical: dict[str, Ranking] = {}
+        found = []
+        for name in filter(None, dict.fromkeys(names)):
+            system = systems[name]
+            if (tokens := system.tokens) and tokens not in lexical:
+                lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
+            dense = models[system.model].ranking if system.model else None
+            found.append(replace(system, ranking=system.again(dense, lexical.get(tokens))))
+        rows = tuple(row_of(system, found[0], self.config.seed) for system in found)
+        return Confirmation(split_of(data), len(data.query_ids), rows)
+
+    def compare(self, of_folds: Ranking | None = None) -> tuple[Verdict | None, dict[str, float]]:
         """The verdict on the trained model, or on the ranking of `cross_validate`, and the figures
         of its norms."""
         verdict = None
@@ -301,14 +268,14 @@ class Baseline:
         if of_folds is not None:
             exponent = scoring_of(self.model, before_normalize=True).exponents[1]
             system = System(AFTER, of_folds, float(exponent))
-            verdict = replace(self.verdict_on(system), folds=folds)
-        elif self.is_judged:
+            verdict = replace(self.verdict_on(system), folds=len(self.exam.folds))
+        elif self.exam.judged is not None:
             task = self.tasks[AFTER] = encode(self.model, self.data)
             verdict = self._choose_scoring(task)
         return verdict, self._geometry(task)
 
     def _geometry(self, task: EncodedTask | None) -> dict[str, float]:
-        return card_figures(self.model, self.data, self.answers, self.config.seed, task)
+        return card_figures(self.model, self.data, self.exam.answers, self.config.seed, task)
 
     def _choose_scoring(self, task: EncodedTask) -> Verdict:
         """The verdict on the model as it was trained, or at `ExponentCurve.best`, of which each
@@ -319,8 +286,8 @@ class Baseline:
         curve = exponent_curve(task, seed=self.config.seed)
         best = trained
         if curve.best != curve.present:
-            options = task.sweep({curve.best, *curve.choice.by_query}, DEPTH)
-            best = System(AFTER, curve.choice.of(options), curve.best)
+            options = task.sweep({curve.best, *curve.by_query}, DEPTH)
+            best = System(AFTER, curve.of(options), curve.best)
         saved, other = (trained, best) if self.config.keep_scoring else (best, trained)
         name = f"{AFTER}, {scoring_name(other.exponent)} (not saved)"
         shown = [] if other is saved else [replace(other, name=name)]

@@ -35,6 +35,11 @@ class TrainConfig:
         ValueError: If the loss is unknown or a number is outside of its range.
     """
 
+    split: Annotated[str, Option(help="Split to train on.")] = "train"
+    dev_split: Annotated[str, Option(help="Split to measure on, if the data have it.")] = "dev"
+    confirm: Annotated[
+        str | None, Option(help="Split to measure the saved model on at the end, as test.")
+    ] = None
     loss: Annotated[str, Option(help=f"Ranking loss: {', '.join(LOSSES)}.")] = "cosine"
     dims: Annotated[Ints, whole_numbers("Dimensions to train, as 96,192,384; default: all.")] = None
     temperatures: Annotated[

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
 from st_magnitude._files import locked_folder
-from st_magnitude.data.beir import refuse_shared
-from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.ranking import Ranking
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import norm_warning
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
@@ -34,13 +31,13 @@ from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
-from st_magnitude.workbench.choice import Decision, System
+from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.files.pairs import Data, load_splits
 from st_magnitude.workbench.finetune.held_out import (
     Baseline,
     RetrievalEvaluator,
-    confirm,
     cross_validate,
-    num_folds,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import (
@@ -51,15 +48,15 @@ from st_magnitude.workbench.finetune.trainer import (
     remember_rows,
     warn_of_left_out,
 )
-from st_magnitude.workbench.verdict import AFTER, Confirmation, Verdict
+from st_magnitude.workbench.verdict import Confirmation, Verdict
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
 
 logger = logging.getLogger(__name__)
 
-# Settings that may change when a run is resumed
-FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
-FREE |= {"keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+# Settings that may change when a run is resumed, if the training data stay
+FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16"}
+FREE |= {"save_steps", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
 @dataclass(frozen=True)
@@ -88,47 +85,38 @@ class TrainedModel:
 
 def train(
     model: SentenceTransformer | str,
-    data: RetrievalData,
+    data: Data,
     output: str | Path,
     config: TrainConfig | None = None,
     *,
-    dev: RetrievalData | None = None,
-    dev_is_drawn: bool = False,
-    test: RetrievalData | None = None,
-    also_relevant: Collection[str] = (),
     also: Collection[str] = (),
     say: Callable[[str], None] = logger.info,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
     ``training.json``.
 
-    No query of dev and test, and none of the fold that judges, is a text of a training row. The
-    model remembers its training texts by hashes (`st_magnitude.data.memory`), and is not judged by
-    queries that it has read in an earlier training.
+    An `Exam` decides which queries judge it: those of ``config.dev_split``, or of folds; none of
+    them, and none of ``config.confirm``, is a text of a training row. The model remembers its
+    training texts by hashes (`st_magnitude.data.memory`), and is not judged by queries that it has
+    read in an earlier training.
 
-    With dev data, or in folds (``config.folds``), the model is compared with the pretrained one as
-    it was given and with BM25. It is saved as it was trained, unless another document exponent is
-    clearly better. A clearly worse model is saved only with ``config.keep_anyway``. Checkpoints are
-    in ``output/.st-magnitude.work`` and are removed when the model is saved.
+    The model is compared with the pretrained one as it was given and with BM25. It is saved as it
+    was trained, unless another document exponent is clearly better. A clearly worse model is saved
+    only with ``config.keep_anyway``. Checkpoints are in ``output/.st-magnitude.work`` and are
+    removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped
             or added), or the folder or hub id of one.
-        data: Training data. Judged negatives become hard negatives.
-        dev: Held-out data to compare on.
-        dev_is_drawn: Whether dev was drawn at random from the same source as data. Where folds are
-            the default, it joins the training data.
-        test: Data to measure once, with what is deployed: nothing is chosen on them.
-        also_relevant: Ids of documents that answer queries of other splits, such as
-            `load_splits(folder).relevant_documents()`. Without them they count as
-            never-relevant, and Cohen's d of norms is right only if data and dev have all answers.
+        data: A source of `load_splits`, or what it returned. Judged negatives become hard
+            negatives. Documents that answer a query of any split are not called never-relevant.
         also: Folders or hub ids of other models, to weigh against the trained one.
         say: Function that receives the progress line by line.
 
     Raises:
-        ValueError: If the data have too few pairs or share queries with dev, the model was trained
-            on all queries of dev or test, or a setting does not suit the model. DivergedError, one
-            of them: gradients or weights are not finite.
+        ValueError: If the data have too few pairs or share queries, a model was trained on all
+            queries that judge, or a setting does not suit the model. DivergedError, one of them:
+            gradients or weights are not finite.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
             is False, or a run that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to
@@ -138,13 +126,9 @@ def train(
     """
     config = config or TrainConfig()
     output = Path(output)
+    splits = load_splits(data)
     is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
     with locked_folder(output), ExitStack() as stack:
-        if dev is not None:
-            refuse_shared(dev.asked, data.asked, "dev", "train")
-        if test is not None:
-            asked = data.asked | (dev.asked if dev is not None else {})
-            refuse_shared(test.asked, asked, "test", "train or dev")
         name = model if isinstance(model, str) else None
         settings: dict[str, object] = {"model": name}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
@@ -155,29 +139,32 @@ def train(
         refuse_frozen(model)
         score_by_cosine(model, say)
         stack.enter_context(remembered_tokens(model))
-        others = {name: load(name) for name in also} if is_first else {}
-        answers = _answers(data, dev, test) | set(also_relevant)
-        test = None if test is None else test.unread_by(model, *also)
-        data, held_out, folds = _held_out([model, *also], data, dev, dev_is_drawn, config)
-        data = data.apart_from(None if folds else dev, test)
-        settings["data"] = data.digest
+        exam = Exam.of(
+            splits,
+            model,
+            *also,
+            train=config.split,
+            judge=config.dev_split,
+            confirm=config.confirm,
+            folds=config.folds,
+            seed=config.seed,
+        )
+        for note in exam.notes:
+            say(note)
+        settings["data"] = exam.train.digest
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
-        rows = make_rows(data, config.negatives, config.seed)
-        warn_of_left_out(data, rows)
-        _warn_without_negatives(config.loss, data, rows, answers)
+        rows = make_rows(exam.train, config.negatives, config.seed)
+        warn_of_left_out(exam.train, rows)
+        _warn_without_negatives(config.loss, exam, rows)
         baseline = of_folds = None
-        on_test: dict[str, System] = {}
         if is_first:
-            if held_out is not None and not folds:
-                say(f"Measuring the pretrained model: {len(held_out.corpus):,} documents.")
-            baseline = Baseline(model, data, held_out, answers, config, others)
-            if held_out is not None and folds:
-                of_folds = cross_validate(model, data, held_out, config, folds, output)
-            if test is not None:
-                on_test = baseline.searches(test)
-            baseline.tasks.clear()  # which takes memory while the model trains
-        trainer = make_trainer(model, data, rows, config, output)
+            if exam.judged is not None and not exam.folds:
+                say(f"Measuring the pretrained model: {len(exam.judged.corpus):,} documents.")
+            baseline = Baseline(model, exam, config, {name: load(name) for name in also})
+            if exam.folds:
+                of_folds = cross_validate(model, exam, config, output)
+        trainer = make_trainer(model, exam.train, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
         remember_rows(trainer)  # checkpoints, too, say what they have read
@@ -185,45 +172,17 @@ def train(
             train_or_stop(trainer, checkpoint)
         if baseline is None:
             return TrainedModel(trainer, {}, None, output)
-        if baseline.is_judged and not folds:
+        if exam.judged is not None and not exam.folds:
             say(f"Measuring the trained model, about {baseline.seconds:.0f} s.")
-        trained = _judge(trainer, baseline, of_folds, folds)
-        if test is not None:
-            on_test |= baseline.searches(test, AFTER)
-            confirmed = confirm(test, trained.verdict, on_test, config.seed)
-            trained = replace(trained, confirmed=confirmed)
+        trained = _judge(trainer, baseline, of_folds)
         return _save_unless_worse(trained, output, config, baseline.data.name, name)
 
 
-def _held_out(
-    models: Sequence[SentenceTransformer | str],
-    data: RetrievalData,
-    dev: RetrievalData | None,
-    dev_is_drawn: bool,
-    config: TrainConfig,
-) -> tuple[RetrievalData, RetrievalData | None, int]:
-    """The data to train on, the queries that judge the model, and in how many folds (0: none)."""
-    if dev is None or dev_is_drawn:
-        joined = data if dev is None else data.joined(dev)
-        try:
-            judged = joined.unread_by(*models)
-        except AllReadError:
-            if config.folds:
-                raise
-        else:
-            if folds := num_folds(cast(SentenceTransformer, models[0]), judged, config):
-                return joined, judged, folds
-    return data, None if dev is None else dev.unread_by(*models), 0
-
-
 def _judge(
-    trainer: SentenceTransformerTrainer,
-    baseline: Baseline,
-    of_folds: Ranking | None,
-    folds: int,
+    trainer: SentenceTransformerTrainer, baseline: Baseline, of_folds: Ranking | None
 ) -> TrainedModel:
     """Compares the trained model with the pretrained one, and gives it the scoring to save."""
-    verdict, after = baseline.compare(of_folds, folds)
+    verdict, after = baseline.compare(of_folds)
     if verdict is not None and verdict.saved != verdict.as_trained:
         exponent = verdict.saved.exponent
         prepare(baseline.model, Similarity(gamma_query=1.0, gamma_document=exponent))
@@ -231,22 +190,11 @@ def _judge(
     geometry = {"before": baseline.geometry, "after": after}
     rows = cast(Dataset, trainer.train_dataset)
     prior = _about_prior(rows) if baseline.config.prior else None
-    return TrainedModel(trainer, geometry, verdict, None, prior)
+    return TrainedModel(trainer, geometry, verdict, None, prior, baseline.confirm(verdict))
 
 
-def _answers(data: RetrievalData, *others: RetrievalData | None) -> set[str]:
-    """Ids of the documents of the corpus that answer a query of any of the data."""
-    answers = set().union(*data.relevant.values())
-    for other in filter(None, others):
-        found = set().union(*other.relevant.values())
-        answers |= {i for i in found if data.corpus.get(i) == other.corpus[i]}
-    return answers
-
-
-def _warn_without_negatives(
-    loss: str, data: RetrievalData, rows: Dataset, answers: set[str]
-) -> None:
-    never_relevant = set().union(*data.negatives.values()) - answers
+def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
+    never_relevant = set().union(*exam.train.negatives.values()).difference(exam.answers)
     has_negatives = len(rows.column_names) > 2 and never_relevant
     if LOSSES[loss].keeps_norms and not has_negatives:
         logger.warning(

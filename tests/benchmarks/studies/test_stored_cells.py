@@ -18,6 +18,7 @@ FILES = sorted((tables.ROOT / "benchmarks" / "studies").glob("**/cells.jsonl"))
 SCRIPTS = {"boilerplate": "pages", "revela": "revela_text"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
 def test_a_page_is_what_the_cells_give(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -196,7 +196,9 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
     assert "d21" not in done.stderr
 
 
-@pytest.mark.parametrize("source", ["README.md", "docs/cli.md", "docs/start.md"])
+@pytest.mark.parametrize(
+    "source", ["README.md", "docs/cli.md", pytest.param("docs/start.md", marks=pytest.mark.slow)]
+)
 def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
     """On one model, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)

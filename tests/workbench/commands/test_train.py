@@ -138,8 +138,7 @@ def test_the_default_rate_follows_the_kind_of_model(data_folder, tiny_path, tmp_
     assert rates == [2e-5, 2e-4]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("has_lora", [False, True])
+@pytest.mark.parametrize(("dtype", "has_lora"), [(torch.bfloat16, False), (torch.float16, True)])
 def test_weights_in_half_precision(data_folder, tiny_path, tmp_path, caplog, dtype, has_lora):
     """They would lose small steps; those under LoRA are frozen."""
     model, data = stm.load(tiny_path).to(dtype), stm.load_splits(data_folder)["train"]
@@ -282,7 +281,9 @@ def test_a_file_that_somebody_writes_during_a_run_stays(place, monkeypatch):
 
 
 # before and after modules.json
-@pytest.mark.parametrize("fails", ["training.run_folder.write_model", "finetune.train.add_section"])
+@pytest.mark.parametrize(
+    "fails", ["training.run_folder.write_model", "workbench.finetune.train.add_section"]
+)
 def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")
@@ -376,10 +377,10 @@ def test_answers_of_other_splits_are_not_called_never_relevant(
     assert "cohens_d" not in done.output
     assert "no training row has a negative" in caplog.text
     config = TrainConfig(loss="qnorm", max_steps=1, batch_size=4, folds=0)
-    for options in ({}, {"dev": parts["dev"]}, {"also_relevant": halves["dev"]}):
-        output = tmp_path / str([*options])
-        found = train(str(static_path), parts["train"], output, config, **options)
-        assert ("cohens_d" in found.geometry["after"]) == (not options)
+    for others in ((), ("dev",), ("other",)):
+        data = {"train": parts["train"]} | dict.fromkeys(others, parts["dev"])
+        found = train(str(static_path), data, tmp_path / str(others), config)
+        assert ("cohens_d" in found.geometry["after"]) == (not others)
 
 
 def test_a_lora_is_trained_restored_from_its_checkpoint_and_merged(place, tiny_path):

@@ -1,5 +1,6 @@
 """Models that cannot answer are refused by every command, and trainings that diverged not saved."""
 
+import itertools
 import json
 import math
 import shutil
@@ -57,8 +58,17 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("kind", UNFIT)
+# each command and each kind in turn, and the others as slow tests
+BY_DEFAULT = list(zip(COMMANDS, itertools.cycle(UNFIT), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        pytest.param(*case, marks=() if case in BY_DEFAULT else pytest.mark.slow)
+        for case in itertools.product(COMMANDS, UNFIT)
+    ],
+)
 def test_a_model_that_cannot_answer_is_refused(tiny_path, data_folder, tmp_path, kind, command):
     change, said = UNFIT[kind]
     change(tiny_path)
@@ -83,8 +93,9 @@ def test_the_same_embedding_for_all_texts(model):
     alike.encode(model)  # of equal texts they are the same
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1e-30}, {"learning_rate": 1e9}])
-@pytest.mark.parametrize("folds", [None, 2])
+@pytest.mark.parametrize(
+    ("options", "folds"), [({"temperature": 1e-30}, None), ({"learning_rate": 1e9}, 2)]
+)
 def test_a_training_that_diverged_is_not_saved(tiny_path, tmp_path, options, folds):
     """Gradients that are too large leave the weights as they were, or make them nan."""
     splits = ("train",) if folds else ("train", "dev")

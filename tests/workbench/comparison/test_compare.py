@@ -23,7 +23,7 @@ from st_magnitude.workbench.choice import Decision
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
-from st_magnitude.workbench.comparison.trials import Trials, make_splits
+from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.verdict import Scored, Verdict
 
 THINGS = (
@@ -91,36 +91,36 @@ def test_settings_are_checked(settings, message):
         CompareConfig(**settings)
 
 
-def splits_of(*arguments):
-    splits, folds = make_splits([NOVICE], *arguments)
-    assert not folds
-    return splits
+def exam(data, config):
+    found = exam_of(stm.load_splits(data), [NOVICE], config)
+    assert not found.folds
+    return found
 
 
 def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     config = CompareConfig(documents=100)
-    splits = splits_of(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
-    queries = [set(data.queries) for data in splits.values()]
+    found = exam(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
+    queries = [set(data.queries) for data in (found.choose, found.judged, found.train)]
     assert [len(part) for part in queries] == [36, 29, 115]
     assert set.union(*queries) == QUERIES.keys()
-    assert len(splits["dev"].corpus) == len(splits["test"].corpus) == 100
-    assert len(splits.notes) == 3  # dev, test, and that a prior changes nothing
+    assert len(found.choose.corpus) == len(found.judged.corpus) == 100
+    assert len(found.notes) == 3  # dev, test, and that a prior changes nothing
     assert "29 queries are few" in caplog.text
     assert caplog.text.count("are few") == 1
-    given = splits_of(folder, CompareConfig())
-    assert given == splits_of(folder, CompareConfig())
-    assert (given["dev"].queries, given["test"].queries) == (part(1).queries, part(2).queries)
-    assert given.notes == splits.notes[-1:]
-    assert splits_of(folder, CompareConfig(), part(1, 6))["dev"].queries == part(1, 6).queries
+    given = exam(folder, CompareConfig())
+    assert given == exam(folder, CompareConfig())
+    assert (given.choose.queries, given.judged.queries) == (part(1).queries, part(2).queries)
+    assert given.notes == found.notes[-1:]
 
 
 def test_queries_of_one_text_stay_together():
     queries = {f"{query}-{i}": text for query, text in QUERIES.items() for i in "ab"}
     data = RetrievalData(queries, CORPUS, {query: {query[:-2]} for query in queries})
-    splits = splits_of(data, CompareConfig())
-    asked = [set(part.queries.values()) for part in splits.values()]
+    found = exam(data, CompareConfig())
+    parts = (found.choose, found.judged, found.train)
+    asked = [set(part.queries.values()) for part in parts]
     assert sum(map(len, asked)) == len(set.union(*asked)) == len(QUERIES)
-    assert len(splits["dev"].queries) == 72
+    assert len(found.choose.queries) == 72
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_queries_of_one_text_stay_together():
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
     with pytest.raises(DataError, match=message):
-        splits_of(part(0), CompareConfig(), dev, part(2))
+        exam({"train": part(0), "dev": dev, "test": part(2)}, CompareConfig())
 
 
 @pytest.fixture
 def trials(folder, model_path):
-    return Trials(stm.load(model_path), splits_of(folder, SMALL), SMALL)
+    return Trials(stm.load(model_path), exam(folder, SMALL), SMALL)
 
 
 def trained(trials, candidate, rungs, folder, goes_on=lambda steps: True):
@@ -156,7 +156,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert trials.splits["dev"].encode(model).search(10).mean == pytest.approx(whole[27], abs=1e-9)
+    assert trials.dev.encode(model).search(10).mean == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
@@ -169,7 +169,7 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     config, lengths = replace(SMALL, max_length=4), []
     model = load_transformer(save_transformer(tmp_path / "tiny"))
     model.max_seq_length = 24
-    trials = Trials(model, splits_of(folder, config), config)
+    trials = Trials(model, exam(folder, config), config)
     trials.base.register_forward_pre_hook(  # of the copies that are trained, too
         lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
     )
@@ -178,9 +178,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert trials.splits["dev"].encode(model).search(10).mean == pytest.approx(curve[6], abs=1e-9)
+    assert trials.dev.encode(model).search(10).mean == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert trials.splits["dev"].encode(model).search(10).mean != pytest.approx(curve[6], abs=1e-9)
+    assert trials.dev.encode(model).search(10).mean != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -255,9 +255,8 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
     model = SentenceTransformer(model_path, device="cpu")
 
     def run(config=SMALL, say=str):
-        return stm.compare(
-            model, part(0), tmp_path / "out", config, dev=part(1), test=part(2), say=say
-        )
+        data = {"train": part(0), "dev": part(1), "test": part(2)}
+        return stm.compare(model, data, tmp_path / "out", config, say=say)
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with monkeypatch.context() as patch:
@@ -324,7 +323,8 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 @pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
 def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
     """Of steps that take so many seconds."""
-    trials = SimpleNamespace(rungs=[13, 40], folds=0, config=replace(SMALL, budget="600s"))
+    trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
+    trials.exam = SimpleNamespace(folds=())
     trials.seconds_per_step = lambda _: pace
     said = []
     run = compare_module._Run(trials, tmp_path, None, None, 0.0, time.perf_counter(), said.append)

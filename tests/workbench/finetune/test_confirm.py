@@ -87,7 +87,6 @@ def ndcg_of(how, model, data):
     [
         ((TAUGHT, 1), {}, "the trained model"),
         ((1, 60), {}, "BM25"),
-        ((TAUGHT, SHARED), {}, "the trained model with BM25"),
         ((TAUGHT, SHARED), {"loss": "dot", "keep_scoring": True}, "the trained model with BM25"),
         ((TAUGHT, 1), {"max_steps": 1, "also": "also"}, "also"),
     ],

@@ -122,8 +122,8 @@ def test_ids_of_other_texts_answer_nothing(static_path, tmp_path, is_same):
     test = RetrievalData(
         {f"t-{i}": f"which is {i}?" for i in others}, texts, {f"t-{i}": {i} for i in others}
     )
-    config = TrainConfig(max_steps=1, batch_size=4, folds=0)
-    found = train(str(static_path), data, tmp_path / "out", config, test=test)
+    config = TrainConfig(max_steps=1, batch_size=4, confirm="test", folds=0)
+    found = train(str(static_path), {"train": data, "test": test}, tmp_path / "out", config)
     assert ("cohens_d" in found.geometry["after"]) != is_same
 
 
@@ -151,9 +151,8 @@ def test_folds_training_and_measuring_tokenize_a_text_once(static_path, tmp_path
             return self.tokenizer.encode_batch(texts, **options)
 
     model[0].tokenizer = Counts(model[0].tokenizer)
-    config = TrainConfig(max_steps=2, batch_size=4, folds=folds, keep_anyway=True)
-    options = {"dev": splits["dev"], "dev_is_drawn": True, "test": splits["test"]}
-    train(model, splits["train"], tmp_path / "out", config, **options)
+    config = TrainConfig(max_steps=2, batch_size=4, folds=folds, confirm="test", keep_anyway=True)
+    train(model, splits, tmp_path / "out", config)
     texts = {text for data in splits.values() for text in data.queries.values()}
     texts |= {*splits["train"].corpus.values()}
     assert sorted(text for text in read if text in texts) == sorted(texts)
@@ -171,9 +170,10 @@ def test_a_corpus_is_encoded_once_for_dev_and_test(model, tmp_path, splits, monk
     monkeypatch.setattr("st_magnitude.data.task.encode_raw", encode_raw)
     other = tmp_path / "other"
     model.save_pretrained(str(other))
-    config = TrainConfig(max_steps=1, batch_size=4, keep_anyway=True, keep_scoring=True)
-    options = {"dev": splits["dev"], "test": splits["test"], "also": [str(other)]}
-    trained = train(model, splits["train"], tmp_path / "out", config, **options)
+    config = TrainConfig(
+        max_steps=1, batch_size=4, confirm="test", folds=0, keep_anyway=True, keep_scoring=True
+    )
+    trained = train(model, splits, tmp_path / "out", config, also=[str(other)])
     assert sides.count(("document", 60)) == 3
     assert sides.count(("query", 6)) == 6
     after = splits["test"].encode(trained.trainer.model).search()

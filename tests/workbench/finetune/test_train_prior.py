@@ -38,20 +38,21 @@ def task(split: str, number: int, seed: int) -> RetrievalData:
     return RetrievalData(queries, corpus, relevant, name=f"manuals, {split} split")
 
 
-@pytest.mark.parametrize("states", ["euclidean", "dot"])
-@pytest.mark.parametrize("kind", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("kind", "states"), [("train", "euclidean"), ("train", "dot"), ("compare", "euclidean")]
+)
 def test_a_model_of_distances_is_trained_by_cosine(kind, states, tmp_path, static_path):
     """Both say so, once; `compare` leaves the model as it was given."""
     model = SentenceTransformer(str(static_path), similarity_fn_name=states, device="cpu")
-    parts = [task(name, 60, i) for i, name in enumerate(("train", "dev", "test"))]
+    parts = {name: task(name, 60, i) for i, name in enumerate(("train", "dev", "test"))}
     said: list[str] = []
     if kind == "train":
         config = TrainConfig(max_steps=1, folds=0)
-        train(model, parts[0], tmp_path / "new", config, dev=parts[1], say=said.append)
+        train(model, parts, tmp_path / "new", config, say=said.append)
     else:
         losses = {"losses": ["cosine"], "learning_rates": [0.01], "temperatures": [0.05]}
-        options = {"dev": parts[1], "test": parts[2], "say": said.append}
-        compare(model, parts[0], tmp_path / "new", CompareConfig(max_steps=1, **losses), **options)
+        config = CompareConfig(max_steps=1, **losses)
+        compare(model, parts, tmp_path / "new", config, say=said.append)
         assert model.similarity_fn_name == states
     told = [line for line in said if "euclidean -> cosine, because" in line]
     assert len(told) == (states == "euclidean")
@@ -101,6 +102,7 @@ def test_texts_are_known_by_the_tokens_that_training_reads(tmp_path, caplog):
     assert "does not contain" not in caplog.text
 
 
+@pytest.mark.slow
 def test_compare_tries_it_where_documents_differ_in_frequency(folder, static_path, tmp_path):
     """A model that was trained with it ranks by it without any help, clearly better."""
     options = {"losses": "cosine-prior", "temperatures": 0.05, "learning_rates": 0.03}

@@ -10,15 +10,16 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.evaluation import choice
-from st_magnitude.evaluation import verdict as verdict_module
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
+from st_magnitude.workbench import choice
+from st_magnitude.workbench import verdict as verdict_module
 from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.finetune.held_out import Baseline
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.folds import folds_of
-from st_magnitude.workbench.verdict import BEFORE, Confirmation, Row, Scored, Verdict
+from st_magnitude.workbench.verdict import BEFORE, CLASSIFIER, Confirmation, Row, Scored, Verdict
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -39,7 +40,7 @@ def planted():
 
 def judged(model: SentenceTransformer, task: RetrievalData, **config) -> Verdict:
     """The verdict on a model that did not change."""
-    baseline = Baseline(model, task, task, (), TrainConfig(**config))
+    baseline = Baseline(model, Exam(task, task), TrainConfig(**config))
     verdict, _ = baseline.compare()
     return verdict
 
@@ -143,7 +144,8 @@ def by_hand() -> Verdict:
     data = RetrievalData({word: word for word in words}, corpus, relevant)
     run = {w: {d: -float(i) for i, d in enumerate(of)} for w, of in zip(words, RUN, strict=True)}
     found = Ranking.of_run(data, run)
-    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare(found, folds=5)
+    exam = Exam(data, data, folds_of(data, 5, 0))
+    verdict, _ = Baseline(model, exam, TrainConfig()).compare(found)
     return verdict
 
 
@@ -184,7 +186,7 @@ def test_a_system_with_bm25_is_recorded_by_its_weight_and_scales(monkeypatch):
     relevant = {w: {f"d{w}"} for w in words}
     data = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
     model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
-    verdict, _ = Baseline(model, data, data, (), TrainConfig()).compare()
+    verdict, _ = Baseline(model, Exam(data, data), TrainConfig()).compare()
     how = to_plain(verdict)["decision"]["how"]
     assert how.keys() == {"weight", "unit", "scale", "tokens"}
     assert choice.Fusion(**how) == verdict.decision.how
@@ -272,6 +274,17 @@ def test_a_gain_of_training_is_said_once(training, said):
     found = verdict_of(BETTER, decision=decision, training=training).deploy
     assert found.count("the training changes") == said
     assert found.count(str(BETTER)) == 1
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"), [(BETTER, ""), (OPEN, "is not clearly worse: +2.0"), (WORSE, "is better: -4")]
+)
+def test_a_classifier_is_named_where_nothing_clearly_beats_it(gain, said):
+    rows = (Row(CLASSIFIER, 0.6, gain),)
+    decision = Decision("the trained model", 0.6, "", "", None)
+    found = verdict_of(BETTER, rows=rows, decision=decision).deploy
+    assert (CLASSIFIER.capitalize() in found) == bool(said)
+    assert said in found
 
 
 @pytest.mark.parametrize(

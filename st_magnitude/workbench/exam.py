@@ -1,0 +1,139 @@
+"""Who trains and who judges, decided once."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
+
+from st_magnitude._checks import InputError
+from st_magnitude.data.beir import canonical
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+
+__all__ = ["Exam"]
+
+MOST_QUERIES = 5_000  # with more, one split shows small gains as well
+MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Data to train on, and queries that no row of them holds and no model has read."""
+
+    train: RetrievalData
+    judged: RetrievalData | None = None  # None: nobody judges
+    folds: Sequence[set[str]] = ()  # ids of the queries that judge, if they are those of train
+    choose: RetrievalData | None = None  # ranks candidates
+    confirm: RetrievalData | None = None  # measured once, with what is deployed
+    answers: Collection[str] = ()  # ids of documents that answer a query of any split
+    notes: tuple[str, ...] = ()  # sentences for the user
+
+    @classmethod
+    def of(
+        cls,
+        splits: Splits,
+        *models: SentenceTransformer | str,
+        train: str = "train",
+        judge: str = "dev",
+        choose: str | None = None,
+        confirm: str | None = None,
+        folds: int | None = None,
+        seed: int = 0,
+    ) -> Exam:
+        """The exam of a model, which is loaded, and of others next to it.
+
+        Where the split that judges is missing or was drawn at random, folds of the training queries
+        judge, by default five for a static table. With ``choose``, queries are held out for any
+        other split that is missing.
+
+        Raises:
+            DataError: If splits share queries, or a model was trained on all queries of one.
+            InputError: If there are fewer queries than folds, or several processes for folds.
+        """
+        notes: list[str] = []
+        training = splits[train]
+        name = judged = chooses = None
+        if judge in splits and judge != train:
+            name, judged = splits.unread(judge, *models)
+        if confirm is not None and confirm == name:
+            said = f"--confirm {confirm} is left out, as the {name} split judges the model already."
+            notes.append(said)
+            confirm = None
+        splits.check_held_out(choose, name, confirm, train=train)
+        if choose is not None and choose in splits:
+            chooses = splits[choose].unread_by(*models)
+        elif choose is not None:
+            training, chooses = _held_out(training, choose, models, seed, notes)
+        in_folds: list[set[str]] = []
+        if judged is None or (name == judge and judge in splits.drawn):
+            whole = training if judged is None else training.joined(splits[judge])
+            unread, in_folds = _in_folds(whole, models, folds, seed)
+            if in_folds:
+                training, judged = whole, unread
+            if in_folds and choose is not None:
+                notes.append(
+                    f"The {len(unread.query_ids):,} queries outside of {choose} judge the result,"
+                    f" held out in {len(in_folds)} folds."
+                )
+        if judged is None and choose is not None:
+            training, judged = _held_out(training, judge, models, seed, notes)
+        confirmed = None if confirm is None else splits[confirm].unread_by(*models)
+        training = training.apart_from(chooses, None if in_folds else judged, confirmed)
+        answers = {
+            document
+            for data in splits.values()
+            for document in set().union(*data.relevant.values())
+            if training.corpus.get(document) == data.corpus[document]
+        }
+        return cls(training, judged, in_folds, chooses, confirmed, answers, tuple(notes))
+
+    def papers(self) -> Iterator[tuple[RetrievalData, RetrievalData]]:
+        """For each fold the data to train on and the queries that judge."""
+        for fold in self.folds:
+            asked = cast(RetrievalData, self.judged).only(fold)
+            yield self.train.only(self.train.queries.keys() - fold).apart_from(asked), asked
+
+
+def _in_folds(
+    data: RetrievalData, models: Sequence[SentenceTransformer | str], wanted: int | None, seed: int
+) -> tuple[RetrievalData, list[set[str]]]:
+    """The queries that no model has read, and their folds, if there are any."""
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if wanted and not is_alone:
+        raise InputError(f"folds={wanted} train one after another: start one process.")
+    is_table = has_static_embedding_input(cast(SentenceTransformer, models[0]))
+    if wanted == 0 or not is_alone or (wanted is None and not is_table):
+        return data, []
+    data = data.unread_by(*models)
+    different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
+    if wanted is None and not 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES:
+        return data, []
+    number = wanted or DEFAULT_FOLDS
+    if not 2 <= number <= different:
+        raise InputError(
+            f"folds={number}: at least 2, and at most the number of different queries with an"
+            f" answer that the model was not trained on, which are {different:,}."
+        )
+    return data, folds_of(data, number, seed)
+
+
+def _held_out(
+    data: RetrievalData,
+    name: str,
+    models: Sequence[SentenceTransformer | str],
+    seed: int,
+    notes: list[str],
+) -> tuple[RetrievalData, RetrievalData]:
+    """The data without a part of the queries that no model has read, and this part, as a split."""
+    number = max(DEFAULT_FOLDS, math.ceil(len(data.queries) / MOST_HELD_OUT))
+    part = data.only(folds_of(data.unread_by(*models), number, seed)[0])
+    said = f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
+    notes.append(said)
+    return data.only(data.queries.keys() - part.queries.keys()), part

@@ -1,0 +1,94 @@
+"""The linear classifier of words next to a plain one, and where documents are no classes."""
+
+import random
+
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.svm import LinearSVC
+
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.finetune import classifier
+from st_magnitude.workbench.finetune.classifier import classifier_control
+from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.folds import folds_of
+from st_magnitude.workbench.verdict import CLASSIFIER
+
+THINGS = "account balance card declined transfer pending money abroad change address"
+WORDS = THINGS.split()
+
+
+def questions(classes, each):
+    """Questions of three words, of which one tells the class more often than not."""
+    draw = random.Random(0)
+    queries, relevant = {}, {}
+    for i in range(classes * each):
+        name = i % classes
+        told = WORDS[name] if draw.random() < 0.8 else draw.choice(WORDS)
+        queries[f"q{i}"] = f"{told} {draw.choice(WORDS)} {i}"
+        relevant[f"q{i}"] = {f"d{name}"}
+    corpus = {f"d{name}": f"about class {name}" for name in range(classes)}
+    return RetrievalData(queries, corpus, relevant)
+
+
+def tokens(text):
+    return text.split() + [text[i : i + 4] for i in range(len(text) - 3)]
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_it_reads_what_the_model_reads_of_each_fold(classes):
+    data = questions(classes, 12)
+    exam = Exam(data, data, folds_of(data, 3, 0))
+    found = classifier_control(exam, 100)
+    assert list(found) == [1.0, 0.3, 3.0]
+    for penalty, ranking in found.items():
+        for fold in exam.folds:
+            rows = [(data.queries[q], *data.relevant[q]) for q in data.queries if q not in fold]
+            texts, names = map(list, zip(*rows, strict=True))
+            reader = TfidfVectorizer(analyzer=tokens, sublinear_tf=True)
+            machine = LinearSVC(C=penalty).fit(reader.fit_transform(texts), names)
+            scores = machine.decision_function(reader.transform(data.queries[q] for q in fold))
+            for query, row in zip(fold, scores, strict=True):
+                values = row if np.ndim(row) else (-row, row)
+                expected = dict(zip(machine.classes_, values, strict=True))
+                assert ranking[query] == pytest.approx(expected, abs=1e-3)
+
+
+def few(data):
+    return data.only([*data.queries][:-1])
+
+
+def unasked(data):
+    corpus = data.corpus | {"other": "of no question"}
+    return RetrievalData(data.queries, corpus, data.relevant)
+
+
+def two_answers(data):
+    return RetrievalData(data.queries, data.corpus, data.relevant | {"q0": {"d0", "d1"}})
+
+
+@pytest.mark.parametrize("change", [few, unasked, two_answers])
+def test_documents_that_are_no_classes(change):
+    data = questions(3, 5)
+    assert len(classifier_control(Exam(data, data), 100)) == 3
+    assert classifier_control(Exam(change(data), data), 100) == {}
+
+
+def test_many_classes_of_many_queries_are_left_out(monkeypatch, caplog):
+    data = questions(3, 5)
+    monkeypatch.setattr(classifier, "MOST_WORK", 45)
+    assert classifier_control(Exam(data, data), 100)
+    monkeypatch.setattr(classifier, "MOST_WORK", 44)
+    assert classifier_control(Exam(data, data), 100) == {}
+    assert "not measured, as 3 classes of 15 queries" in caplog.text
+
+
+def test_it_is_a_row_and_not_weighed(static_path, tmp_path):
+    config = TrainConfig(max_steps=1, batch_size=4, learning_rate=0.0, folds=2)
+    verdict = train(str(static_path), questions(5, 20), tmp_path / "out", config).verdict
+    assert verdict.rows[-1].name == CLASSIFIER
+    assert verdict.rows[-1].ndcg > verdict.decision.ndcg
+    assert CLASSIFIER not in {system.name for system in verdict.systems}
+    assert f"{CLASSIFIER.capitalize()} is better: -" in verdict.deploy
+    assert f"| {CLASSIFIER} |" in (tmp_path / "out" / "README.md").read_text()

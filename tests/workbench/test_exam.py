@@ -1,0 +1,113 @@
+"""Who trains and who judges, by the splits, the kind of the model and what it has read."""
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import st_magnitude as stm
+from st_magnitude.data.memory import remember
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.workbench.exam import Exam
+
+NUMBER = 20
+CORPUS = {
+    f"{part}-{i}": f"{part} answer {i}" for part in ("train", "dev", "test") for i in range(20)
+}
+
+
+def ids(*parts):
+    return {key for key in CORPUS if key.partition("-")[0] in parts}
+
+
+def splits_of(*parts, drawn=()):
+    queries = {key: f"where is {key}?" for key in CORPUS}
+    splits = stm.load_splits(
+        {x: RetrievalData(queries, CORPUS, {k: {k} for k in queries}).only(ids(x)) for x in parts}
+    )
+    splits.drawn = {*drawn}
+    return splits
+
+
+def encoder():
+    return SentenceTransformer(modules=[BoW(["where"])], device="cpu")
+
+
+def table():
+    tokenizer = Tokenizer(WordLevel({"where": 0, "?": 1}, "?"))
+    weights = np.ones((2, 4), dtype=np.float32)
+    module = StaticEmbedding(tokenizer, embedding_weights=weights)
+    return SentenceTransformer(modules=[module], device="cpu")
+
+
+ALL = ("train", "dev", "test")
+COMPARE = {"choose": "dev", "judge": "test"}
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "drawn", "options", "trains", "judges", "folds"),
+    [
+        (encoder, ["train"], (), {}, ["train"], [], 0),
+        (table, ["train"], (), {}, ["train"], ["train"], 5),
+        (table, ["train"], (), {"folds": 0}, ["train"], [], 0),
+        (encoder, ["train"], (), {"folds": 3}, ["train"], ["train"], 3),
+        (table, ["train", "dev"], (), {}, ["train"], ["dev"], 0),
+        (table, ["train", "dev"], ["dev"], {}, ["train", "dev"], ["train", "dev"], 5),
+        (encoder, ["train", "dev"], ["dev"], {}, ["train"], ["dev"], 0),
+        (table, ["train", "dev"], ["dev"], {"judge": "train"}, ["train"], ["train"], 5),
+        (table, ALL, ["dev"], {"confirm": "test"}, ["train", "dev"], ["train", "dev"], 5),
+        (table, ALL, (), COMPARE, ["train"], ["test"], 0),
+        (table, ALL, ["test"], COMPARE, ["train", "test"], ["train", "test"], 5),
+        (encoder, ALL, ["test"], COMPARE, ["train"], ["test"], 0),
+    ],
+)
+def test_who_trains_and_who_judges(model, parts, drawn, options, trains, judges, folds):
+    splits = splits_of(*parts, drawn=drawn)
+    exam = Exam.of(splits, model(), **options)
+    assert exam.train.queries.keys() == ids(*trains)
+    assert (set() if exam.judged is None else exam.judged.queries.keys()) == ids(*judges)
+    assert len(exam.folds) == folds
+    assert exam.answers == ids(*parts)
+    papers = [*exam.papers()] or [(exam.train, exam.judged)]
+    assert sum(len(asked.queries) for _, asked in papers if asked) == NUMBER * len(judges)
+    for train, asked in papers:
+        read = {*train.triplets(0)["anchor"]}
+        for others in filter(None, (asked, exam.choose, exam.confirm)):
+            assert not read & {*others.queries.values()}
+
+
+def test_queries_are_held_out_for_what_a_comparison_lacks():
+    exam = Exam.of(splits_of("train"), encoder(), **COMPARE)
+    parts = [exam.train.queries, exam.choose.queries, exam.judged.queries]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == NUMBER
+    assert [note.partition(":")[0] for note in exam.notes] == [
+        "There is no dev split",
+        "There is no test split",
+    ]
+    exam = Exam.of(splits_of("train"), table(), **COMPARE)
+    assert "16 queries outside of dev judge the result, held out in 5 folds." in exam.notes[1]
+
+
+def test_what_a_model_has_read_judges_nothing():
+    model = encoder()
+    remember(model, [f"where is dev-{i}?" for i in range(NUMBER)])
+    exam = Exam.of(splits_of(*ALL, drawn=["dev", "test"]), model, confirm="test", folds=5)
+    assert exam.judged.queries.keys() == ids("test")  # and not in folds
+    assert (exam.confirm, exam.folds) == (None, [])
+    assert exam.notes == (
+        "--confirm test is left out, as the test split judges the model already.",
+    )
+    with pytest.raises(ValueError, match="trained on all 20 queries"):
+        Exam.of(splits_of("train", "dev"), encoder(), model)
+
+
+@pytest.mark.parametrize("folds", [1, NUMBER + 1])
+def test_folds_that_cannot_be_made(folds, monkeypatch):
+    with pytest.raises(ValueError, match=f"folds={folds}: at least 2, .* which are 20"):
+        Exam.of(splits_of("train"), encoder(), folds=folds)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start one process"):
+        Exam.of(splits_of("train"), encoder(), folds=folds)
+    assert not Exam.of(splits_of("train"), table()).folds
