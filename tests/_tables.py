@@ -73,6 +73,5 @@ def table_of(model):
 def assert_same(found, expected):
     found, expected = (x.state_dict() if isinstance(x, nn.Module) else x for x in (found, expected))
     assert list(found) == list(expected)
-    for name, value in expected.items():
-        assert found[name].dtype == value.dtype, name
-        assert torch.equal(found[name], value), name
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}  # an empty text in half before 6.2
+    torch.testing.assert_close(dict(found), dict(expected), **exactly)

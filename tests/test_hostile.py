@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, Dense
 
 import st_magnitude as stm
+from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.training.run_folder import WORK
@@ -142,7 +143,8 @@ def test_a_model_that_cannot_be_loaded_is_named(tiny_path, names) -> None:
 @pytest.mark.parametrize("outside", ["../elsewhere", "/etc"])
 def test_modules_and_splits_lie_within_their_folder(saved, outside) -> None:
     edit(saved / "modules.json", lambda modules: [*modules[:-1], modules[-1] | {"path": outside}])
-    with pytest.raises(ValueError, match="relative path"):
+    refusal = "relative path" if SINCE_6_2 else "Could not find"  # which looks there
+    with pytest.raises(ValueError, match=refusal):
         stm.load(saved, device="cpu")
     with pytest.raises(DataError, match="usable as a file name"):
         DATA.save(saved / "data", outside)

@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
 import st_magnitude as stm
+from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.saving.export import limit_length
 from st_magnitude.surgery.raw import num_positions, readers_of
 from st_magnitude.workbench.finetune.trainer import reading
@@ -62,6 +63,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_limit_cuts_by_every_route_or_is_refused(tmp_path, kind):
+    if kind == "WordEmbeddings" and not SINCE_6_2:
+        pytest.skip("WordEmbeddings of this release reads texts whole")
     model = SentenceTransformer(modules=KINDS[kind](tmp_path), device="cpu")
     both = (model.encode_query, model.encode_document)
     if kind == "Router":
