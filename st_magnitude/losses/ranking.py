@@ -336,7 +336,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         if texts.order:
             joined = torch.cat(embeddings)
             embeddings = [joined[torch.from_numpy(x).to(joined.device)] for x in texts.order]
-        losses = self._losses(embeddings, replace(texts, learned=list(reps[0][0][0, width:])))
+        texts = replace(texts, learned=list(reps[0][0][0, width:]))
+        found = self.compute_loss_from_embeddings(embeddings, texts)  # also of a subclass
+        losses = found if isinstance(found, dict) else {"infonce": found}
         texts.losses.update({name: loss.detach() for name, loss in losses.items()})
         total = torch.stack(list(losses.values())).sum()
         if with_backward:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
+import transformers
 from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
@@ -28,9 +29,18 @@ MERGE_FIRST = (
 
 
 def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
-    """Revela's LoRA, in all linear layers of attention and feed-forward blocks."""
+    """Revela's LoRA, in all linear layers of attention and feed-forward blocks.
+
+    Raises:
+        InputError: Before transformers 5.6, which gives a loaded adapter new weights.
+    """
     with needs("LoRA", "revela"):
         from peft import LoraConfig
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 6):
+        raise InputError(
+            f"transformers {transformers.__version__} gives an adapter that it loads new, random"
+            " weights, so what LoRA trains would be lost: pip install 'transformers>=5.6'"
+        )
     return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.1, target_modules="all-linear")
 
 

@@ -116,4 +116,4 @@ def test_commands_refuse_before_they_measure(tiny_path, data_folder, monkeypatch
         is_named = command in ("train", "compare")
         model = ("--model", tiny_path, "--output", tiny_path / "new") if is_named else (tiny_path,)
         said = refusal(command, *model, data=data_folder, max_length=1024)
-        assert "max_length=1,024 (--max-length) is more than the 512 positions" in said
+        assert "--max-length 1,024 is more than the 512 positions" in said
