@@ -168,9 +168,8 @@ def test_calibrate_does_not_confirm_on_what_has_chosen(place):
 def test_search_is_about_queries_that_nobody_has_read(place):
     options, folder = place
     said = invoke("search", folder / "model", "w3", **options).output
-    assert "of 40 test queries with an answer" in " ".join(
-        said.split()
-    )  # 70, of which 30 were read
+    # of 70, of which 30 were read
+    assert "of 40 test queries with an answer" in " ".join(said.split())
     rows = options["data"].read_text().splitlines()
     options["data"].write_text("\n".join(rows[:120]))
     said = " ".join(invoke("search", folder / "model", "w3", **options).output.split())

@@ -124,14 +124,15 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
         theirs = [*theirs[:2], np.mean(list(loop["MiniLM"].values()))]
     error = float(np.abs(np.subtract(ours, theirs)).max())
     gain = gain_of(loop, "trained + BM25", "trained, RRF") if lexical else None
+    decision = verdict.decision  # None, if no search finds more than chance does
     return {
         "queries": verdict.queries,
         "ndcg": {name: round(float(np.mean(list(x.values()))), 5) for name, x in loop.items()},
         "largest difference to the loop": error,
         "over RRF": gain,
-        "deploy": verdict.decision.name.replace(minilm, "MiniLM"),
-        "how": str(verdict.decision.how),
-        "lead": None if verdict.decision.lead is None else str(verdict.decision.lead),
+        "deploy": str(decision and decision.name).replace(minilm, "MiniLM"),
+        "how": str(decision and decision.how),
+        "lead": str(decision and decision.lead),
         "training": None if verdict.training is None else str(verdict.training),
     }
 
