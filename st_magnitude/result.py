@@ -42,7 +42,7 @@ def _width(text: str) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """What lines do not break: spaces, words, numbers and single wide letters."""
+    """The parts that lines do not break: spaces, words, numbers and single wide letters."""
     units: list[str] = []
     for part in re.findall(" +|[^ ]+", text):
         units.append("")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Rows:
-    """What a trimmed table has next to its weight, which holds the kept rows alone."""
+    """The other parts of a trimmed table, whose weight holds the kept rows alone."""
 
     whole: Tensor  # (V, D), which state dicts show
     kept: Tensor  # (K,), ascending
@@ -110,7 +110,7 @@ class Trimmed(nn.Module):
         self.rows.whole.copy_(whole.weight.data)  # another one after assign=True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """What `to` and its like do to the weight."""
+        """The change that `to` and its like make to the weight."""
         self.write()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         rows = self.rows

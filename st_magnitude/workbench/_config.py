@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """What a field is for, and what it takes. The parser reads a text."""
+    """The purpose of a field, and the values it takes. The parser reads a text."""
 
     help: str
     min: float | None = None
