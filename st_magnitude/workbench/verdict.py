@@ -146,6 +146,7 @@ class Verdict(Result):
     name: str = AFTER
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
+    controls: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
 
     @property
     def is_better(self) -> bool:
@@ -173,13 +174,14 @@ class Verdict(Result):
 
     @property
     def deploy(self) -> str:
-        """The decision, and the gain of training inside it, or `nothing`."""
+        """The decision, and the gain of training inside it, or `nothing`; then the classifier, in a
+        line of its own."""
         if self.decision is None:
             return self.nothing
         said = str(self.decision)
         if self.training not in (None, self.decision.lead):
             said += f" Inside it, the training changes nDCG@10 by {self.training}."
-        return f"{said} {self._about_classifier}".strip()
+        return f"{said}\n{self._about_classifier}".strip()
 
     @property
     def where(self) -> str:
@@ -313,11 +315,12 @@ def verdict_of(
     scored = scored_of(after, before, seed)
     label = f"{after.name}, {scored.name}{' (saved)' if shown else ''}"
     others = [one for one in systems if one is not before and one is not after]
-    rows = [before, replace(after, name=label), *shown, *others]
+    controls: list[System] = []
     if classifier:
         options = Options.choose(classifier, seed=seed)
         penalty = options.value
-        rows.append(System(CLASSIFIER, options.held_out))
+        controls = [System(CLASSIFIER, options.held_out)]
+    rows = [before, replace(after, name=label), *shown, *others, *controls]
     changes = after.ranking.ndcg - before.ranking.ndcg
     return Verdict(
         queries=scored.gain.queries,
@@ -339,6 +342,7 @@ def verdict_of(
         penalty=penalty,
         name=after.name,
         systems=tuple(systems),
+        controls=tuple(controls),
     )
 
 

@@ -420,6 +420,6 @@ def save_report(
 
     of = {system.name: system.ranking for system in verdict.systems}
     said = "\n".join(filter(None, (verdict.deploy, verdict.headline)))
-    before = of[BEFORE]
-    write_report(path, title, said, verdict.systems, before, of[verdict.name], settings, seed)
+    systems = [*verdict.systems, *verdict.controls]
+    write_report(path, title, said, systems, of[BEFORE], of[verdict.name], settings, seed)
     say(f"The report is in {path}.")
