@@ -121,5 +121,6 @@ def test_it_is_a_row_and_not_weighed(static_path, tmp_path):
     assert verdict.rows[-1].name == CLASSIFIER
     assert verdict.rows[-1].ndcg > verdict.decision.ndcg
     assert CLASSIFIER not in {system.name for system in verdict.systems}
+    assert [system.name for system in verdict.controls] == [CLASSIFIER]  # of the report
     assert f"{CLASSIFIER.capitalize()} is better: -" in verdict.deploy
     assert f"| {CLASSIFIER} |" in (tmp_path / "out" / "README.md").read_text()
