@@ -370,8 +370,9 @@ class RetrievalData:
     def __str__(self) -> str:
         pairs = sum(map(len, self.relevant.values()))
         counts = {"query": len(self.queries), "document": len(self.corpus), "relevant pair": pairs}
-        counts |= {"explicit negative": sum(map(len, self.negatives.values()))}
-        parts = [counted(n, of) for of, n in counts.items() if n or of[:8] != "explicit"]
+        parts = [counted(number, noun) for noun, number in counts.items()]
+        if negatives := sum(map(len, self.negatives.values())):
+            parts.append(counted(negatives, "explicit negative"))
         if self.relevant and (others := len(self.queries) - len(self.relevant)):
             parts.append(f"{counted(others, 'query')} without a relevant document")
         if self.own:
