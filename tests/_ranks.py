@@ -55,4 +55,5 @@ def _one_rank(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
     )
     torch.save(function(*arguments), folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
+    # The group ends with the process, which runs no destructors: in torch 2.6 destroying it joins
+    # gloo's threads with the GIL, for which one that still drops a tensor waits.
