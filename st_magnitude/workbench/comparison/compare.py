@@ -54,10 +54,10 @@ def compare(
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
     Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
-    best one is compared with plain cosine at its own best temperature, and both with the pretrained
-    model and with BM25, on the test split, which is read once. Where nobody gave a test split, a
-    static table is judged in folds as by `train`. Without a clear difference plain cosine is
-    recommended.
+    best one is compared with plain cosine at its own best setting and at each other one that dev
+    does not tell from it, and all with the pretrained model and with BM25, on the test split, which
+    is read once. Where nobody gave a test split, a static table is judged in folds as by `train`.
+    Plain cosine is recommended unless the best one is clearly better than each of them.
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
@@ -204,9 +204,9 @@ class _Run:
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     def _trainings(self, candidates: int) -> int:
-        """The trainings of so many candidates, of two with a second seed, and in folds of plain
-        cosine and the first."""
-        return candidates + 2 + 2 * len(self.trials.exam.folds)
+        """The trainings of so many candidates, of two with a second seed, and in folds of the
+        first, the controls and one more."""
+        return candidates + 2 + (2 + len(self._controls())) * len(self.trials.exam.folds)
 
     @property
     def _longest(self) -> float:
@@ -265,26 +265,30 @@ class _Run:
         last = self.trials.rungs[-1]
         return [e for e in self._ranked() if e.steps == last and math.isfinite(e.score)]
 
+    def _is_tied(self, best: Entry, other: Entry) -> bool:
+        """Whether dev does not tell two candidates apart."""
+        differences = np.subtract(best.ndcg, other.ndcg)
+        return judge(differences, seed=self.trials.config.seed).verdict == "undecided"
+
     def _rivals(self) -> list[Entry]:
         """The first two, if dev does not tell them apart."""
         first = self._finished()[:2]
-        if len(first) < 2:
-            return []
-        differences = np.subtract(first[0].ndcg, first[1].ndcg)
-        is_open = judge(differences, seed=self.trials.config.seed).verdict == "undecided"
-        return first if is_open else []
+        return first if len(first) == 2 and self._is_tied(*first) else []
+
+    def _controls(self) -> list[Entry]:
+        """Plain cosine at its best setting on dev, and at each that dev does not tell from it."""
+        plain = [entry for entry in self._finished() if entry.candidate.loss == "cosine"]
+        return plain[:1] + [entry for entry in plain[1:] if self._is_tied(plain[0], entry)]
 
     def _is_kept(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """Whether a candidate trains on after the first rung, as the best of its loss, or is saved
-        at the end, as one of the first two or the best of plain cosine."""
+        at the end, as one of the first two or as plain cosine."""
         if math.isnan(ndcg):
             return False
         rivals = [entry for entry in self.progress.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
-        if steps == self.trials.rungs[-1] and len(ahead) < 2:
-            return True
-        if steps == self.trials.rungs[-1] and candidate.loss != "cosine":
-            return False
+        if steps == self.trials.rungs[-1]:
+            return len(ahead) < 2 or candidate.loss == "cosine"
         return candidate.loss not in {other.loss for other in ahead}
 
     def folder(self, candidate: Candidate) -> Path:
@@ -298,7 +302,7 @@ class _Run:
         compared = {entry.candidate.loss for entry in finished}
         missing = [c.loss for c in grid if c.loss not in compared]
         needed = self._budget_needed()
-        verdict, over_cosine = self._judge(finished, not needed)
+        verdict, over_cosine, control = self._judge(finished, not needed)
         result = CompareResult(
             name,
             entries,
@@ -311,6 +315,7 @@ class _Run:
             notes=self.trials.exam.notes,
             steps=self.trials.wanted_steps,
             budget_needed=needed,
+            control=control,
         )
         if not result.is_alone:
             options = result.winner.candidate.options(self.trials.config, result.steps)
@@ -318,25 +323,32 @@ class _Run:
         self._write(result)
         return result
 
-    def _judge(self, finished: list[Entry], decides: bool) -> tuple[Verdict, Difference | None]:
-        """The verdict on the winner, and what the first candidate gains over plain cosine, if it is
-        another one."""
-        cosine = next((entry for entry in finished if entry.candidate.loss == "cosine"), None)
-        if cosine is None:
+    def _judge(
+        self, finished: list[Entry], decides: bool
+    ) -> tuple[Verdict, Difference | None, str]:
+        """The verdict on the winner. If the first candidate is not plain cosine, also what it gains
+        over the control that comes closest, and the name of that one."""
+        controls = self._controls()
+        if not controls:
             raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
         self.say("Measuring the best candidates.")
-        seed = self.trials.config.seed
-        winner = cosine
-        found = {cosine.name: self._search(cosine)}
-        over_cosine = None
-        if (first := finished[0]) is not cosine:
-            found[first.name] = self._search(first)
-            gained, plain = found[first.name].ranking, found[cosine.name].ranking
-            over_cosine = gained.minus(plain, seed=seed)
-            winner = first if over_cosine.is_better else cosine
+        winner = first = finished[0]
+        found = {first.name: self._search(first)}
+        gains = {}
+        if first is not controls[0]:
+            found |= {entry.name: self._search(entry) for entry in controls}
+            best = found[first.name].ranking
+            for entry in controls:
+                plain = found[entry.name].ranking
+                gains[entry.name] = best.minus(plain, seed=self.trials.config.seed)
+        control = min(gains, key=lambda name: gains[name].low, default="")
+        over_cosine = gains.get(control)
+        if over_cosine is not None and not over_cosine.is_better:
+            winner = controls[0]
         after = found.pop(winner.name)
         verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
-        return replace(verdict, folds=len(self.trials.exam.folds), split="test"), over_cosine
+        folds = len(self.trials.exam.folds)
+        return replace(verdict, folds=folds, split="test"), over_cosine, control
 
     def _search(self, entry: Entry) -> System:
         ranking = self.trials.judge(entry, self.folder(entry.candidate))

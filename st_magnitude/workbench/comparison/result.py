@@ -64,7 +64,8 @@ class CompareResult(Result):
     model: str  # name of the pretrained model
     candidates: list[Entry]  # the best on dev first; after them those that were stopped
     test: Verdict  # on the winner
-    over_cosine: Difference | None  # of the first candidate on dev; None if that is plain cosine
+    # of the first candidate on dev over `control`; None if the first is plain cosine
+    over_cosine: Difference | None
     pretrained: float  # nDCG@10 of the pretrained model on dev
     dev_queries: int
     left_out: int  # candidates for which there was no time
@@ -73,6 +74,8 @@ class CompareResult(Result):
     train_options: str = ""  # of ``st-magnitude train``, for the winner
     steps: int = 0  # of a candidate by the settings
     budget_needed: str = ""  # for two candidates with these steps, if the budget held less
+    # the plain cosine that comes closest on test, of those that dev does not tell from the best
+    control: str = ""
 
     @property
     def first(self) -> Entry:
@@ -81,7 +84,7 @@ class CompareResult(Result):
 
     @property
     def cosine(self) -> Entry:
-        """Plain cosine at its own best temperature on dev."""
+        """Plain cosine at its own best setting on dev."""
         return next(entry for entry in self.candidates if entry.candidate.loss == "cosine")
 
     @property
@@ -119,7 +122,7 @@ class CompareResult(Result):
         else:
             found.append(
                 f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
-                f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
+                f" against {self.control}: {self.over_cosine.name.lower()}."
             )
         found.append(test.headline)
         if self.first.steps < self.steps:

@@ -324,10 +324,11 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
     """Of steps that take so many seconds."""
     trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
+    progress = SimpleNamespace(entries=[])
     trials.exam = SimpleNamespace(folds=())
     trials.seconds_per_step = lambda _: pace
-    said = []
-    run = compare_module._Run(trials, tmp_path, None, None, 0.0, time.perf_counter(), said.append)
+    said, now = [], time.perf_counter()
+    run = compare_module._Run(trials, tmp_path, progress, None, 0.0, now, said.append)
     assert run.plan(0.0) == pytest.approx(steps, abs=1)
     assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
 
@@ -383,6 +384,40 @@ def test_a_second_seed_decides_where_dev_does_not(
     assert result.first.candidate.temperature == (0.1 if len(seeds) == 4 else 0.05)
     assert ("a second seed gave 0.6000" in " ".join(str(result).split())) == (len(seeds) == 4)
     assert result.to_dict()["candidates"][0]["second_seed"] == (0.6 if len(seeds) == 4 else None)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_each_cosine_that_dev_does_not_tell_from_the_best_is_a_control(
+    folder, model_path, tmp_path, monkeypatch, is_tied
+):
+    """On test qnorm and the second cosine find all, and the cosine that is best on dev little."""
+    train = Trials.train
+    dev = {"cosine": {0.05: [0.6, 0.5] * 30, 0.1: [0.4, 0.6] * 30}, "qnorm": {0.05: [0.7] * 60}}
+    dev["qnorm"][0.1] = [0.1] * 60
+    if not is_tied:
+        dev["cosine"][0.1] = [0.4, 0.4] * 30
+
+    def fixed(self, candidate, rungs, is_kept, folder, seed=None):
+        entry = train(self, candidate, rungs, lambda *_: True, folder, seed)
+        values = dev[candidate.loss][candidate.temperature]
+        return replace(entry, curve=[(rungs[-1], sum(values) / 60)], ndcg=values)
+
+    def judged(self, entry, folder):
+        model = stm.load(model_path)
+        if (entry.candidate.loss, entry.candidate.temperature) == ("cosine", 0.05):
+            model[0].embedding.weight.data[:, 2:] = 0
+        return self.test.encode(model, even_read=True).search(100)
+
+    monkeypatch.setattr(Trials, "train", fixed)
+    monkeypatch.setattr(Trials, "judge", judged)
+    result = stm.compare(model_path, folder, tmp_path / "out", SMALL, say=str)
+    assert result.first.candidate.loss == "qnorm"
+    assert result.is_clear != is_tied
+    assert result.winner.candidate.loss == ("cosine" if is_tied else "qnorm")
+    assert result.cosine.candidate.temperature == 0.05
+    assert result.control == f"cosine tau={0.1 if is_tied else 0.05} lr=0.03"
+    assert f"against {result.control}" in result.recommendation
+    assert ("cosine tau=0.1 lr=0.03" in str(result.test_table)) == is_tied
 
 
 CLEAR = Difference(0.02, 0.01, 0.03, 300, 99)
