@@ -204,9 +204,9 @@ class _Run:
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     def _trainings(self, candidates: int) -> int:
-        """The trainings of so many candidates, of two with a second seed, and in folds of the
-        first, the controls and one more."""
-        return candidates + 2 + (2 + len(self._controls())) * len(self.trials.exam.folds)
+        """The trainings of so many candidates, and of the first two and the controls with a second
+        seed and in folds."""
+        return candidates + (2 + len(self._controls())) * (1 + len(self.trials.exam.folds))
 
     @property
     def _longest(self) -> float:
@@ -250,35 +250,44 @@ class _Run:
         self.say(f"{done}: {entry.shown_score} after {entry.steps:,} steps")
 
     def _ranked(self) -> list[Entry]:
-        """The candidates by their steps and nDCG@10; of equal ones, cosine. Where the first two
-        have a second seed, the mean orders them."""
-        found = sorted(
+        """The candidates by their steps and nDCG@10; of equal ones, cosine. Those with a second
+        seed come first, by their means."""
+        return sorted(
             self.progress.entries,
-            key=lambda entry: (-entry.steps, -entry.score, entry.candidate.loss != "cosine"),
+            key=lambda entry: (
+                entry.second_seed is None,
+                -entry.steps,
+                -entry.mean_score,
+                entry.candidate.loss != "cosine",
+            ),
         )
-        if all(entry.second_seed is not None for entry in found[:2]):
-            found[:2] = sorted(found[:2], key=lambda entry: -entry.mean_score)
-        return found
 
     def _finished(self) -> list[Entry]:
-        """The candidates that were trained to the last step, and did not diverge."""
+        """The candidates that were trained to the last step and did not diverge, by nDCG@10 with
+        the first seed; of equal ones, cosine."""
         last = self.trials.rungs[-1]
-        return [e for e in self._ranked() if e.steps == last and math.isfinite(e.score)]
+        entries = self.progress.entries
+        found = [entry for entry in entries if entry.steps == last and math.isfinite(entry.score)]
+        return sorted(found, key=lambda entry: (-entry.score, entry.candidate.loss != "cosine"))
 
     def _is_tied(self, best: Entry, other: Entry) -> bool:
         """Whether dev does not tell two candidates apart."""
         differences = np.subtract(best.ndcg, other.ndcg)
         return judge(differences, seed=self.trials.config.seed).verdict == "undecided"
 
-    def _rivals(self) -> list[Entry]:
-        """The first two, if dev does not tell them apart."""
-        first = self._finished()[:2]
-        return first if len(first) == 2 and self._is_tied(*first) else []
-
     def _controls(self) -> list[Entry]:
         """Plain cosine at its best setting on dev, and at each that dev does not tell from it."""
         plain = [entry for entry in self._finished() if entry.candidate.loss == "cosine"]
-        return plain[:1] + [entry for entry in plain[1:] if self._is_tied(plain[0], entry)]
+        controls = plain[:1] + [entry for entry in plain[1:] if self._is_tied(plain[0], entry)]
+        return [entry for entry in self._ranked() if entry in controls]
+
+    def _rivals(self) -> list[Entry]:
+        """The first candidate, and the second and the controls where dev does not tell them from
+        it; empty if it tells all."""
+        finished = self._finished()
+        others = [entry for entry in self._controls() if entry not in finished[:2]]
+        tied = [x for x in finished[1:2] + others if self._is_tied(finished[0], x)]
+        return finished[:1] + tied if tied else []
 
     def _is_kept(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """Whether a candidate trains on after the first rung, as the best of its loss, or is saved
@@ -298,11 +307,10 @@ class _Run:
     def _conclude(self, name: str) -> CompareResult:
         grid = self.trials.grid
         entries = self._ranked()
-        finished = self._finished()
-        compared = {entry.candidate.loss for entry in finished}
+        compared = {entry.candidate.loss for entry in self._finished()}
         missing = [c.loss for c in grid if c.loss not in compared]
         needed = self._budget_needed()
-        verdict, over_cosine, control = self._judge(finished, not needed)
+        verdict, over_cosine, control = self._judge(not needed)
         result = CompareResult(
             name,
             entries,
@@ -323,19 +331,17 @@ class _Run:
         self._write(result)
         return result
 
-    def _judge(
-        self, finished: list[Entry], decides: bool
-    ) -> tuple[Verdict, Difference | None, str]:
+    def _judge(self, decides: bool) -> tuple[Verdict, Difference | None, str]:
         """The verdict on the winner. If the first candidate is not plain cosine, also what it gains
         over the control that comes closest, and the name of that one."""
         controls = self._controls()
         if not controls:
             raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
         self.say("Measuring the best candidates.")
-        winner = first = finished[0]
+        winner = first = self._ranked()[0]
         found = {first.name: self._search(first)}
         gains = {}
-        if first is not controls[0]:
+        if first.candidate.loss != "cosine":
             found |= {entry.name: self._search(entry) for entry in controls}
             best = found[first.name].ranking
             for entry in controls:

@@ -79,7 +79,7 @@ class CompareResult(Result):
 
     @property
     def first(self) -> Entry:
-        """The best candidate on dev at the end; where two are tied, by a second seed."""
+        """The best candidate on dev at the end; where some are tied, by a second seed."""
         return self.candidates[0]
 
     @property
@@ -166,8 +166,8 @@ class CompareResult(Result):
         title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
         note = f"The pretrained model has {self.pretrained:.4f}."
         if again := [entry for entry in self.candidates if entry.second_seed is not None]:
-            shown = " and ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
-            note += f" The first two are not clearly different; a second seed gave {shown}."
+            shown = ", ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
+            note += f" Dev does not tell the first ones apart; a second seed gave {shown}."
         if stopped := len(self.candidates) - len(whole):
             note += (
                 f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
