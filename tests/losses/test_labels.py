@@ -100,19 +100,6 @@ def test_labels_as_embeddings_of_a_teacher(model, directions):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"labels": "rating"}, "labels must be one of"),
-        ({"gather_across_devices": "all"}, "gather_across_devices must be one of"),
-        ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),
-    ],
-)
-def test_arguments_are_checked(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        stm.CosineRankingLoss(model, **options)
-
-
-@pytest.mark.parametrize(
     ("kind", "labels"),
     [
         ("weights", torch.ones(3, 2)),

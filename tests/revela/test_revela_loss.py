@@ -127,6 +127,7 @@ def test_warns_when_rows_are_one_hot(model: SentenceTransformer, caplog) -> None
         for _ in range(2):
             loss(loss.collator.features([groups()[0]]))
     assert caplog.text.count("one-hot at temperature=0.0001") == 1
+    assert loss.logs["one_hot"] > 0.9
 
 
 def test_rows_that_are_no_groups_are_refused(model: SentenceTransformer) -> None:

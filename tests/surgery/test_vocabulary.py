@@ -470,17 +470,6 @@ def first_stepped_after(model, block):
     step(model, optimizer)
 
 
-def of_this_program(model, block):
-    """A loop without an optimizer."""
-    with block:
-        for _ in range(2):
-            stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
-            for weight in (x for x in model.parameters() if x.grad is not None):
-                weight.data.add_(weight.grad, alpha=-1.0)
-            model.zero_grad()
-            yield model.encode(TEXTS, convert_to_tensor=True)
-
-
 PROGRAMS = {
     "bfloat16": cast(lambda model: model.bfloat16()),
     "to": cast(lambda model: model.to(torch.float64).to(torch.float32)),
@@ -492,7 +481,6 @@ PROGRAMS = {
     "SGD lives on": lives_on(torch.optim.SGD, momentum=0.9),
     "RMSprop lives on": lives_on(torch.optim.RMSprop, centered=True),
     "stepped after": first_stepped_after,
-    "no optimizer": of_this_program,
 }
 
 

@@ -193,6 +193,15 @@ def test_logs_reach_other_callbacks_and_history(model, tmp_path):
     assert not any("query_norm_mean" in entry for entry in logs if "loss" not in entry)
 
 
+def test_training_is_the_same_with_and_without(folder, tmp_path):
+    models = [load_transformer(folder) for _ in range(2)]
+    for model, monitor in zip(models, (None, stm.NormMonitor(every=1)), strict=True):
+        train(model, stm.DotRankingLoss(model, mini_batch_size=3), tmp_path, monitor)
+    assert all(
+        torch.equal(*both) for both in zip(*(model.parameters() for model in models), strict=True)
+    )
+
+
 def test_several_data_sets(model, tmp_path):
     """Each batch is split by the columns of its own data set."""
     pairs, triplets = (Dataset.from_dict(columns(16, num_negatives=n)) for n in (0, 1))
