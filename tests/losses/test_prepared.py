@@ -134,10 +134,3 @@ def test_exponents_behind_normalize_go_on(model):
     model.extend([Normalize(), ExponentNorm(0.2, 0.7)])
     assert stm.LearnableNormLoss(model).similarity.exponents == pytest.approx((0.2, 0.7))
     assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]
-
-
-def test_a_frozen_model_can_learn_the_exponents_alone(model):
-    model.append(Normalize()).requires_grad_(False)
-    loss = stm.LearnableNormLoss(model)
-    value(loss, model).backward()
-    assert all(parameter.grad for parameter in model[-1].parameters())

@@ -12,7 +12,7 @@ from _trainer import make_trainer
 from datasets import Dataset
 from peft import LoraConfig
 from revela.revela_tiny import arguments, groups
-from sentence_transformers.base.modules import Dense
+from sentence_transformers.base.modules import Dense, Normalize
 
 import st_magnitude as stm
 from st_magnitude.losses.base import half_weights
@@ -71,7 +71,7 @@ def test_a_frozen_adapter_is_named_with_the_remedies(adapter, tmp_path, name):
 
 
 def test_exponents_and_heads_of_a_frozen_model_can_be_trained(adapter, tmp_path):
-    model = load_transformer(adapter.parent / "base").requires_grad_(False)
+    model = load_transformer(adapter.parent / "base").append(Normalize()).requires_grad_(False)
     start("LearnableNormLoss", model, tmp_path)
     with pytest.raises(ValueError, match="no weights that training could change"):
         start("QNormRankingLoss", model.requires_grad_(False), tmp_path)
