@@ -40,7 +40,7 @@ ENDS = [
     [Normalize()],
     [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
     [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
-    [Router({"query": [ExponentNorm(1.0, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
+    [Router({"query": [ExponentNorm(0.5, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
     [Router({"query": [Normalize()], "document": [Normalize()]}), ExponentNorm(1.0, 0.5)],
     [Router({"query": [dense(), Normalize()], "document": [dense()]})],
 ]
