@@ -1,15 +1,17 @@
 """Models without one dense embedding per text are refused by name, wherever a model comes in."""
 
 import pytest
-from _tiny import save_transformer
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from _tiny import columns, save_transformer
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 
-TASK = QUERIES, CORPUS, RELEVANT_DOCS
+QUERIES, DOCUMENTS = (
+    {str(i): text for i, text in enumerate(texts)} for texts in columns(4).values()
+)
+TASK = QUERIES, DOCUMENTS, {i: {i} for i in QUERIES}
 DATA = stm.RetrievalData(*TASK)
 LOSS_NAMES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE"))]
 EVERYWHERE = [

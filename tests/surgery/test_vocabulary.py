@@ -572,15 +572,25 @@ def test_what_shrinks_all_rows_is_said(caplog, option):
     assert caplog.text.count(f"{option} does not shrink the 1,880 rows") == 1
 
 
-def test_a_state_that_is_not_one_number_a_weight():
-    """Adafactor's, in the first step after the block."""
+@pytest.mark.parametrize("where", ["before", "in", "after"])
+def test_a_state_that_is_not_one_number_a_weight(where):
+    """Adafactor's, in a step, in its checkpoint, and in one from outside."""
     model = static()
     weights = model.parameters()
     optimizer = Adafactor(weights, lr=0.1, relative_step=False, scale_parameter=False)
-    with stm.trimmed_vocabulary(model, TEXTS):
+
+    def train_where():
+        if where == "before":
+            step(model, optimizer)
+        with stm.trimmed_vocabulary(model, TEXTS):
+            step(model, optimizer)
+            if where == "in":
+                optimizer.state_dict()
         step(model, optimizer)
+
     with pytest.raises(ValueError, match="one number for a row of the word table, as Adafactor's"):
-        step(model, optimizer)
+        train_where()
+    assert len(table_of(model).weight) == NUM_ROWS
 
 
 # --- a static table tokenizes a text once, and its tokenizer does all else as before --------------

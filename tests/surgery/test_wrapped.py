@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from _surgery import DOCUMENTS, types
+from _surgery import DOCUMENTS, QUERIES, types
 from _tiny import load_transformer
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers.base.modules import Normalize
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -16,8 +15,12 @@ from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.mining import mine_negatives
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, returns_unit_vectors
 
-TASK = QUERIES, CORPUS, RELEVANT_DOCS
-DATA = stm.RetrievalData(*TASK)
+DATA = stm.RetrievalData(
+    {f"q{i}": text for i, text in enumerate(QUERIES)},
+    {f"d{i}": text for i, text in enumerate(DOCUMENTS)},
+    {f"q{i}": {f"d{i}"} for i in range(len(QUERIES))},
+)
+TASK = DATA.queries, DATA.corpus, DATA.relevant
 
 
 @pytest.fixture(params=["torch.compile", "DDP"])
