@@ -1,19 +1,18 @@
 """Behaviour that all search evaluators share."""
 
 import csv
+import itertools
 from functools import partial
 
 import pytest
 from _lookup import bag
+from _ranks import needs_fork, on_ranks
+from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer
+from datasets import Dataset
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from st_magnitude import (
-    calibrate_exponent,
-    diagnose,
-    mine_negatives,
-)
+import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
@@ -63,9 +62,6 @@ def test_the_similarity_is_the_models_own_at_each_call(kind, task, static_model)
         figures.append(evaluator(static_model))
         assert figures[-1] == kind(**task, similarity=name)(static_model)
     assert figures[0] != figures[1]
-    static_model.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
-        evaluator(static_model)
 
 
 HALF = Similarity(1.0, 0.5)
@@ -95,9 +91,9 @@ def test_the_scoring_of_a_model(closing, states, served, before):
 # what measures by the similarity of a model, whose distances no similarity ranks alike
 MEASURES = {
     **{name: lambda model, data, kind=kind: kind(*data)(model) for name, kind in KINDS.items()},
-    "exponent": lambda model, data: calibrate_exponent(model, RetrievalData(*data)),
-    "mining": lambda model, data: mine_negatives(model, RetrievalData(*data)),
-    "diagnose": lambda model, data: diagnose(model, RetrievalData(*data)),
+    "exponent": lambda model, data: stm.calibrate_exponent(model, RetrievalData(*data)),
+    "mining": lambda model, data: stm.mine_negatives(model, RetrievalData(*data)),
+    "diagnose": lambda model, data: stm.diagnose(model, RetrievalData(*data)),
 }
 
 
@@ -139,20 +135,51 @@ def test_csv_files(task, static_model, tmp_path):
     assert {f"dev_{key}": float(value) for key, value in rows[0].items()} == first
 
 
-def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
-    """Three steps of different worth, the best of which is kept."""
-    model.similarity_fn_name = "dot"
-    evaluators = [kind(**task, name="dev") for kind in reversed(KINDS.values())]
-    metric = "eval_dev_full_ndcg@10"
-    options = {"max_steps": 3, "learning_rate": 0.05, "eval_strategy": "steps", "eval_steps": 1}
-    options |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
-    options |= {"metric_for_best_model": metric, "evaluator": evaluators}
-    trainer = make_trainer(model, MultipleNegativesRankingLoss(model), tmp_path, **options)
-    trainer.train()
-    history = [entry[metric] for entry in trainer.state.log_history if metric in entry]
-    assert len(history) == 3
-    assert trainer.state.best_metric == max(history) > min(history)
-    best = KINDS["Compression"](**task)(trainer.model)["full_ndcg@10"]
-    assert best == pytest.approx(trainer.state.best_metric)
-    names = {path.name for path in (tmp_path / "eval").iterdir()}
-    assert names >= {f"{kind}_evaluation_dev_results.csv" for kind in KINDS}
+# --- on two processes, which share the texts, against one ----------------------------------------
+
+ENDS = {
+    "neither": (),
+    "Normalize": (Normalize,),
+    "ExponentNorm": (lambda: ExponentNorm(0.3, 0.4, learnable=True),),
+}
+TASK = (
+    {f"q{i:02}": row[0] for i, row in enumerate(ROWS)},
+    {f"d{i:02}{column}": row[column] for i, row in enumerate(ROWS) for column in (1, 2, 3)},
+    {f"q{i:02}": {f"d{(i + k) % len(ROWS):02}1" for k in range(5)} for i in range(len(ROWS))},
+)
+BM25 = {query: {"d001": 2.0, "d021": 1.0} for query in TASK[0]}
+
+
+def evaluators(dim):
+    return [
+        MagnitudeEvaluator(*TASK, name="search"),
+        CompressionEvaluator(*TASK, name="compression", dims=[dim or 8]),
+        HybridEvaluator(*TASK, bm25=BM25, name="hybrid"),
+    ]
+
+
+def evaluate(folder, output):
+    """The report of the Trainer, for models with every end, whole and cut to a prefix."""
+    options = {"per_device_eval_batch_size": 4, "ddp_backend": "gloo"}
+    found = {}
+    for end, dim in itertools.product(ENDS, (None, 16)):
+        model = load_transformer(folder)
+        for module in ENDS[end]:
+            model.append(module())
+        model.truncate_dim = dim
+        options |= {"eval_data": Dataset.from_dict(columns()), "evaluator": evaluators(dim)}
+        loss = stm.CosineRankingLoss(model)
+        metrics = make_trainer(model, loss, output, **options).evaluate()
+        names = ("eval_search", "eval_compression", "eval_hybrid")
+        found[end, dim] = {key: x for key, x in metrics.items() if key.startswith(names)}
+    return found
+
+
+@needs_fork
+def test_two_processes_measure_what_one_does(folder, tmp_path):
+    (alone,), both = (on_ranks(number, evaluate, folder, tmp_path) for number in (1, 2))
+    for case, expected in alone.items():
+        assert len(expected) > 40
+        assert min(value for key, value in expected.items() if "ndcg" in key) > 0
+        for rank in both:
+            assert rank[case] == pytest.approx(expected, rel=1e-4, abs=1e-6), case

@@ -85,29 +85,20 @@ def test_a_prior_of_other_texts_warns(model, caplog):
         assert caplog.text.count(f"does not contain {number} of the 6 positives") == bool(number)
 
 
-CORRECTED_LOSSES = {
-    "cosine": (stm.CosineRankingLoss, {}),
-    "qnorm": (stm.QNormRankingLoss, {"terms": temp_agg_mrl([8, 32], [0.05, 0.2])}),
-    "learnable": (stm.LearnableNormLoss, {}),
-    "tempagg": (stm.TempAggMRLLoss, {"similarity": "dot"}),
-}
-
-
-@pytest.mark.parametrize("name", CORRECTED_LOSSES)
 @pytest.mark.parametrize(
     ("negatives", "mini_batch_size"), [(NEGATIVES, 3), (None, None)], ids=["own", "shared"]
 )
-def test_equals_the_formula(model, name, negatives, mini_batch_size):
+def test_equals_the_formula(model, negatives, mini_batch_size):
     """With counts of negatives of their own, or those of positives."""
-    loss_class, options = CORRECTED_LOSSES[name]
     prior = DocumentPrior.from_texts(model, POSITIVES, negatives)
-    options = options | {"scale": 3.0, "mini_batch_size": mini_batch_size, "same_text": "keep"}
-    loss = loss_class(model, prior=prior, **options).double()
+    options = {"scale": 3.0, "mini_batch_size": mini_batch_size, "same_text": "keep"}
+    options["terms"] = temp_agg_mrl([8, 32], [0.05, 0.2])
+    loss = stm.LearnableNormLoss(model, prior=prior, **options).double()
     batch = batch_of(model, BATCH)
     by_hand = reference(
         raw_embeddings(model, batch), loss.similarity, loss.terms, log_q=log_q(BATCH, negatives)
     )
-    uncorrected = loss_class(model, **options).double()([dict(column) for column in batch])
+    uncorrected = stm.LearnableNormLoss(model, **options).double()([dict(x) for x in batch])
     assert abs(uncorrected.item() - by_hand.item()) > 1e-2
     assert_same(model, loss(batch), by_hand, rtol=1e-5, atol=1e-7)
 

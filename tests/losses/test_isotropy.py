@@ -16,7 +16,6 @@ from _losses import (
 )
 from _ranks import on_ranks
 from _tiny import ROWS, formula, load_transformer, raw_embeddings
-from _trainer import logged, train
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
 from torch.nn.parallel import DistributedDataParallel
@@ -109,25 +108,6 @@ def test_a_regularizer_replaces_nothing_of_its_name(model, name):
 def test_regularizers_are_checked(model, wrong):
     with pytest.raises(TypeError, match="functions of embeddings"):
         stm.CosineRankingLoss(model, regularizers=wrong)
-
-
-@BATCHING
-def test_in_a_trainer(model, tmp_path, mini_batch_size):
-    """Embeddings spread, and the log has the terms of the loss."""
-
-    def mean_cosine():
-        return stm.geometry.mean_cosine(model.encode([row[1] for row in ROWS]))
-
-    before = mean_cosine()
-    loss = stm.SIGRegInfoNCE(model, 1.0, mini_batch_size=mini_batch_size)
-    trainer = train(model, loss, tmp_path, 1, max_steps=10)
-    assert abs(mean_cosine()) < abs(before) - 0.1
-    values = logged(trainer, "sigreg")
-    assert values[-1] < 0.7 * values[0]
-    for total, infonce, sigreg in zip(
-        logged(trainer, "loss"), logged(trainer, "infonce"), values, strict=True
-    ):
-        assert total == pytest.approx(infonce + sigreg, abs=2e-3)
 
 
 CASES: dict[str, dict] = {

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from _losses import DIRECTIONS, features, gradients
-from _tiny import columns, raw_embeddings
-from _trainer import logged, train
-from datasets import Dataset
+from _losses import DIRECTIONS, features
+from _tiny import raw_embeddings
 from torch.nn.functional import cross_entropy
 
 import st_magnitude as stm
@@ -102,19 +100,6 @@ def test_labels_as_embeddings_of_a_teacher(model, directions):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"labels": "rating"}, "labels must be one of"),
-        ({"gather_across_devices": "all"}, "gather_across_devices must be one of"),
-        ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),
-    ],
-)
-def test_arguments_are_checked(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        stm.CosineRankingLoss(model, **options)
-
-
-@pytest.mark.parametrize(
     ("kind", "labels"),
     [
         ("weights", torch.ones(3, 2)),
@@ -128,26 +113,3 @@ def test_arguments_are_checked(model, options, message):
 def test_labels_are_checked(model, kind, labels):
     with pytest.raises(ValueError, match="labels"):
         stm.CosineRankingLoss(model, labels=kind)(batch(model), labels)
-
-
-@pytest.mark.parametrize("mini_batch_size", [None, 2])
-@pytest.mark.parametrize("kind", ["weights", "classes", "teacher"])
-def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
-    teacher = [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]]
-    labels = {"weights": [0.5, 1.0, 2.0], "classes": [1, 2, 1], "teacher": teacher}
-    data = Dataset.from_dict(columns(3, 1) | {"label": labels[kind]})
-    loss = stm.CosineRankingLoss(model, labels=kind, mini_batch_size=mini_batch_size)
-    before = [x.clone() for x in model.parameters()]
-    trainer = train(model, loss, tmp_path, data=data, max_steps=2, per_device_train_batch_size=3)
-    assert torch.tensor(logged(trainer, "loss")).isfinite().all()
-    assert any((x != y).any() for x, y in zip(before, model.parameters(), strict=True))
-
-
-def test_caching_gives_the_same_gradient(model):
-    found = []
-    for mini_batch_size in (None, 2):
-        model.zero_grad()
-        loss = stm.CosineRankingLoss(model, labels="teacher", mini_batch_size=mini_batch_size)
-        loss(batch(model), SCORES).backward()
-        found.append(gradients(model))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)

@@ -229,11 +229,6 @@ def test_a_matryoshka_of_a_table_is_that_of_sentence_transformers(static_path):
     torch.testing.assert_close(gradient, wanted)
 
 
-def test_static_model_cannot_be_cached(static_model):
-    with pytest.raises(ValueError, match="Leave mini_batch_size out"):
-        stm.QNormRankingLoss(static_model, mini_batch_size=4)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -242,6 +237,9 @@ def test_static_model_cannot_be_cached(static_model):
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
         ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "terms is empty"),
+        ({"labels": "rating"}, "labels must be one of"),
+        ({"gather_across_devices": "all"}, "gather_across_devices must be one of"),
+        ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),
         ({"teacher_weight": 0.5}, "for labels='teacher'"),
         ({"keep_explicit_negatives": True}, "Give a margin"),
         ({"terms": [Term(33)]}, r"33 dimensions, but the embeddings of this model have 32"),
@@ -264,26 +262,6 @@ def test_learnable_goes_on_from_the_models_exponents(model, folder):
         stm.LearnableNormLoss(stm.prepare(model, Similarity(1.0, 0.5)))
     with pytest.raises(ValueError, match="strictly between"):
         stm.LearnableNormLoss(load_transformer(folder), 0.5, 1.0)
-
-
-@pytest.mark.parametrize("before", [None, "cosine", "dot"])
-@pytest.mark.parametrize(
-    ("loss_class", "function"),
-    list(zip(EXPONENTS, ["cosine", "dot", "dot", "cosine", "dot"], strict=True)),
-)
-def test_sets_the_function_that_users_will_score_by(model, loss_class, function, before):
-    if before:
-        model.similarity_fn_name = before
-    loss_class(model)
-    assert model.similarity_fn_name == function
-
-
-def test_another_document_exponent_than_the_models_warns(model, caplog):
-    batch = features(model, 3)
-    for document, warns in ((1.0, False), (0.5, False), (0.5, False), (0.6, True)):
-        loss = stm.MagnitudeRankingLoss(model, Similarity(0.5, document))
-        loss([dict(column) for column in batch])
-        assert bool(caplog.records) is warns
 
 
 DIFFERING = [

@@ -1,7 +1,5 @@
 """Temperature losses against the naive sum of InfoNCE terms."""
 
-import logging
-
 import pytest
 import torch
 from _losses import BATCHING, assert_same, features
@@ -9,7 +7,6 @@ from _tiny import auto_scale, formula, raw_embeddings
 
 import st_magnitude as stm
 from st_magnitude import Similarity
-from st_magnitude.losses import temp_agg_mrl
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -78,16 +75,6 @@ def test_every_prefix_has_its_temperature(model, given):
     assert [(term.dim, term.temperature) for term in terms] == [(8, 0.05), (16, 0.1)]
 
 
-def test_warns_where_dimensions_are_not_trained(model, caplog):
-    with caplog.at_level(logging.WARNING):
-        stm.TempAggMRLLoss(model, [8, 32])
-        stm.TempAggLoss(model)
-        assert not caplog.records
-        stm.CosineRankingLoss(model, terms=temp_agg_mrl([8, 16]))
-    assert len(caplog.records) == 1
-    assert "compares all 32 dimensions, so those beyond 16 are not trained" in caplog.text
-
-
 def test_training_has_all_dimensions_whatever_encode_keeps(model, caplog):
     columns, expected = features(model), stm.TempAggMRLLoss(model)(features(model))
     with model.truncate_embeddings(8):
@@ -95,5 +82,7 @@ def test_training_has_all_dimensions_whatever_encode_keeps(model, caplog):
         loss = stm.TempAggMRLLoss(model)
         assert {term.dim for term in loss.terms} == {8, 16, 32}
         assert loss(columns).item() == expected.item()
+        stm.TempAggLoss(model)
+        assert not caplog.records
         stm.TempAggMRLLoss(model, [8])
     assert "compares all 32 dimensions, so those beyond 8 are not trained" in caplog.text

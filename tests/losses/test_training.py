@@ -10,13 +10,12 @@ from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer, train
 from datasets import Dataset, DatasetDict
-from sentence_transformers import InputExample, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.losses import temp_agg_mrl
@@ -69,20 +68,6 @@ def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
     model.truncate_dim = 8
     with pytest.raises(ValueError, match="learns from the norm"):
         loss.model = model
-
-
-@pytest.mark.parametrize("way", ["fit", "Trainer", "cached"])
-def test_learnable_learns_at_the_rate_of_an_encoder(folder, tmp_path, monkeypatch, way):
-    monkeypatch.chdir(tmp_path)  # fit() puts checkpoints there
-    model = load_transformer(folder)
-    loss = stm.LearnableNormLoss(model, mini_batch_size=3 if way == "cached" else None)
-    if way == "fit":
-        rows = [InputExample(texts=list(row[:2])) for row in ROWS]
-        loader = DataLoader(rows, batch_size=len(rows))
-        model.fit([(loader, loss)], epochs=8, warmup_steps=0, show_progress_bar=False)
-    else:
-        train(model, loss, tmp_path, learning_rate=2e-5, weight_decay=0.1)
-    assert all(abs(exponent - 0.5) > 0.003 for exponent in loss.similarity.exponents)
 
 
 def test_the_card_of_a_distilled_model_holds_no_embeddings(folder, tmp_path):

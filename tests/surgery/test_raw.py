@@ -33,21 +33,21 @@ def dense():
     return head
 
 
-@pytest.mark.parametrize(
-    "ends",
-    [
-        [],
-        [Dropout(0.5)],
-        [ExponentNorm(1.0, 0.5)],
-        [Normalize()],
-        [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
-        [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
-        [Router({"query": [ExponentNorm(1.0, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
-        [Router({"query": [Normalize()], "document": [Normalize()]}), ExponentNorm(1.0, 0.5)],
-        [Router({"query": [dense(), Normalize()], "document": [dense()]})],
-    ],
-    ids=named,
-)
+ENDS = [
+    [],
+    [Dropout(0.5)],
+    [ExponentNorm(1.0, 0.5)],
+    [Normalize()],
+    [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
+    [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
+    [Router({"query": [ExponentNorm(0.5, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
+    [Router({"query": [Normalize()], "document": [Normalize()]}), ExponentNorm(1.0, 0.5)],
+    [Router({"query": [dense(), Normalize()], "document": [dense()]})],
+]
+every_end = pytest.mark.parametrize("ends", ENDS, ids=named)
+
+
+@every_end
 @pytest.mark.parametrize("role", ["query", "document"])
 def test_encoding_stops_before_every_normalization_at_the_end(ends, role):
     model = model_of(*ends)
@@ -58,17 +58,7 @@ def test_encoding_stops_before_every_normalization_at_the_end(ends, role):
 
 
 @pytest.mark.parametrize("truncate_dim", [None, 1, 2])
-@pytest.mark.parametrize(
-    "ends",
-    [
-        [],
-        [Normalize()],
-        [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
-        [Router({"query": [Normalize()], "document": [Normalize()]}, default_route="document")],
-        [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
-    ],
-    ids=named,
-)
+@every_end
 def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
     model = model_of(*ends)
     model.truncate_dim = truncate_dim
