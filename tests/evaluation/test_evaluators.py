@@ -11,6 +11,7 @@ from _tiny import ROWS, columns, load_transformer
 from _trainer import make_trainer
 from datasets import Dataset
 from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -133,6 +134,25 @@ def test_csv_files(task, static_model, tmp_path):
         rows = list(csv.DictReader(file))
     assert [(row.pop("epoch"), row.pop("steps")) for row in rows] == [("1", "10"), ("2", "20")]
     assert {f"dev_{key}": float(value) for key, value in rows[0].items()} == first
+
+
+def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
+    """Three steps of different worth, the best of which is kept."""
+    model.similarity_fn_name = "dot"
+    evaluators = [kind(**task, name="dev") for kind in reversed(KINDS.values())]
+    metric = "eval_dev_full_ndcg@10"
+    options = {"max_steps": 3, "learning_rate": 0.05, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": metric, "evaluator": evaluators}
+    trainer = make_trainer(model, MultipleNegativesRankingLoss(model), tmp_path, **options)
+    trainer.train()
+    history = [entry[metric] for entry in trainer.state.log_history if metric in entry]
+    assert len(history) == 3
+    assert trainer.state.best_metric == max(history) > min(history)
+    best = KINDS["Compression"](**task)(trainer.model)["full_ndcg@10"]
+    assert best == pytest.approx(trainer.state.best_metric)
+    names = {path.name for path in (tmp_path / "eval").iterdir()}
+    assert names >= {f"{kind}_evaluation_dev_results.csv" for kind in KINDS}
 
 
 # --- on two processes, which share the texts, against one ----------------------------------------

@@ -9,6 +9,7 @@ from _losses import batch_of, gradients
 from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, decoder, load_transformer, save_transformer, tokenizer
 from _trainer import train
+from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -141,13 +142,18 @@ def test_prompts_that_pooling_leaves_out(folder):
     assert_as_one_pass_a_column(model, columns)
 
 
-def test_routes(folder):
+def test_routes_lora_and_checkpointing(folder):
     routes = {task: [load_transformer(folder)[0]] for task in ("query", "document")}
     model = load_transformer(folder)
     model[0] = Router(routes, default_route="document")
     columns = batch_of(model, TEXTS)
     for column, task in zip(columns, ["query", "document", "document", "query"], strict=True):
         column["task"] = task
+    assert_as_one_pass_a_column(model, columns)
+    model = load_transformer(folder)
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_lin"], lora_dropout=0.0))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    columns = batch_of(model, TEXTS)
     assert_as_one_pass_a_column(model, columns)
 
 

@@ -6,9 +6,12 @@ import pytest
 import torch
 from _losses import features
 from _surgery import encode, head, routes, types
-from _tiny import load_transformer
+from _tiny import ROWS, load_transformer
+from _trainer import make_trainer
+from sentence_transformers import InputExample, SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Dropout
+from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
@@ -134,3 +137,44 @@ def test_exponents_behind_normalize_go_on(model):
     model.extend([Normalize(), ExponentNorm(0.2, 0.7)])
     assert stm.LearnableNormLoss(model).similarity.exponents == pytest.approx((0.2, 0.7))
     assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]
+
+
+def test_a_frozen_model_can_learn_the_exponents_alone(model):
+    model.append(Normalize()).requires_grad_(False)
+    loss = stm.LearnableNormLoss(model)
+    value(loss, model).backward()
+    assert all(parameter.grad for parameter in model[-1].parameters())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_losses_of_one_trainer_that_disagree_about_normalize(model, caplog, order):
+    model.append(Normalize())
+    classes = [stm.QNormRankingLoss, stm.CosineRankingLoss][::order]
+    for loss in [loss_class(model) for loss_class in classes]:
+        value(loss, model)
+    assert types(model) == ["Transformer", "Pooling"]
+    assert "Give all losses of a Trainer the same similarity" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["fit", "Trainer", "model_init"])
+def test_one_line_trains_a_model_that_ended_in_normalize(folder, tmp_path, monkeypatch, way):
+    """What is saved keeps the norms, and is scored by them."""
+    monkeypatch.chdir(tmp_path)  # fit() puts checkpoints there
+    model = load_transformer(folder).append(Normalize())
+    loss = stm.QNormRankingLoss(model)
+    if way == "fit":
+        rows = [InputExample(texts=list(row[:2])) for row in ROWS]
+        loader = DataLoader(rows, batch_size=8)
+        model.fit([(loader, loss)], epochs=1, warmup_steps=0, show_progress_bar=False)
+    elif way == "Trainer":
+        make_trainer(model, loss, tmp_path, max_steps=2).train()
+    else:
+        make = lambda: load_transformer(folder).append(Normalize())  # noqa: E731
+        trainer = make_trainer(None, loss, tmp_path, max_steps=2, model_init=make)
+        trainer.train()
+        model = trainer.model
+    model.save_pretrained("model")
+    saved = SentenceTransformer("model", device="cpu")
+    assert (types(saved), saved.similarity_fn_name) == (["Transformer", "Pooling"], "dot")
+    assert encode(saved).norm(dim=1).std() > 0.1
+    torch.testing.assert_close(encode(saved), encode(model.cpu()))
