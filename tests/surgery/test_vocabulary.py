@@ -280,9 +280,12 @@ def test_a_token_without_a_row(tmp_path, build):
 
 
 def test_padding_has_a_row_where_no_text_is_padded():
-    model = encoder()
-    with stm.trimmed_vocabulary(model, ["tea", "rain"]):
-        model(model.preprocess(["tea", "tea rain"]))["sentence_embedding"].sum().backward()
+    model = scaled()
+    padding = table_of(model).padding_idx
+    with stm.trimmed_vocabulary(model, ["rain", "snow"]):
+        assert table_of(model).padding_idx != padding
+        model(model.preprocess(["rain", "snow rain"]))["sentence_embedding"].sum().backward()
+    assert table_of(model).padding_idx == padding
 
 
 @pytest.mark.parametrize("keeps", [True, False])
