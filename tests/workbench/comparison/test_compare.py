@@ -4,9 +4,7 @@ import errno
 import json
 import math
 import re
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,16 +121,9 @@ def test_queries_of_one_text_stay_together():
     assert len(found.choose.queries) == 72
 
 
-@pytest.mark.parametrize(
-    ("dev", "message"),
-    [
-        (part(0), "60 queries of the dev split .* train"),
-        (part(2), "60 queries of the test split .* dev"),
-        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries"),
-    ],
-)
-def test_data_that_cannot_rank_is_refused(dev, message):
-    with pytest.raises(DataError, match=message):
+def test_data_that_cannot_rank_is_refused():
+    dev = RetrievalData({"x": "who?"}, {"d": "he"}, {})
+    with pytest.raises(DataError, match="None of the 1 queries"):
         exam({"train": part(0), "dev": dev, "test": part(2)}, CompareConfig())
 
 
@@ -318,19 +309,6 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     assert (result.test.decision, result.train_options) == (None, "")
     assert not (tmp_path / "out" / "model" / "deploy.json").exists()
     assert not re.search("Deploy|Train with|Train again|what is deployed", said)
-
-
-@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
-def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
-    """Of steps that take so many seconds."""
-    trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
-    progress = SimpleNamespace(entries=[])
-    trials.exam = SimpleNamespace(folds=())
-    trials.seconds_per_step = lambda _: pace
-    said, now = [], time.perf_counter()
-    run = compare_module._Run(trials, tmp_path, progress, None, 0.0, now, said.append)
-    assert run.plan(0.0) == pytest.approx(steps, abs=1)
-    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
 
 
 def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, monkeypatch):
