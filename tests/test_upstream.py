@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from _tiny import decoder
+from _tiny import decoder, tokenizer
 from datasets import Dataset, concatenate_datasets
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import nn
 
 from st_magnitude import _upstream
@@ -50,6 +52,18 @@ def test_encodes_alone(model):
         assert model.encode(["tea"]).shape == (1, 32)
     model.encode(["rain"])
     assert calls == [["tea"], ["rain"]]
+
+
+@pytest.mark.parametrize(("task", "route"), [("query", 0), ("document", 1), (None, 1)])
+def test_tokenizer_of_a_route(task, route):
+    routes = [StaticEmbedding(tokenizer(), embedding_dim=2) for _ in range(2)]
+    model = SentenceTransformer(
+        modules=[Router.for_query_document(routes[:1], routes[1:])], device="cpu"
+    )
+    assert _upstream.tokenizer_of(model, task) is routes[route].tokenizer
+    assert (
+        _upstream.tokenizer_of(SentenceTransformer(modules=routes[:1]), task) is routes[0].tokenizer
+    )
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])
@@ -89,6 +103,14 @@ def test_forget_adapter():
     assert not lm._hf_peft_config_loaded
     assert not hasattr(lm, "peft_config")
     assert all(parameter.requires_grad for parameter in lm.parameters())
+
+
+def test_forward_hooks():
+    module, hook = nn.Linear(1, 1), lambda *_: None
+    handle = module.register_forward_hook(hook)
+    assert _upstream.forward_hooks(module) == [hook]
+    handle.remove()
+    assert _upstream.forward_hooks(module) == []
 
 
 def test_cpu_bf16():

@@ -311,6 +311,19 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
+def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
+    """Of steps that take so many seconds."""
+    trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
+    progress = SimpleNamespace(entries=[])
+    trials.exam = SimpleNamespace(folds=())
+    trials.seconds_per_step = lambda _: pace
+    said, now = [], time.perf_counter()
+    run = compare_module._Run(trials, tmp_path, progress, None, 0.0, now, said.append)
+    assert run.plan(0.0) == pytest.approx(steps, abs=1)
+    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
+
+
 def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, monkeypatch):
 
     def stop(*_):

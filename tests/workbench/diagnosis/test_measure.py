@@ -9,7 +9,7 @@ from _planted import planted, quick, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude import calibrate_exponent, geometry
+from st_magnitude import Similarity, calibrate_exponent, geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.judge import judge
@@ -93,6 +93,22 @@ def test_text_json_and_tables():
         *(c.ndcg for c in found.cells),
     }
     assert not expected - cells
+
+
+@pytest.mark.parametrize("present", [0.33, 0.55])
+def test_exponents_are_compared_with_today(present):
+    model, *task = planted(0, "relevance", num_queries=60)
+    found = quick(model, *task, similarity=Similarity(1.0, present))
+    choice = found.exponent
+    expected = MagnitudeEvaluator(*task, similarity=Similarity(1.0, present))(model)
+    assert choice.at(present).mean == pytest.approx(expected["matched_ndcg@10"], abs=1e-12)
+    assert found.tried.value != present
+    rows = found.measurements[1].rows
+    assert [row[1] for row in rows] == pytest.approx(choice.per_query.mean(axis=1))
+    gain = judge(choice.per_query[0] - choice.at(present).ndcg, num_samples=2000)
+    assert rows[0][2] == gain
+    marked = {row[3]: row[0] for row in rows if row[3]}
+    assert marked == {"today": f"{present:g}", "tried": f"{found.tried.value:.2g}"}
 
 
 def test_tiny_and_infinite(tmp_path):
