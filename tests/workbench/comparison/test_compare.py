@@ -4,7 +4,9 @@ import errno
 import json
 import math
 import re
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
