@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import sentence_transformers
 import torch
 from _tiny import decoder, tokenizer
 from datasets import Dataset, concatenate_datasets
@@ -38,6 +39,18 @@ def imported():
 def test_imported_names_exist(module, name):
     pytest.importorskip(module.split(".")[0])
     assert hasattr(import_module(module), name)
+
+
+def test_features_of_a_text_column(model):
+    features = model.preprocess(["one", "two words", "three"])
+    assert _upstream.batch_size_of(features) == 3
+    part = _upstream.minibatch_of(dict(features), 1, 3)
+    assert torch.equal(part["input_ids"], features["input_ids"][1:])
+
+
+def test_the_releases_in_which_cached_losses_synchronise_once():
+    release = tuple(map(int, sentence_transformers.__version__.split(".")[:2]))
+    assert _upstream.SINCE_6_2 is (release >= (6, 2))
 
 
 @pytest.mark.skipif(not _upstream.SINCE_6_2, reason="each process encodes by itself")

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from _cli import figures as command_figures
+from _lookup import bag
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import DataError, RetrievalData
@@ -36,7 +37,7 @@ QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in C
 SMALL = CompareConfig(
     max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
 )
-NOVICE = SentenceTransformer(modules=[BoW(["a"])])  # which has read nothing
+NOVICE = bag(["a"])  # which has read nothing
 
 
 def part(first: int, step: int = 3) -> RetrievalData:
