@@ -39,12 +39,6 @@ def test_a_folder_is_locked_against_another_process_until_that_process_ends(tmp_
     assert [path.name for path in output.iterdir()] == ["model"]
 
 
-def test_an_empty_folder_is_not_left_behind(tmp_path):
-    with pytest.raises(KeyError), locked_folder(tmp_path / "out"):
-        raise KeyError
-    assert not (tmp_path / "out").exists()
-
-
 def move_in(folder):
     with moved_in(folder, "last") as new:
         (new / "part").mkdir()
@@ -95,13 +89,6 @@ def test_an_encoder_loads_only_when_all_its_files_are_there(tmp_path):
         if code == 0:
             break
     assert step > 5
-
-
-def test_what_is_there_is_not_replaced(tmp_path):
-    (tmp_path / "last").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds last"):
-        move_in(tmp_path)
-    assert content(tmp_path) == {"last": "mine"}
 
 
 def test_a_file_is_complete_or_as_it_was(tmp_path, monkeypatch):

@@ -83,25 +83,6 @@ def test_gamma_is_the_sigmoid_of_a_bias_and_learns(gain):
     assert not any(p.requires_grad for p in ExponentNorm().parameters())
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
-def test_a_gain_multiplies_the_learning_rate(optimizer):
-    features = {"sentence_embedding": torch.randn(4, 6) * 3}
-    found = []
-    for gain in (1, 64):
-        norm = ExponentNorm(0.3, 0.8)
-        norm.learn(gain)
-        assert norm.similarity.exponents == pytest.approx((0.3, 0.8))
-        steps = optimizer(norm.parameters(), lr=0.064 / gain, weight_decay=0)
-        for _ in range(5):
-            steps.zero_grad()
-            out = norm(features, task="query")
-            (out["sentence_embedding"].sum() + out["exponents"].prod(dim=1).sum()).backward()
-            steps.step()
-        found.append(norm.similarity.exponents)
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-    assert abs(found[0][0] - 0.3) > 0.01
-
-
 def test_encode_knows_the_role(model):
     raw = model.encode(TEXTS, convert_to_tensor=True)
     model.append(ExponentNorm(0.3, 0.8))

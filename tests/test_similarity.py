@@ -88,6 +88,7 @@ def test_names():
     assert Similarity.named(QNORM) is QNORM
     assert Similarity(1.0, 0.5).name == "exponents 1 and 0.5"
     assert Similarity(1, 0) == QNORM != Similarity(1, 0.5)
+    assert QNORM != "qnorm"
     learned = torch.tensor(0.0)  # equal to itself alone, because its value may change
     assert Similarity(1, learned) == Similarity(1, learned) != QNORM
     assert Similarity(1, learned) != Similarity(1, learned.clone())

@@ -113,14 +113,10 @@ def test_map_divides_by_the_ranks_that_count_where_more_documents_are_relevant()
     assert found.metrics(3)["map@3"] == 1
 
 
-def test_a_score_that_is_none_is_refused():
+def test_a_score_that_is_none_and_an_unknown_document_are_refused():
     data = RetrievalData({"q": "?"}, {"a": "A"}, {"q": ["a"]})
     with pytest.raises(ValueError, match="has the score nan for 'a'"):
         Ranking.of_run(data, {"q": {"a": math.nan}})
-
-
-def test_a_document_that_is_not_in_the_corpus_is_refused():
-    data = RetrievalData({"q": "?"}, {"a": "A"}, {"q": ["a"]})
     with pytest.raises(ValueError, match="'z' for the query 'q', which is not in the corpus"):
         Ranking.of_run(data, {"q": {"z": 1.0}})
 

@@ -1,11 +1,9 @@
 """Who trains and who judges, by the splits, the kind of the model and what it has read."""
 
-import numpy as np
 import pytest
+from _lookup import tokenizer_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 import st_magnitude as stm
 from st_magnitude.data.memory import remember
@@ -36,9 +34,7 @@ def encoder():
 
 
 def table():
-    tokenizer = Tokenizer(WordLevel({"where": 0, "?": 1}, "?"))
-    weights = np.ones((2, 4), dtype=np.float32)
-    module = StaticEmbedding(tokenizer, embedding_weights=weights)
+    module = StaticEmbedding(tokenizer_of(["where"]), embedding_dim=4)
     return SentenceTransformer(modules=[module], device="cpu")
 
 

@@ -5,14 +5,12 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from benchmarks.studies import cells, tables
+from benchmarks.studies import tables
 from benchmarks.studies.estimates import NOTHING
 from benchmarks.studies.known import training
-from benchmarks.studies.store import Store, packed
+from benchmarks.studies.store import Store
 
 FILES = sorted((tables.ROOT / "benchmarks" / "studies").glob("**/cells.jsonl"))
 SCRIPTS = {"boilerplate": "pages", "revela": "revela_text"}
@@ -29,15 +27,8 @@ def test_a_page_is_what_the_cells_give(page: Path) -> None:
     assert NOTHING[0] not in text
 
 
-def test_evidence_quotes_what_the_pages_have(tmp_path: Path, monkeypatch) -> None:
+def test_evidence_quotes_what_the_pages_have() -> None:
     assert tables.unquoted() == []
-    research = tmp_path / "docs" / "research"
-    research.mkdir(parents=True)
-    (research / "one.md").write_text("gained +1.0 [+0.5, +1.5]", encoding="utf-8")
-    row = "| claim | +1.0 [+0.5, +1.5]; +2.0 | model | control | yes: [one](one.md) |"
-    (research / "index.md").write_text(row, encoding="utf-8")
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
-    assert tables.unquoted() == ["one.md: +2.0"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
@@ -61,48 +52,11 @@ def test_a_store_reads_what_it_wrote(tmp_path: Path) -> None:
     assert json.loads(store.file.read_text().splitlines()[1])["settings"]["seed"] == 2
 
 
-CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
-
-
-def stored(cell: Any, values: list[int], data: str = "a", task: str = "wordnet") -> None:
-    full = packed(np.array(values) / 1e4)
-    scoring = {
-        "dev": float(np.mean(values)),
-        "step": 5,
-        "exponent": 1.0,
-        "tests": {task: {"full": full}},
-    }
-    cells.POOL.add(cell, {"data": data, "scorings": dict.fromkeys(cells.SCORINGS, scoring)})
-
-
-@pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cells are stored."""
-    pool = Store(tmp_path / "cells.jsonl", cells.Cell)
-    monkeypatch.setattr(cells, "POOL", pool)
-
-
-@pytest.mark.usefixtures("empty")
-def test_gain_is_paired_by_seed_and_by_data() -> None:
-    after = replace(CELL, temperature=0.1)
-    assert cells.gain(after, CELL, ["wordnet"], "matched") is None
-    for seed, by in ((0, 1000), (1, 3000)):
-        stored(replace(CELL, seed=seed), [0, 5000, 5000])
-        stored(replace(after, seed=seed), [by, 5000 + by, 5000 + by])
-    stored(replace(CELL, seed=2), [0, 0, 0])
-    stored(replace(after, seed=2), [10_000] * 3, data="b")  # other texts
-    found, seeds = cells.gain(after, CELL, ["wordnet"], "matched")
-    assert (found.mean, seeds) == (pytest.approx(0.2), 2)
-    assert found.low < 0 < found.high  # t over two seeds
-
-
 def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
     pages = {page: page.read_text(encoding="utf-8") for page in tables.QUOTING}
     assert {page.name: tables.unknown(page, text) for page, text in pages.items()} == {
         page.name: [] for page in pages
     }
-    norms = tables.ROOT / "docs" / "norms.md"
-    assert tables.unknown(norms, pages[norms].replace("78.3", "79.9")) == ["79.9"]
 
 
 def test_the_tables_of_the_clip_page_are_what_the_runs_give() -> None:

@@ -153,7 +153,3 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_work(tmp_path, monk
     monkeypatch.setattr("st_magnitude.workbench.files.pairs.load_splits", None)
     said = refusal("calibrate", "model", data="none", output=tmp_path / place_of)
     assert "a file" in said
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "mine").touch()
-    said = refusal("calibrate", "model", data="none", output=tmp_path / "used")
-    assert said.endswith("is not empty; choose another folder.")

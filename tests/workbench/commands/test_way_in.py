@@ -34,7 +34,9 @@ def pairs(tmp_path):
 
 def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     output = tmp_path / "out"
-    said = invoke("train", data=pairs, output=output, confirm="test").output
+    options = {"confirm": "test", "save_data": tmp_path / "data"}
+    said = invoke("train", data=pairs, output=output, **options).output
+    assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()
     assert "'loss':" not in said
     modes = {path.stat().st_mode & 0o777 for path in output.rglob("*") if path.is_file()}
     (tmp_path / "new").touch()
@@ -191,31 +193,3 @@ def test_search_compares_a_score_with_those_of_questions_with_an_answer(tmp_path
     assert done.exit_code == 0
     assert " ".join(done.output.split()).partition(" ")[2].count(said) == 1
     assert ("Perhaps" in done.output) == ("Perhaps" in said)
-
-
-@pytest.mark.parametrize("command", ["train", "compare", "search"])
-def test_documents_without_words_stop_no_command(small_static, tmp_path, command):
-    """No question has one of the words "V" to "Z", so BM25 is no control."""
-    rows = [f"question number {i} of a pupil,{'VWXYZ'[i % 5]}" for i in range(40)]
-    (tmp_path / "pairs.csv").write_text("\n".join(["query,document", *rows]))
-    options = {"data": tmp_path / "pairs.csv", "model": small_static, "output": tmp_path / "out"}
-    if command == "compare":
-        options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
-    if command == "search":
-        done = invoke("search", small_static, "which letter?", data=options["data"])
-        assert done.output.count("\n") > 5
-    else:
-        done = invoke(command, **options | {"batch_size": 5})
-        said = "BM25 finds a word in common with an answer for 0 of"
-        assert said in " ".join(done.output.split()), done.output
-    assert done.exit_code == 0, done.output
-
-
-def test_a_dev_split_of_the_user_stays_a_dev_split(pairs, tmp_path):
-    rows = pairs.read_text().splitlines()
-    parts = ["split", *(["train"] * 40), *(["dev"] * 24)]
-    pairs.write_text("\n".join(f"{row},{part}" for row, part in zip(rows, parts, strict=True)))
-    found = figures("train", data=pairs, output=tmp_path / "out", save_data=tmp_path / "data")
-    assert found["dev"]["queries"] == 24
-    assert found["dev"]["folds"] == 0
-    assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()

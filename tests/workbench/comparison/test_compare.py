@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from _cli import figures as command_figures
+from _lookup import bag
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import DataError, RetrievalData
@@ -36,7 +37,7 @@ QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in C
 SMALL = CompareConfig(
     max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
 )
-NOVICE = SentenceTransformer(modules=[BoW(["a"])])  # which has read nothing
+NOVICE = bag(["a"])  # which has read nothing
 
 
 def part(first: int, step: int = 3) -> RetrievalData:
@@ -123,16 +124,9 @@ def test_queries_of_one_text_stay_together():
     assert len(found.choose.queries) == 72
 
 
-@pytest.mark.parametrize(
-    ("dev", "message"),
-    [
-        (part(0), "60 queries of the dev split .* train"),
-        (part(2), "60 queries of the test split .* dev"),
-        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries"),
-    ],
-)
-def test_data_that_cannot_rank_is_refused(dev, message):
-    with pytest.raises(DataError, match=message):
+def test_data_that_cannot_rank_is_refused():
+    dev = RetrievalData({"x": "who?"}, {"d": "he"}, {})
+    with pytest.raises(DataError, match="None of the 1 queries"):
         exam({"train": part(0), "dev": dev, "test": part(2)}, CompareConfig())
 
 

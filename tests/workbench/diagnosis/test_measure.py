@@ -5,9 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from _lookup import bag
 from _planted import planted, quick, unit
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity, calibrate_exponent, geometry
 from st_magnitude.data.retrieval import RetrievalData
@@ -113,7 +112,7 @@ def test_exponents_are_compared_with_today(present):
 
 def test_tiny_and_infinite(tmp_path):
     """All documents relevant alike, one dimension or few, an effect that is infinite."""
-    model = SentenceTransformer(modules=[BoW(["bee"])], similarity_fn_name="dot", device="cpu")
+    model = bag(["bee"])
     queries = {f"q{i}": "bee" for i in range(2)}
     corpus = {f"d{i}": "bee " * (2 if i < 2 else 1) for i in range(4)}
     found = quick(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(2)})

@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import os
-import re
 import zipfile
 from collections.abc import Callable
 
@@ -120,11 +119,8 @@ def rows_and_notes(splits: Splits) -> tuple[bool, str]:
     [
         ("a.csv", ("\ufeff" + CSV.replace(",", ";").replace("\n", "\r\n")).encode(), ""),
         ("a.tsv", CSV.replace(",", "\t").replace("\n", "\r").encode("utf-16"), ""),
-        ("a.tsv", CSV.replace(",", "\t"), ""),
         ("a.csv", f"sep=|\r\n{CSV.replace('query,', 'Question, ').replace(',', '|')}\n\n", ""),
         ("a.csv", CSV.replace("query,document", "text,Category"), ""),
-        ("a.jsonl", LINES, ""),
-        ("a.json", json.dumps(ROWS), ""),
         ("a.json", LINES, ""),
         ("a.json", json.dumps(ROWS).encode("utf-16"), ""),
         ("a.json.gz", gzip.compress(json.dumps(ROWS).encode()), ""),
@@ -132,10 +128,7 @@ def rows_and_notes(splits: Splits) -> tuple[bool, str]:
         ("a.CSV", CSV, ""),
         ("a.jsonl.gz", gzip.compress(LINES.encode()), ""),
         ("a.zip", packed("b.csv", CSV), ""),
-        ("a.zip", packed("b.jsonl", LINES), ""),
-        ("a.csv", CSV.encode("utf-16-le"), ""),
         ("a.csv", CSV.encode("utf-16-be"), ""),
-        ("a.csv", CSV + CSV, "left out 1 row with the header again"),
         ("a.csv", CSV.replace("\n", ",,\n"), ""),
         ("a.csv", CSV.replace("\n", ",x\n").replace(",x", ",", 1), "24 cells in columns without"),
     ],
@@ -230,15 +223,6 @@ def test_bytes_that_are_not_utf_8(tmp_path, text, wrong, note):
     splits = load_splits(tmp_path / "a.csv")
     assert {query for query, _ in pairs_of(splits)} == {text, wrong}
     assert note in splits.notes[0]
-
-
-def test_one_of_each_has_no_plural(tmp_path):
-    rows = ["query,document,score,", '"a\nb",c,1,', "d,e,1,x", ",f,1,", "query,document,score,"]
-    rows += ["d,e,0,", "g,<b>h</b>,1,", f"i,{'long ' * 2001},1,"]
-    (tmp_path / "a.csv").write_text("\n".join(rows))
-    notes = " ".join(load_splits(tmp_path / "a.csv").notes)
-    assert len(re.findall(r"\b1 [a-z]+", notes)) >= 7
-    assert not re.search(r"\b1 [a-z]+s\b", notes), notes
 
 
 def test_a_folder_with_texts_stays_one_of_texts(tmp_path):

@@ -8,11 +8,9 @@ from itertools import islice, permutations, product
 import numpy as np
 import pytest
 from _cli import figures
+from _lookup import tokenizer_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import st_magnitude as stm
 from st_magnitude.evaluation import bm25_run
@@ -31,14 +29,12 @@ ASKED, TOLD, FILLERS = (  # without a letter in common
 def save_table(folder, knows):
     """A table of random vectors; one that knows has the same for both words of a pair."""
     words = [*ASKED[:TAUGHT], *TOLD, "the", *FILLERS]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["?", *words])}, "?"))
-    tokenizer.pre_tokenizer = Whitespace()
     weights = np.random.default_rng(0).normal(size=(len(words) + 1, 32)) / 10
     weights[0] = 0
     if knows:
         weights[1 : 2 * TAUGHT + 1] *= 20
         weights[TAUGHT + 1 : 2 * TAUGHT + 1] = weights[1 : TAUGHT + 1]
-    table = StaticEmbedding(tokenizer, embedding_weights=weights.astype(np.float32))
+    table = StaticEmbedding(tokenizer_of(words), embedding_weights=weights.astype(np.float32))
     SentenceTransformer(modules=[table], device="cpu").save_pretrained(str(folder))
     return folder
 

@@ -5,9 +5,8 @@ from itertools import permutations
 
 import pytest
 import torch
+from _lookup import bag
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude import geometry
@@ -85,7 +84,7 @@ def test_without_bm25s_there_is_no_control_and_the_log_says_so(monkeypatch, capl
 
 def test_figures_of_a_sample_for_a_card():
     words = [f"word{i}" for i in range(60)]
-    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    model = bag(words)
     corpus = {f"{word}-{n}": " ".join([word] * n) for word in words for n in (1, 4, 6)}
     relevant = {word: {f"{word}-4"} for word in words}
     task = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from _lookup import bag
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
@@ -24,18 +24,23 @@ from st_magnitude.workbench.verdict import BEFORE, CLASSIFIER, Confirmation, Row
 NUMBER = 60  # fewer queries get a warning
 
 
-@pytest.fixture(scope="module")
-def planted():
-    """q·d/|d|^gamma of (4, 3), the relevant document, beats that of (6, 30) by cosine and of (1, 0)
-    by dot only."""
+def with_fillers(*numbers: tuple[int, int]):
+    """Of (1, 0), (4, a) and (6, b), the second is relevant, for each (a, b) in turn."""
     words, queries, corpus, relevant = [], {}, {}, {}
     for i in range(NUMBER):
         words += [f"word{i}", f"filler{i}"]
         queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
-        for name, count, fillers in (("short", 1, 0), ("right", 4, 3), ("long", 6, 30)):
+        right, long = numbers[i % len(numbers)]
+        for name, count, fillers in (("short", 1, 0), ("right", 4, right), ("long", 6, long)):
             corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
-    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
-    return model, RetrievalData(queries, corpus, relevant)
+    return bag(words), RetrievalData(queries, corpus, relevant)
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """q·d/|d|^gamma of (4, 3), the relevant document, beats that of (6, 30) by cosine and of (1, 0)
+    by dot only."""
+    return with_fillers((3, 30))
 
 
 def judged(model: SentenceTransformer, task: RetrievalData, **config) -> Verdict:
@@ -82,15 +87,7 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
 def test_a_chosen_exponent_is_judged_by_queries_that_did_not_choose_it():
     """Half of the answers are first at .5 alone, and half at .9 alone. Four folds choose what suits
     them, and the fifth, of which the other half is larger, loses by it."""
-    words, queries, corpus, relevant = [], {}, {}, {}
-    for i in range(NUMBER):
-        words += [f"word{i}", f"filler{i}"]
-        queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
-        right, long = ((15, 80), (2, 6))[i % 2]
-        for name, count, fillers in (("short", 1, 0), ("right", 4, right), ("long", 6, long)):
-            corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
-    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
-    data = RetrievalData(queries, corpus, relevant)
+    model, data = with_fillers((15, 80), (2, 6))
     expected = []
     for fold in folds_of(data, 5, 0):
         others = [int(query[1:]) % 2 for query in data.queries if query not in fold]
@@ -140,7 +137,7 @@ def by_hand() -> Verdict:
     }
     corpus["a5"] += " and so on" * 8
     relevant = dict(zip(words, JUDGED, strict=True))
-    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    model = bag(words)
     data = RetrievalData({word: word for word in words}, corpus, relevant)
     run = {w: {d: -float(i) for i, d in enumerate(of)} for w, of in zip(words, RUN, strict=True)}
     found = Ranking.of_run(data, run)
@@ -185,7 +182,7 @@ def test_a_system_with_bm25_is_recorded_by_its_weight_and_scales(monkeypatch):
     corpus = {f"d{w}": f"{w} {w}" for w in words}
     relevant = {w: {f"d{w}"} for w in words}
     data = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
-    model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
+    model = bag(words)
     verdict, _ = Baseline(model, Exam(data, data), TrainConfig()).compare()
     how = to_plain(verdict)["decision"]["how"]
     assert how.keys() == {"weight", "unit", "scale", "tokens"}
