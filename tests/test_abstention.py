@@ -1,4 +1,4 @@
-"""examples/abstention.py: its threshold and its figures against a loop."""
+"""examples/abstention.py: the guarantee over repeated samples, and its figures against a loop."""
 
 import json
 import math
@@ -24,6 +24,37 @@ abstention = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 def falling(signal):
     """The probability of a wrong answer: a share 0.2 (1 - t) is wrong above the threshold t."""
     return 0.4 * (1 - signal)
+
+
+def uneven(signal):
+    """The most confident answers break the limit of 0.1, too."""
+    return np.select([signal > 0.9, signal > 0.5], [0.16, 0.04], 0.3)
+
+
+@pytest.mark.parametrize(("probability", "decimals"), [(falling, 9), (uneven, 9), (uneven, 2)])
+def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
+    """The share of samples whose rule breaks the limit is at most delta, also with ties."""
+    rng = np.random.default_rng(0)
+    risk, delta, runs = 0.1, 0.1, 200
+    everybody = np.sort(rng.random(100_000).round(decimals))[::-1]
+    risks = np.cumsum(probability(everybody)) / np.arange(1, 100_001)  # of the first 1, 2, ...
+    broken = naive_broken = answered = 0
+    for _ in range(runs):
+        signal = rng.random(700).round(decimals)
+        wrong = rng.random(700) < probability(signal)
+        order = np.argsort(-signal)
+        holds = np.flatnonzero(np.cumsum(wrong[order]) <= risk * np.arange(1, 701))
+        scores = np.stack([signal, np.zeros(700)], axis=1)
+        _, threshold = abstention.choose_threshold(scores, wrong, risk, delta)
+        answered += math.isfinite(threshold)
+        for is_naive, lowest in enumerate((threshold, signal[order][holds[-1]])):
+            number = np.searchsorted(-everybody, -lowest, side="right")
+            is_broken = bool(number) and risks[number - 1] > risk
+            broken += is_broken and not is_naive
+            naive_broken += is_broken and is_naive
+    assert broken <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+    assert answered > 0.4 * runs  # the limit is not kept by silence
+    assert naive_broken > 0.3 * runs
 
 
 def test_threshold_is_that_of_a_loop():

@@ -89,3 +89,11 @@ def test_all_ranks_enter_the_same_collectives(folder, monkeypatch, name, num_ran
     first, *others = [collectives(steps[name], r, num_ranks) for r in (0, 1, num_ranks - 1)]
     assert all(calls == first for calls in others)
     assert 0 < len(first) < 13  # however many ranks there are
+
+
+def test_a_collective_of_some_ranks_is_found():
+    def step(rank):
+        if rank:
+            dist.broadcast(torch.zeros(3), src=0)
+
+    assert collectives(step, 0, 8) != collectives(step, 1, 8)

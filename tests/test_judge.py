@@ -18,6 +18,28 @@ def test_the_interval_covers_the_gain_where_few_queries_change(share, number):
     assert np.mean(covered) >= 0.95
 
 
+@pytest.mark.parametrize("number", [25, 50])
+def test_no_gain_is_found_where_few_lose_much_and_many_gain_little(number):
+    """A percentile bootstrap finds one in a third of these draws at 25 queries."""
+    rng = np.random.default_rng(0)
+    draws = rng.choice([-0.5, 0.1, 0.0], p=[0.04, 0.2, 0.76], size=(300, number))  # mean 0
+    found = [judge(x, num_samples=1000).verdict for x in draws]
+    assert found.count("better") <= 0.025 * len(found)
+
+
+@pytest.mark.parametrize("number", [25, 50])
+def test_the_interval_of_few_queries_is_wider_than_a_bootstraps(number):
+    """As docs/diagnose.md says."""
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(30):
+        x = rng.choice([-0.37, 0.37, 1.0, 0.0], p=[0.15, 0.25, 0.15, 0.45], size=number)
+        found = judge(x, num_samples=2000)
+        means = rng.choice(x, (2000, number)).mean(axis=1)
+        shares.append((found.high - found.low) / np.ptp(np.quantile(means, [0.025, 0.975])))
+    assert 1.2 < np.mean(shares) < 1.5
+
+
 @pytest.mark.parametrize(("wins", "number"), [(0, 25), (3, 40), (25, 25)])
 def test_shares_get_their_exact_interval(wins, number):
     x = np.repeat([1.0, 0.0], [wins, number - wins])

@@ -1,5 +1,6 @@
 """Whatever measures a model leaves out the queries that the model was trained on."""
 
+import inspect
 import json
 import logging
 
@@ -13,6 +14,7 @@ from st_magnitude.data import task
 from st_magnitude.data.memory import AllReadError, digest, remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.base import SearchEvaluator
+from st_magnitude.workbench.commands.app import app
 
 WORDS = [f"w{i}" for i in range(400)]
 READ = 150  # of 200 queries
@@ -59,6 +61,18 @@ MEASURE = {
     for kind in (getattr(evaluation, name) for name in evaluation.__all__)
     if isinstance(kind, type) and issubclass(kind, SearchEvaluator)
 }
+
+
+def test_every_function_that_measures_is_tested_here():
+    names = {*stm.__all__, *evaluation.__all__}
+    functions = {name: getattr(stm, name, None) or getattr(evaluation, name) for name in names}
+    found = {
+        name
+        for name, function in functions.items()
+        if callable(function) and {"model", "data"} <= inspect.signature(function).parameters.keys()
+    }
+    # these train, which is not measured here, or find negatives for the training data
+    assert found - {"compare", "mine_negatives", "train"} <= MEASURE.keys()
 
 
 def test_a_digest_tells_texts_that_are_cut_apart_or_in_another_order():
@@ -123,6 +137,11 @@ def place(model, tmp_path):
 
 
 MEASURING = ("compress", "calibrate", "diagnose")
+
+
+def test_every_command_that_measures_is_tested_here():
+    names = {command.callback.__name__ for command in app.registered_commands}
+    assert names == {*MEASURING, "search", "train", "compare", "mteb", "check_serving"}
 
 
 @pytest.mark.parametrize("name", MEASURING)

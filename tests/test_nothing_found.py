@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from _lookup import bag
@@ -59,6 +60,15 @@ def test_nothing_is_recommended_where_nothing_was_found(name):
     said = " ".join(str(SUMMARIES[name]()).split())
     assert said.count(NOTHING) == (2 if name == "Diagnosis" else 1)
     assert re.findall(ADVICE, said) == []
+
+
+def test_every_result_is_walked():
+    found = set()
+    for file in Path(stm.__file__).parent.rglob("*.py"):
+        found |= {*re.findall(r"^class (\w+)\((?:.*, )?Result\)", file.read_text(), re.MULTILINE)}
+    # which recommend nothing by a comparison of two searches
+    others = {"Confirmation", "ServingCheck"}
+    assert found - others == {name for name in SUMMARIES if name.isalpha()}
 
 
 def test_storage_that_finds_by_chance_what_the_whole_embedding_misses_is_not_recommended():
