@@ -119,7 +119,8 @@ def evaluate(
         else:
             runs = mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
-        raise InputError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
+        said = str(error.args[0]).removeprefix("KeyError: ")
+        raise InputError(f"{said} Check the path, or give a name that mteb knows.") from None
     cache = None
     if output is not None:
         _refuse_torn(Path(output))

@@ -146,4 +146,6 @@ def test_unknown_names_are_refused(static_model, task, tmp_path, monkeypatch):
         ("data", "NoSuchTask", "test", "NoSuchTask"),
         ("data", "data", "dev", "['test']"),
     ):
-        assert named in refusal("mteb", model, task, split=split)
+        said = refusal("mteb", model, task, split=split)
+        assert named in said
+        assert "KeyError" not in said

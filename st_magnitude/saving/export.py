@@ -37,6 +37,7 @@ from st_magnitude.surgery.raw import (
 
 logger = logging.getLogger(__name__)
 
+_OF_MODELS = ("modules.json", "config.json", "adapter_config.json")
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
@@ -172,6 +173,13 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             raise OSError(
                 f"{where} cannot be loaded because of a killed process: move the files of"
                 f" {path}/.st-magnitude.moving into {path}."
+            ) from error
+        if is_folder and not any(Path(path, name).is_file() for name in _OF_MODELS):
+            inner = [str(found.parent) for found in sorted(Path(path).glob("*/modules.json"))]
+            advice = f"Did you mean {inner[0]!r}?" if inner else "Give the folder of a saved model."
+            raise InputError(
+                f"The folder {path!r} holds no {what}: it has no modules.json or config.json."
+                f" {advice}"
             ) from error
         # Upstream advises to run the code, and shows names that the model has chosen.
         if "trust_remote_code" in said:

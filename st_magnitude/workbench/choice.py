@@ -182,6 +182,7 @@ class Decision:
         is_trained: Whether it searches with the trained model.
         rival: Name of the best other system, which searches otherwise, or "".
         over_rival: The difference to that one.
+        beats_over: Name of the system that clearly beats `over`, if this one does not, or "".
     """
 
     name: str
@@ -192,11 +193,13 @@ class Decision:
     is_trained: bool = False
     rival: str = ""
     over_rival: Difference | None = None
+    beats_over: str = ""
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
         said = f"Deploy {self.name}{how}: nDCG@10 {self.ndcg:.4f}"
-        said += "." if self.lead is None else f", {self.lead} over {self.over}."
+        said += "" if self.lead is None else f", {self.lead} over {self.over}"
+        said += f", which {self.beats_over} clearly beats." if self.beats_over else "."
         if self.over_rival is not None and self.over_rival.mean < 0:
             return f"{said} It is not clearly behind {self.rival}, the best: {self.over_rival}."
         return f"{said} Nothing else is better." if self.lead is None else said
@@ -233,11 +236,12 @@ def decide(systems: Sequence[System], seed: int = 0) -> Decision:
     """Decides among systems, the simplest first. Nothing clearly beats the highest mean."""
     falling = sorted(systems, key=lambda system: -system.ranking.mean)
 
-    def is_beaten(system: System) -> bool:
+    def beater(system: System) -> str:
         better = (other for other in falling if other.ranking.mean > system.ranking.mean)
-        return any(other.ranking.minus(system.ranking, seed=seed).is_better for other in better)
+        gains = ((other.name, other.ranking.minus(system.ranking, seed=seed)) for other in better)
+        return next((name for name, gain in gains if gain.is_better), "")
 
-    place, system = next(pair for pair in enumerate(systems) if not is_beaten(pair[1]))
+    place, system = next(pair for pair in enumerate(systems) if not beater(pair[1]))
     simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
     lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
     others = [other for other in falling if other.way != system.way]
@@ -249,4 +253,5 @@ def decide(systems: Sequence[System], seed: int = 0) -> Decision:
         lead=lead,
         rival=others[0].name if others else "",
         over_rival=system.ranking.minus(others[0].ranking, seed=seed) if others else None,
+        beats_over="" if simpler is None or (lead and lead.is_better) else beater(simpler),
     )

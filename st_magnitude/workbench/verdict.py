@@ -180,7 +180,7 @@ class Verdict(Result):
             return self.nothing
         said = str(self.decision)
         if self.training not in (None, self.decision.lead):
-            said += f" Inside it, the training changes nDCG@10 by {self.training}."
+            said += f" With BM25, the training changes nDCG@10 by {self.training}."
         return f"{said}\n{self._about_classifier}".strip()
 
     @property

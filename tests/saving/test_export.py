@@ -101,6 +101,17 @@ def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch
         stm.export(other, tmp_path, overwrite=True)
 
 
+@pytest.mark.parametrize("options", [{}, {"local_files_only": True}])
+def test_a_folder_without_a_model_is_refused_by_its_name(words, tmp_path, options):
+    """`compare` saves into a folder inside its own, which is easily forgotten."""
+    named = re.escape(f"The folder '{tmp_path}' holds no model: it has no modules.json")
+    with pytest.raises(ValueError, match=f"{named}.*Give the folder of a saved model"):
+        stm.load(tmp_path, **options)
+    stm.export(words, tmp_path / "model")
+    with pytest.raises(ValueError, match=f"{named}.*Did you mean '{tmp_path}/model'"):
+        stm.load(tmp_path, **options)
+
+
 def test_a_kill_while_files_are_moved_leaves_no_model_that_loads_as_another(tmp_path, words, other):
     """The old model is whole, or nothing loads until the next export; plainly so without us."""
     found = []

@@ -114,8 +114,13 @@ def test_what_is_deployed_is_the_simplest_that_nothing_clearly_beats(seed):
     assert decision.ndcg == systems[place].ranking.mean
     if place:
         best = max(systems[:place], key=lambda system: system.ranking.mean)
-        assert (decision.over, decision.lead) == (best.name, systems[place].ranking - best.ranking)
-        assert f"over {best.name}" in str(decision)
+        lead = systems[place].ranking - best.ranking
+        assert (decision.over, decision.lead) == (best.name, lead)
+        better = [one for one in systems if (one.ranking - best.ranking).is_better]
+        beats = "" if lead.is_better else max(better, key=lambda one: one.ranking.mean).name
+        assert decision.beats_over == beats
+        known = f", which {beats} clearly beats." if beats else "."
+        assert f", {lead} over {best.name}{known}" in str(decision)
     else:
         assert (decision.over, decision.lead) == ("", None)
     others = [system for system in systems if system is not systems[place]]

@@ -59,11 +59,11 @@ def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str
     columns = list(dict.fromkeys(chain.from_iterable(table.cells for table in tables)))
     chosen = {role: [column] for role, column in given.items()}
     for role, (column,) in chosen.items():
-        if role not in ROLES or column not in columns:
-            raise DataError(
-                f"columns has {role}={column}, but its roles are {', '.join(ROLES)}, and the"
-                f" columns {', '.join(columns)}."
-            )
+        for one, what, known in ((role, "roles", ROLES), (column, "columns", columns)):
+            if one not in known:
+                raise DataError(
+                    f"columns has {role}={column}, but the {what} are {', '.join(known)}."
+                )
     plain = {c: re.sub(r"[\W_]", "", c.casefold()) for c in columns if [c] not in chosen.values()}
     for role, choices in ROLES.items():
         for names in choices:

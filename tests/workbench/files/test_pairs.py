@@ -115,10 +115,12 @@ def test_hard_cells(tmp_path):
 
 
 def test_names_that_are_refused():
-    with pytest.raises(
-        DataError, match=r"columns has doc=a, but its roles are query, .*document\.$"
+    for columns, message in (
+        ("query=query,doc=a", r"columns has doc=a, but the roles are query, .*negative\.$"),
+        ("query=query,document=a", r"has document=a, but the columns are query, document\.$"),
     ):
-        load_splits(ROWS, columns="query=query,doc=a")
+        with pytest.raises(DataError, match=message):
+            load_splits(ROWS, columns=columns)
     for threshold, message in ((math.inf, "finite number"), (4, "but no column has scores")):
         with pytest.raises(ValueError, match=message):
             load_splits(ROWS, threshold=threshold)
