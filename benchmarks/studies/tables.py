@@ -28,7 +28,7 @@ from benchmarks.studies.magnitude import magnitude
 from benchmarks.studies.norm_sign import norm_sign
 from benchmarks.studies.prior import prior
 from benchmarks.studies.recommendation import recommendation
-from benchmarks.studies.revela import revela_text
+from benchmarks.studies.revela import decoder, revela_text
 from benchmarks.studies.sigreg import sigreg
 from benchmarks.studies.temperature import temperature
 
@@ -59,6 +59,7 @@ TABLES: dict[str, Table] = {
     "known few shot": few_shot.table,
     **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
     "revela": revela_text.table,
+    "revela, decoder": decoder.table,
     "whole trainings": training.table,
     "encoders": encoders.table,
     "decoder": magnitude.decoder_table,
