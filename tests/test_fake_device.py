@@ -62,6 +62,12 @@ def on_device(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.usefixtures("fakes")
+def test_values_cannot_be_read() -> None:
+    with pytest.raises(Exception, match="local_scalar_dense"):
+        leaf(3).sum().item()
+
+
 def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
     for path in MODULES:
         assert not re.search(r"autocast\(\s*[\"']", path.read_text(encoding="utf-8")), path

@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 from revela_reference import decoder, next_token_loss, streams
-from revela_tiny import groups, language_model, loss_for, texts
-from sentence_transformers import InputExample, SentenceTransformer
+from revela_tiny import arguments, groups, language_model, loss_for, texts
+from sentence_transformers import InputExample, SentenceTransformer, SentenceTransformerTrainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -104,6 +104,17 @@ def test_what_was_trained_with_is_what_it_is_used_with(model, tmp_path) -> None:
     expected = model.encode("ask: green tea", prompt="")
     assert abs(again.encode_query("green tea") - expected).max() < 1e-6
     assert again.prompts["document"] == "tell: "
+
+
+def test_plain_trainer_with_the_collator(model: SentenceTransformer, tmp_path) -> None:
+    loss = loss_for(model)
+    before = {name: p.detach().clone() for name, p in loss.named_parameters()}
+    SentenceTransformerTrainer(
+        model, arguments(tmp_path), groups(), loss=loss, data_collator=loss.collator
+    ).train()
+    assert {"next_token", "one_hot"} == loss.logs.keys()
+    moved = [name for name, p in loss.named_parameters() if not torch.equal(p, before[name])]
+    assert {name.split(".")[0] for name in moved} == {"model", "lm"}
 
 
 def test_fit(model: SentenceTransformer) -> None:

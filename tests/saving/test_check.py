@@ -6,7 +6,7 @@ import pytest
 import torch
 from _lookup import bag
 from _surgery import DOCUMENTS, routes
-from _tiny import load_transformer
+from _tiny import load_transformer, save_transformer
 from _trainer import train
 from peft import LoraConfig
 from sentence_transformers.base.modules import Dense, Module, Normalize
@@ -14,6 +14,7 @@ from test_export import contents
 from test_ways import by_run_folder, with_adapter
 
 import st_magnitude as stm
+from st_magnitude._upstream import forget_adapter
 from st_magnitude.saving import check
 
 
@@ -134,3 +135,19 @@ def test_models_that_are_saved_as_they_are(folder, tmp_path, make, save):
     assert all(module.training for module in model.modules())
     saved = stm.load(tmp_path / "saved", device="cpu", truncate_dim=model.truncate_dim)
     assert saved.encode(DOCUMENTS).shape == model.encode(DOCUMENTS).shape
+
+
+def test_an_adapter_that_is_lost_is_noticed(tmp_path, monkeypatch):
+    """By the names of transformers, which reads such a folder as random weights."""
+    base = save_transformer(tmp_path / "base")
+    with_adapter(base).save_pretrained(str(tmp_path / "adapter"))
+
+    def forget(model):
+        kept = model._weight_conversions
+        forget_adapter(model)
+        model._weight_conversions = kept
+
+    monkeypatch.setattr("st_magnitude.surgery.adapters.forget_adapter", forget)
+    with pytest.raises(ValueError, match="is not the model in memory"):
+        stm.export(stm.load(tmp_path / "adapter"), tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()

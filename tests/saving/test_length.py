@@ -6,6 +6,8 @@ from _cli import refusal
 from _surgery import routes
 from _tiny import ROWS, load_transformer, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import InputModule
+from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.sentence_transformer.modules import (
     BoW,
     Pooling,
@@ -81,6 +83,12 @@ def test_the_limit_cuts_by_every_route_or_is_refused(tmp_path, kind):
     assert [getattr(reader, "max_seq_length", None) for reader in readers_of(model)] == limits
     for x, encode in zip(before, both, strict=True):
         assert abs(x - encode(LONG)).max() < 1e-6
+
+
+def test_all_modules_that_read_texts_are_walked():
+    known = (getattr(modules, name) for name in modules.__all__)
+    readers = {x.__name__ for x in known if isinstance(x, type) and issubclass(x, InputModule)}
+    assert readers - {"InputModule", "Asym", "CLIPModel"} == {kind.split()[0] for kind in KINDS}
 
 
 @pytest.mark.parametrize("model_type", POSITIONS)

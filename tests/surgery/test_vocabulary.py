@@ -1,100 +1,38 @@
-"""Training with a trimmed vocabulary gives the weights of training without it, bit for bit; and
-whatever a program does to such a model, it finds what it would find without trimming."""
+"""Training with a trimmed vocabulary gives the weights of training without it, bit for bit."""
 
 import copy
-import io
 import itertools
-import pickle
 from contextlib import nullcontext
-from functools import cache, partial
-from tempfile import TemporaryDirectory
+from functools import partial
 
 import pytest
 import torch
 from _losses import batch_of
 from _ranks import needs_fork, on_ranks
-from _surgery import routes
-from _tiny import ROWS, columns, load_transformer, save_transformer, tokenizer
+from _tables import (
+    MODELS,
+    NUM_ROWS,
+    TEXTS,
+    UNSEEN,
+    assert_same,
+    both,
+    encoder,
+    folder,
+    scaled,
+    static,
+    table_of,
+    two_tables,
+)
+from _tiny import ROWS, columns
 from _trainer import make_trainer
 from datasets import Dataset, DatasetDict
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from sentence_transformers import InputExample, SentenceTransformer
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_hooks
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
-from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
-from transformers.optimization import Adafactor
 
 import st_magnitude as stm
 from st_magnitude.surgery import vocabulary
-from st_magnitude.surgery.tokens import remembered_tokens
-
-NUM_ROWS = 2_000
-TEXTS = [text for row in ROWS for text in row[:2]]
-UNSEEN = ["zzz qqq", "[UNK] parameters", "jjj", ""]
-
-
-def static():
-    torch.manual_seed(1)
-    table = StaticEmbedding(tokenizer(), torch.randn(NUM_ROWS, 32))
-    return SentenceTransformer(modules=[table], device="cpu")
-
-
-@cache
-def folder():
-    temporary = TemporaryDirectory()
-    save_transformer(temporary.name, "bert")
-    return temporary
-
-
-def encoder():
-    model = load_transformer(folder().name)
-    torch.manual_seed(1)
-    model[0].model.resize_token_embeddings(NUM_ROWS, mean_resizing=False)
-    return model
-
-
-def scaled():
-    """A table of a class that multiplies what it reads, as Gemma's, with padding amid the words."""
-    model = encoder()
-    padding = model.tokenizer.convert_tokens_to_ids("tea")
-    table = Gemma3TextScaledWordEmbedding(NUM_ROWS, 32, padding, embed_scale=3.0)
-    table.weight = table_of(model).weight
-    model[0].model.set_input_embeddings(table)
-    return model
-
-
-def two_tables():
-    """Routes whose tokenizers have other ids for the same words."""
-    words = {word: NUM_ROWS - 1 - i for i, word in enumerate(sorted({*" ".join(TEXTS).split()}))}
-    other = Tokenizer(WordLevel({"[UNK]": 0} | words, unk_token="[UNK]"))
-    other.pre_tokenizer = WhitespaceSplit()
-    document = StaticEmbedding(other, static()[0].embedding.weight.detach().clone())
-    return SentenceTransformer(modules=[routes([static()[0]], [document])], device="cpu")
-
-
-MODELS = {"static": static, "bert": encoder}
-both = pytest.mark.parametrize(
-    "build", [static, pytest.param(encoder, marks=pytest.mark.slow)], ids=MODELS
-)
-
-
-def table_of(model):
-    first = model[0]
-    return getattr(first, "embedding", None) or first.model.get_input_embeddings()
-
-
-def assert_same(found, expected):
-    found, expected = (x.state_dict() if isinstance(x, nn.Module) else x for x in (found, expected))
-    assert list(found) == list(expected)
-    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}  # an empty text in half before 6.2
-    torch.testing.assert_close(dict(found), dict(expected), **exactly)
-
-
-# --- training ------------------------------------------------------------------------------------
 
 
 class Shapes(TrainerCallback):
@@ -148,9 +86,8 @@ def test_the_weights_are_those_of_a_whole_table(tmp_path, build, options):
 
 
 def test_gradcache(tmp_path):
-    """And padding without a gradient."""
     loss = partial(stm.LearnableNormLoss, mini_batch_size=3)
-    assert_same(*(trained(scaled(), trims, tmp_path, loss) for trims in (True, False)))
+    assert_same(*(trained(encoder(), trims, tmp_path, loss) for trims in (True, False)))
 
 
 @both
@@ -170,6 +107,28 @@ def test_a_run_continues_with_and_without_trimming(tmp_path, build):
     for state in states[1:]:
         for number, values in states[0].items():
             assert_same(values, state[number])
+
+
+@both
+def test_fit(tmp_path, monkeypatch, build):
+    monkeypatch.chdir(tmp_path)
+    models = []
+    for trims in (True, False):
+        model = build()
+        torch.manual_seed(0)
+        rows = [InputExample(texts=list(row[:2])) for row in ROWS]
+        loader = DataLoader(rows, batch_size=8)
+        with stm.trimmed_vocabulary(model, TEXTS) if trims else nullcontext():
+            model.fit(
+                [(loader, stm.CosineRankingLoss(model))],
+                warmup_steps=0,
+                weight_decay=0,
+                optimizer_params={"lr": 0.01},
+                show_progress_bar=False,
+            )
+        models.append(model)
+    assert_same(*models)
+    assert not torch.equal(table_of(models[0]).weight, table_of(build()).weight)
 
 
 def test_a_frozen_table_under_lora(tmp_path):
@@ -224,6 +183,23 @@ def test_ranks_train_the_same_rows():
     assert on_ranks(2, of_a_rank) == [2, 2]
 
 
+@both
+def test_weight_decay_leaves_the_other_rows_alone(tmp_path, caplog, build):
+    start, trimmed, whole = (build() for _ in range(3))
+    for model in (trimmed, whole):
+        torch.manual_seed(0)
+        options = {"weight_decay": 0.1, "max_grad_norm": 0}
+        trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, **options)
+        with stm.trimmed_vocabulary(trainer) if model is trimmed else nullcontext():
+            trainer.train()
+    start, trimmed, whole = (table_of(model).weight for model in (start, trimmed, whole))
+    is_used = (trimmed != start).any(dim=1)
+    assert torch.equal(trimmed[is_used], whole[is_used])
+    assert not (whole[~is_used] == start[~is_used]).any()
+    unused = f"{NUM_ROWS - is_used.sum():,}"
+    assert caplog.text.count(f"weight_decay does not shrink the {unused} rows") == 1
+
+
 # --- a model within the block ---------------------------------------------------------------------
 
 
@@ -257,6 +233,27 @@ def test_a_model_reads_and_saves_as_before(tmp_path, build):
     assert_same(SentenceTransformer(str(tmp_path), device="cpu"), plain)
 
 
+@pytest.mark.parametrize("build", MODELS_TO_READ)
+def test_the_gradients_of_the_rows(build):
+    """In the copy of a model too; padding has none."""
+    plain, model = build(), build()
+    found = {}
+    with stm.trimmed_vocabulary(model, TEXTS):
+        for name, x in {"whole": plain, "trimmed": model, "copied": copy.deepcopy(model)}.items():
+            x.train()
+            for route in ("query", "document"):
+                features = x.preprocess(TEXTS, task=route)
+                x(features, task=route)["sentence_embedding"].pow(3).sum().backward()
+            found[name] = [p.grad for p in x.parameters() if p.grad is not None]
+    for name in ("trimmed", "copied"):
+        for whole, gradient in zip(found["whole"], found[name], strict=True):
+            if len(whole) == NUM_ROWS:
+                whole = whole[whole.any(dim=1)]
+                gradient = gradient[gradient.any(dim=1)]
+                assert len(gradient) > 50
+            assert torch.equal(whole, gradient)
+
+
 @both
 def test_a_token_without_a_row(tmp_path, build):
     model = build()
@@ -286,6 +283,20 @@ def test_padding_has_a_row_where_no_text_is_padded():
         assert table_of(model).padding_idx != padding
         model(model.preprocess(["rain", "snow rain"]))["sentence_embedding"].sum().backward()
     assert table_of(model).padding_idx == padding
+
+
+def test_an_error_in_the_block(tmp_path):
+    class Stops(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    model = static()
+    table, start, hooks = table_of(model), static().state_dict(), dict(vars(table_of(model)))
+    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, callbacks=[Stops()])
+    with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(trainer):
+        trainer.train()
+    assert 50 < (table.weight != start["0.embedding.weight"]).any(dim=1).sum() < 200
+    assert vars(table) == hooks
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -359,289 +370,3 @@ def test_a_table_of_few_other_rows_is_left_whole(caplog, monkeypatch):
     with stm.trimmed_vocabulary(model, TEXTS):
         assert len(table_of(model).weight) == NUM_ROWS
     assert "120 of 2,000 rows of the word table are used, and all are trained." in caplog.text
-
-
-PAIRS = [row[:2] for row in ROWS]
-
-
-def optimizer_of(model, kind=torch.optim.AdamW, **options):
-    return kind(model.parameters(), **{"lr": 0.1, "weight_decay": 0} | options)
-
-
-def step(model, optimizer, rows=PAIRS):
-    loss = stm.CosineRankingLoss(model)(batch_of(model, rows), None)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
-
-def average(target, source):
-    for mine, other in zip(target, source, strict=True):
-        mine.copy_(mine * 0.75 + other * 0.25)
-
-
-# --- programs: each takes a model and a block, and returns models and tensors ---------------------
-
-
-def cast(how):
-    def program(model, block):
-        with block:
-            step(model, optimizer_of(model))
-            how(model)
-            yield model.state_dict()
-            yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
-
-    return program
-
-
-def written_state_dict(model, block):
-    """Which is live: it follows each step, and what is written into it is trained on."""
-    start = copy.deepcopy(model).state_dict()
-    with block:
-        optimizer = optimizer_of(model)
-        held = model.state_dict()
-        step(model, optimizer)
-        yield {name: x.clone() for name, x in held.items()}
-        with torch.inference_mode():
-            average(held.values(), start.values())
-        step(model, optimizer)
-        average(held.values(), start.values())
-        yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
-        step(model, optimizer)
-        average(held.values(), start.values())
-        yield copy.deepcopy(model)
-        yield pickle.loads(pickle.dumps(model))
-
-
-def written_between_gradient_and_step(model, block):
-    with block:
-        optimizer = optimizer_of(model)
-        stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
-        for value in model.state_dict().values():
-            value.mul_(0.5)
-        optimizer.step()
-
-
-def pickles(model, block):
-    with block:
-        step(model, optimizer_of(model))
-        stored = io.BytesIO()
-        torch.save(model, stored)
-        found = [
-            pickle.loads(pickle.dumps(model)),
-            torch.load(io.BytesIO(stored.getvalue()), weights_only=False),
-        ]
-        step(model, optimizer_of(model))
-    for loaded in found:
-        assert type(table_of(loaded)) is type(table_of(model))
-        step(loaded, optimizer_of(loaded), [("zzz", "qqq"), ("jjj", "kkk")])
-        yield loaded
-
-
-def copies(model, block):
-    """Are trained as the model is, in the block and after it."""
-    with block:
-        step(model, optimizer_of(model))
-        copied = copy.deepcopy(model)
-        optimizer = optimizer_of(copied)
-        step(copied, optimizer)
-        again = copy.deepcopy(copied)
-    step(copied, optimizer, [("zzz", "qqq"), ("jjj", "kkk")])
-    yield copied
-    yield again
-
-
-def lives_on(kind, **options):
-    def program(model, block):
-        optimizer = optimizer_of(model, kind, **options)
-        kept = step(model, optimizer)  # whose graph ends in the weight as it was
-        with block:
-            step(model, optimizer)
-            yield copy.deepcopy(optimizer.state_dict()["state"][0])
-        assert kept.grad_fn is not None
-        yield copy.deepcopy(optimizer.state_dict()["state"][0])
-        step(model, optimizer)
-        yield copy.deepcopy(optimizer.state_dict()["state"][0])
-
-    return program
-
-
-def first_stepped_after(model, block):
-    with block:
-        optimizer = optimizer_of(model)
-    step(model, optimizer)
-
-
-PROGRAMS = {
-    "bfloat16": cast(lambda model: model.bfloat16()),
-    "to": cast(lambda model: model.to(torch.float64).to(torch.float32)),
-    "written": written_state_dict,
-    "written before a step": written_between_gradient_and_step,
-    "pickles": pickles,
-    "copies": copies,
-    "AdamW lives on": lives_on(torch.optim.AdamW),
-    "SGD lives on": lives_on(torch.optim.SGD, momentum=0.9),
-    "RMSprop lives on": lives_on(torch.optim.RMSprop, centered=True),
-    "stepped after": first_stepped_after,
-}
-
-
-@both
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_finds_what_it_would_find_without_trimming(tmp_path, monkeypatch, build, program):
-    monkeypatch.chdir(tmp_path)
-    found = []
-    for trims in (True, False):
-        model = build()
-        weight = table_of(model).weight
-        block = stm.trimmed_vocabulary(model, TEXTS) if trims else nullcontext()
-        results = list(program(model, block) or [])
-        assert table_of(model).weight is weight
-        assert len(weight) == NUM_ROWS
-        found.append([*results, model])
-    for mine, other in zip(*found, strict=True):
-        if isinstance(mine, nn.Module):
-            assert [x.shape for x in mine.parameters()] == [x.shape for x in other.parameters()]
-        if torch.is_tensor(mine):
-            mine, other = {"": mine}, {"": other}
-        assert_same(mine, other)
-
-
-# --- what differs ---------------------------------------------------------------------------------
-
-
-def test_the_device_of_the_whole_table():
-    model = static()
-    with stm.trimmed_vocabulary(model, TEXTS):
-        model.to("meta")
-    assert table_of(model).weight.is_meta
-    assert len(table_of(model).weight) == NUM_ROWS
-
-
-def test_a_table_that_is_frozen_in_the_block_stays_frozen():
-    model = static()
-    with stm.trimmed_vocabulary(model, TEXTS):
-        model.requires_grad_(False)
-    assert not table_of(model).weight.requires_grad
-
-
-def test_no_gradient_crosses_the_block():
-    model = static()
-    weight = table_of(model).weight
-    loss = stm.CosineRankingLoss(model)
-    loss(batch_of(model, PAIRS), None).backward()
-    with stm.trimmed_vocabulary(model, TEXTS):
-        assert weight.grad is None
-        loss(batch_of(model, PAIRS), None).backward()
-        assert len(weight.grad) == len(weight) < NUM_ROWS
-    assert weight.grad is None
-
-
-def test_an_interrupt_while_the_second_table_is_set_up(monkeypatch):
-    """And an error at the end of the block: everything is as it was."""
-    model = two_tables()
-    tables = [part for part in model.modules() if isinstance(part, nn.EmbeddingBag)]
-    before = [dict(vars(table)) for table in tables]
-    rows_to_train, calls = vocabulary._rows_to_train, []
-
-    def interrupt(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return rows_to_train(*args)
-
-    hooks = dict(optimizer_hooks)
-    with monkeypatch.context() as patch:
-        patch.setattr(vocabulary, "_rows_to_train", interrupt)
-        with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(model, TEXTS):
-            raise AssertionError
-    with pytest.raises(IndexError), stm.trimmed_vocabulary(model, TEXTS):
-        tables[0].weight.data = torch.zeros(3)
-    assert [dict(vars(table)) for table in tables] == before
-    assert all(type(table) is nn.EmbeddingBag for table in tables)
-    assert [len(table.weight) for table in tables] == [NUM_ROWS] * 2
-    assert dict(optimizer_hooks) == hooks
-
-
-@pytest.mark.parametrize("option", ["weight_decay", "lambd"])
-def test_what_shrinks_all_rows_is_said(caplog, option):
-    model = static()
-    kind = torch.optim.ASGD if option == "lambd" else torch.optim.AdamW
-    with stm.trimmed_vocabulary(model, TEXTS):
-        optimizer = optimizer_of(model, kind, **{option: 0.1})
-        step(model, optimizer)
-        step(model, optimizer)
-    assert caplog.text.count(f"{option} does not shrink the 1,880 rows") == 1
-
-
-@pytest.mark.parametrize("where", ["before", "in", "after"])
-def test_a_state_that_is_not_one_number_a_weight(where):
-    """Adafactor's, in a step, in its checkpoint, and in one from outside."""
-    model = static()
-    weights = model.parameters()
-    optimizer = Adafactor(weights, lr=0.1, relative_step=False, scale_parameter=False)
-
-    def train_where():
-        if where == "before":
-            step(model, optimizer)
-        with stm.trimmed_vocabulary(model, TEXTS):
-            step(model, optimizer)
-            if where == "in":
-                optimizer.state_dict()
-        step(model, optimizer)
-
-    with pytest.raises(ValueError, match="one number for a row of the word table, as Adafactor's"):
-        train_where()
-    assert len(table_of(model).weight) == NUM_ROWS
-
-
-# --- a static table tokenizes a text once, and its tokenizer does all else as before --------------
-
-
-class Counts:
-    def __init__(self, tokenizer):
-        self.tokenizer, self.read = tokenizer, []
-
-    def encode_batch(self, texts, **options):
-        self.read += texts
-        return self.tokenizer.encode_batch(texts, **options)
-
-
-def test_a_text_is_tokenized_once(tmp_path):
-    """Whatever is copied; then the tokenizer is the model's own again."""
-    model = static()
-    model[0].tokenizer = counts = Counts(model[0].tokenizer)
-    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path)
-    counts.read.clear()  # examples of the card
-    with stm.trimmed_vocabulary(trainer):
-        trainer.train()
-        copy.deepcopy(model).encode(TEXTS)
-        assert sorted(counts.read) == sorted(set(TEXTS))
-        model[0].tokenizer.encode_batch(TEXTS, add_special_tokens=True)
-        assert len(counts.read) == len(set(TEXTS)) + len(TEXTS)
-    assert model[0].tokenizer is counts
-
-
-def test_the_tokenizer_does_all_else():
-    model = static()
-    own = model[0].tokenizer
-    with remembered_tokens(model):
-        remembering = model[0].tokenizer
-        model.encode(TEXTS)
-        words = [text.split() for text in TEXTS]
-        for texts, args, options in [
-            (TEXTS, (), {}),
-            (TEXTS, (False,), {}),
-            (words, (True,), {}),
-            (TEXTS, (), {"add_special_tokens": False}),
-            (words, (), {"is_pretokenized": True, "add_special_tokens": False}),
-        ]:
-            found, expected = (x.encode_batch(texts, *args, **options) for x in (remembering, own))
-            for mine, other in zip(found, expected, strict=True):
-                assert list(mine.ids) == other.ids
-                assert mine.tokens == other.tokens
-                assert mine.attention_mask == other.attention_mask
-        pickled = pickle.loads(pickle.dumps(remembering))
-    assert type(pickled) is Tokenizer
-    assert pickled.to_str() == own.to_str()

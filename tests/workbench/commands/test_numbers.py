@@ -69,3 +69,9 @@ def test_no_number_is_a_fault_of_ours(place, tmp_path, monkeypatch, name, option
         refused.append(done.exit_code == 2 and any(x in done.stderr for x in named))
     assert refused[1]
     assert refused[0] or values[0] == 0 or option in ("--max-steps", "--threshold")
+
+
+def test_all_kinds_of_options_are_walked():
+    assert {name for name, _ in OPTIONS} == set(COMMANDS)
+    assert len(OPTIONS) > 40
+    assert {"--dims", "--seed", "--timeout"} <= {option for _, option in OPTIONS}

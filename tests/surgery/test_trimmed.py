@@ -1,0 +1,343 @@
+"""Whatever a program does to a model whose vocabulary is trimmed, it finds what it would find
+without trimming, bit for bit: casts, averages, copies, pickles and optimizers."""
+
+import copy
+import io
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from _losses import batch_of
+from _tables import NUM_ROWS, TEXTS, UNSEEN, assert_same, both, static, table_of, two_tables
+from _tiny import ROWS, columns
+from _trainer import make_trainer
+from datasets import Dataset
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_hooks
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers.optimization import Adafactor
+
+import st_magnitude as stm
+from st_magnitude.surgery import vocabulary
+
+PAIRS = [row[:2] for row in ROWS]
+
+
+def optimizer_of(model, kind=torch.optim.AdamW, **options):
+    return kind(model.parameters(), **{"lr": 0.1, "weight_decay": 0} | options)
+
+
+def step(model, optimizer, rows=PAIRS):
+    loss = stm.CosineRankingLoss(model)(batch_of(model, rows), None)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def average(target, source):
+    for mine, other in zip(target, source, strict=True):
+        mine.copy_(mine * 0.75 + other * 0.25)
+
+
+# --- programs: each takes a model and a block, and returns models and tensors ---------------------
+
+
+def cast(how):
+    def program(model, block):
+        with block:
+            step(model, optimizer_of(model))
+            how(model)
+            yield model.state_dict()
+            yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
+
+    return program
+
+
+def full_evaluation(**options):
+    def program(model, block):
+        data = Dataset.from_dict(columns())
+        loss = stm.CosineRankingLoss(model)
+        trainer = make_trainer(model, loss, "output", eval_data=data, **options)
+        with block:
+            step(model, optimizer_of(model))
+            trainer.evaluate()
+            yield model.state_dict()
+
+    return program
+
+
+def averages_of_state_dicts(copies_in_block):
+    def program(model, block):
+        ema = copy.deepcopy(model)
+        with block:
+            optimizer = optimizer_of(model)
+            ema = copy.deepcopy(model) if copies_in_block else ema
+            for _ in range(3):
+                step(model, optimizer)
+                average(ema.state_dict().values(), model.state_dict().values())
+            yield ema.encode(UNSEEN + TEXTS, convert_to_tensor=True)
+        yield ema
+
+    return program
+
+
+def averages_of_parameters(model, block):
+    with block:
+        optimizer = optimizer_of(model)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        for _ in range(3):
+            step(model, optimizer)
+            ema.update_parameters(model)
+        yield ema.module.encode(TEXTS, convert_to_tensor=True)
+        own = [x.detach().clone() for x in model.parameters()]
+        for mine, other in zip(model.parameters(), ema.module.parameters(), strict=True):
+            mine.data.copy_(other.data)
+        yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
+        yield {name: x.clone() for name, x in model.state_dict().items()}
+        for mine, other in zip(model.parameters(), own, strict=True):
+            mine.data.copy_(other)
+        step(model, optimizer)
+    yield ema.module
+
+
+def written_state_dict(model, block):
+    """Which is live: it follows each step, and what is written into it is trained on."""
+    start = copy.deepcopy(model).state_dict()
+    with block:
+        optimizer = optimizer_of(model)
+        held = model.state_dict()
+        step(model, optimizer)
+        yield {name: x.clone() for name, x in held.items()}
+        with torch.inference_mode():
+            average(held.values(), start.values())
+        step(model, optimizer)
+        average(held.values(), start.values())
+        yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
+        step(model, optimizer)
+        average(held.values(), start.values())
+        yield copy.deepcopy(model)
+        yield pickle.loads(pickle.dumps(model))
+
+
+def filled(model, block):
+    with block:
+        for value in model.state_dict().values():
+            value.fill_(1.0)
+        yield model.encode(TEXTS, convert_to_tensor=True)
+
+
+def written_between_gradient_and_step(model, block):
+    with block:
+        optimizer = optimizer_of(model)
+        stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
+        for value in model.state_dict().values():
+            value.mul_(0.5)
+        optimizer.step()
+
+
+def pickles(model, block):
+    with block:
+        step(model, optimizer_of(model))
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        found = [
+            pickle.loads(pickle.dumps(model)),
+            torch.load(io.BytesIO(stored.getvalue()), weights_only=False),
+        ]
+        step(model, optimizer_of(model))
+    for loaded in found:
+        assert type(table_of(loaded)) is type(table_of(model))
+        step(loaded, optimizer_of(loaded), [("zzz", "qqq"), ("jjj", "kkk")])
+        yield loaded
+
+
+def copies(model, block):
+    """Are trained as the model is, in the block and after it."""
+    with block:
+        step(model, optimizer_of(model))
+        copied = copy.deepcopy(model)
+        optimizer = optimizer_of(copied)
+        step(copied, optimizer)
+        again = copy.deepcopy(copied)
+    step(copied, optimizer, [("zzz", "qqq"), ("jjj", "kkk")])
+    yield copied
+    yield again
+
+
+def lives_on(kind, **options):
+    def program(model, block):
+        optimizer = optimizer_of(model, kind, **options)
+        kept = step(model, optimizer)  # whose graph ends in the weight as it was
+        with block:
+            step(model, optimizer)
+            yield copy.deepcopy(optimizer.state_dict()["state"][0])
+        assert kept.grad_fn is not None
+        yield copy.deepcopy(optimizer.state_dict()["state"][0])
+        step(model, optimizer)
+        yield copy.deepcopy(optimizer.state_dict()["state"][0])
+
+    return program
+
+
+def first_stepped_after(model, block):
+    with block:
+        optimizer = optimizer_of(model)
+    step(model, optimizer)
+
+
+def of_this_program(model, block):
+    """A loop without an optimizer."""
+    with block:
+        for _ in range(2):
+            stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
+            for weight in (x for x in model.parameters() if x.grad is not None):
+                weight.data.add_(weight.grad, alpha=-1.0)
+            model.zero_grad()
+            yield model.encode(TEXTS, convert_to_tensor=True)
+
+
+PROGRAMS = {
+    "bfloat16": cast(lambda model: model.bfloat16()),
+    "half": cast(lambda model: model.half()),
+    "double": cast(lambda model: model.double()),
+    "to": cast(lambda model: model.to(torch.float64).to(torch.float32)),
+    "bf16_full_eval": full_evaluation(bf16_full_eval=True),
+    "fp16_full_eval": full_evaluation(fp16_full_eval=True),
+    "averages": averages_of_state_dicts(copies_in_block=False),
+    "averages in a copy": averages_of_state_dicts(copies_in_block=True),
+    "averages of parameters": averages_of_parameters,
+    "written": written_state_dict,
+    "filled": filled,
+    "written before a step": written_between_gradient_and_step,
+    "pickles": pickles,
+    "copies": copies,
+    "AdamW lives on": lives_on(torch.optim.AdamW),
+    "SGD lives on": lives_on(torch.optim.SGD, momentum=0.9),
+    "RMSprop lives on": lives_on(torch.optim.RMSprop, centered=True),
+    "stepped after": first_stepped_after,
+    "no optimizer": of_this_program,
+}
+
+
+@both
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_finds_what_it_would_find_without_trimming(tmp_path, monkeypatch, build, program):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for trims in (True, False):
+        model = build()
+        weight = table_of(model).weight
+        block = stm.trimmed_vocabulary(model, TEXTS) if trims else nullcontext()
+        results = list(program(model, block) or [])
+        assert table_of(model).weight is weight
+        assert len(weight) == NUM_ROWS
+        found.append([*results, model])
+    for mine, other in zip(*found, strict=True):
+        if isinstance(mine, nn.Module):
+            assert [x.shape for x in mine.parameters()] == [x.shape for x in other.parameters()]
+        if torch.is_tensor(mine):
+            mine, other = {"": mine}, {"": other}
+        assert_same(mine, other)
+
+
+# --- what differs ---------------------------------------------------------------------------------
+
+
+def test_the_device_of_the_whole_table():
+    model = static()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        model.to("meta")
+    assert table_of(model).weight.is_meta
+    assert len(table_of(model).weight) == NUM_ROWS
+
+
+def test_a_table_that_is_frozen_in_the_block_stays_frozen():
+    model = static()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        model.requires_grad_(False)
+    assert not table_of(model).weight.requires_grad
+
+
+def test_no_gradient_crosses_the_block():
+    model = static()
+    weight = table_of(model).weight
+    loss = stm.CosineRankingLoss(model)
+    loss(batch_of(model, PAIRS), None).backward()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        assert weight.grad is None
+        loss(batch_of(model, PAIRS), None).backward()
+        assert len(weight.grad) == len(weight) < NUM_ROWS
+    assert weight.grad is None
+
+
+def test_an_interrupt_while_the_second_table_is_set_up(monkeypatch):
+    """And an error at the end of the block: everything is as it was."""
+    model = two_tables()
+    tables = [part for part in model.modules() if isinstance(part, nn.EmbeddingBag)]
+    before = [dict(vars(table)) for table in tables]
+    rows_to_train, calls = vocabulary._rows_to_train, []
+
+    def interrupt(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return rows_to_train(*args)
+
+    hooks = dict(optimizer_hooks)
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabulary, "_rows_to_train", interrupt)
+        with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(model, TEXTS):
+            raise AssertionError
+    with pytest.raises(IndexError), stm.trimmed_vocabulary(model, TEXTS):
+        tables[0].weight.data = torch.zeros(3)
+    assert [dict(vars(table)) for table in tables] == before
+    assert all(type(table) is nn.EmbeddingBag for table in tables)
+    assert [len(table.weight) for table in tables] == [NUM_ROWS] * 2
+    assert dict(optimizer_hooks) == hooks
+
+
+@pytest.mark.parametrize("option", ["weight_decay", "lambd"])
+def test_what_shrinks_all_rows_is_said(caplog, option):
+    model = static()
+    kind = torch.optim.ASGD if option == "lambd" else torch.optim.AdamW
+    with stm.trimmed_vocabulary(model, TEXTS):
+        optimizer = optimizer_of(model, kind, **{option: 0.1})
+        step(model, optimizer)
+        step(model, optimizer)
+    assert caplog.text.count(f"{option} does not shrink the 1,880 rows") == 1
+
+
+@pytest.mark.parametrize("where", ["before", "in", "after"])
+def test_a_state_that_is_not_one_number_a_weight(where):
+    """Adafactor's, in a step, in its checkpoint, and in one from outside."""
+    model = static()
+    weights = model.parameters()
+    optimizer = Adafactor(weights, lr=0.1, relative_step=False, scale_parameter=False)
+
+    def train_where():
+        if where == "before":
+            step(model, optimizer)
+        with stm.trimmed_vocabulary(model, TEXTS):
+            step(model, optimizer)
+            if where == "in":
+                optimizer.state_dict()
+        step(model, optimizer)
+
+    with pytest.raises(ValueError, match="one number for a row of the word table, as Adafactor's"):
+        train_where()
+    assert len(table_of(model).weight) == NUM_ROWS
+
+
+@pytest.mark.slow
+def test_processes_that_encode_in_the_block():
+    """After a step, which pickles the model."""
+    model = static()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        step(model, optimizer_of(model))
+        expected = model.encode(TEXTS + UNSEEN)
+        pool = model.start_multi_process_pool(["cpu", "cpu"])
+        found = model.encode(TEXTS + UNSEEN, pool=pool)
+        model.stop_multi_process_pool(pool)
+    assert (found == expected).all()
