@@ -37,7 +37,7 @@ from st_magnitude.surgery.raw import (
 
 logger = logging.getLogger(__name__)
 
-_OF_MODELS = ("modules.json", "config.json", "adapter_config.json")
+_OF_MODELS = ("modules.json", "config.json", "adapter_config.json")  # a folder has one of them
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
