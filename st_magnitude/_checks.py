@@ -3,6 +3,7 @@ optional packages."""
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,12 @@ def counted(number: int, noun: str) -> str:
     """A number of things: "1 row", "2,000 queries"."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names the closest known name, after a space; nothing if no name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def is_number(value: object, kind: type = Real) -> TypeGuard[float]:

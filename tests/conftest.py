@@ -106,6 +106,11 @@ def save_splits(folder: Path, *splits: str) -> Path:
     return folder
 
 
+def pytest_collection_modifyitems(items):
+    """The longest tests first, so that at the end no process waits for another one."""
+    items.sort(key=lambda item: item.path.name not in ("test_examples.py", "test_tutorial.py"))
+
+
 def pytest_collection_finish():
     """A training calls gc.collect, which need not look through all that was imported."""
     gc.freeze()

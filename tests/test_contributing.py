@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from _processes import python
+from _processes import forked
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -90,7 +90,7 @@ def test_recipes(tiny_path, data_folder, tmp_path):
     output = tmp_path / "model"
     options = ("--loss", "double", "--max-steps", 2, "--mini-batch-size", 2, "--dims", "8,16")
     command = ("train", "--model", tiny_path, "--data", data_folder, "--output", output)
-    python("-c", USE, tiny_path, *command, *options, "--keep-anyway", cwd=tmp_path)
+    forked("-c", USE, tiny_path, *command, *options, "--keep-anyway", cwd=tmp_path)
     record = json.loads((output / "training.json").read_text(encoding="utf-8"))
     assert record["loss"] == "DoubleLoss"
     assert stm.load(output).similarity_fn_name == "dot"

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, did_you_mean, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.data.memory import MEMORY, read_by, recall, save_memory
@@ -199,6 +199,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
             raise OSError(
                 f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
                 f" model ({said}). Check the name and the network, or give a folder."
+                f"{did_you_mean(path, [TABLE])}"
             ) from error
         raise OSError(
             f"{where} is incomplete, or is an adapter whose base has moved, or is of other"

@@ -25,10 +25,6 @@ def last_checkpoint(output: Path, resume: bool, settings: Mapping[str, object]) 
     if (work := output / WORK).is_symlink():
         raise FileExistsError(f"{work} is a link; remove it, or choose another output folder.")
     if not is_moving(output):
-        if (output / "modules.json").exists():
-            raise FileExistsError(
-                f"{output} already holds a trained model. Choose another output folder."
-            )
         refuse_used_folder(output)
     folders = work.glob("checkpoint-*")
     checkpoints = sorted(folders, key=lambda path: int(path.name.split("-")[1]))

@@ -6,8 +6,7 @@ and `check_ranges` applies its range to values from Python.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
@@ -58,12 +57,6 @@ def check_ranges(config: DataclassInstance) -> None:
                 raise InputError(f"{field.name} must be at least {option.min:g}, got {value}.")
             if option.max is not None and not value <= option.max:
                 raise InputError(f"{field.name} must be at most {option.max:g}, got {value}.")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the closest known name, after a space; nothing if no name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _separated(kind: Callable[[str], object], help: str, metavar: str) -> Option:

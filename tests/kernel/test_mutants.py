@@ -8,7 +8,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import product
+from itertools import cycle, product
 from pkgutil import iter_modules
 from types import CodeType, FunctionType, ModuleType
 
@@ -85,27 +85,28 @@ def code_of(tree: ast.AST, old: CodeType) -> CodeType:
 
 def check() -> None:
     """The tests, of which one must fail: a few of each kind, the quick ones first."""
-    rules = test_infonce.RULES.values()
-    for case in product([(0.3, 0.8)], test_infonce.DIRECTIONS[:2], rules):
-        test_infonce.test_equals_the_definition(test_infonce.MANY, *case)
+    for backend, kind in product(test_targets.BACKENDS, ["function", "matrix"]):
+        test_targets.test_targets_are_the_formula(backend, kind, (0.3, 0.8))
+    for backend in test_targets.BACKENDS:
+        test_targets.test_weights_multiply_the_losses_of_rows(backend)
+        test_targets.test_constants_change_neither_type_nor_gradient(backend)
+        test_infonce.test_a_score_at_the_threshold_is_a_negative(backend)
     for similarity in (COSINE, DOT):
         test_infonce.test_powers_of_an_exponential(similarity)
         test_infonce.test_an_excluded_column_is_as_if_it_were_not_there(similarity, 1e30)
-    for backend, kind in product(test_targets.BACKENDS, ["matrix", "function"]):
-        test_targets.test_targets_are_the_formula(backend, kind, (0.3, 0.8))
-        test_targets.test_weights_multiply_the_losses_of_rows(backend)
-        test_targets.test_constants_change_neither_type_nor_gradient(backend)
     test_infonce.test_booleans_as_targets()
-    for backend in ("plain", "tiled"):
-        test_infonce.test_a_score_at_the_threshold_is_a_negative(backend)
     test_infonce.test_float32_holds_where_probabilities_underflow()
     test_infonce.test_computes_in_float32_under_autocast(torch.bfloat16)
     test_infonce.test_outer_gradient_scales()
+    cases = cycle(product(test_infonce.MASKS.values(), [False, True]))
+    for partition, case in zip(test_infonce.PARTITIONS, cases, strict=False):
+        test_infonce.test_equals_the_plain_formula((0.3, 0.8), *partition, *case)
     terms = (*test_infonce.MANY, Term(2, 0.35))  # the exponential is the square of another
     test_infonce.test_hardness_weighs_negatives((0.3, 0.8), terms, test_infonce.IDS)
-    masks = test_infonce.MASKS.values()
-    for partition, *case in product(test_infonce.PARTITIONS, masks, [False, True]):
-        test_infonce.test_equals_the_plain_formula((0.3, 0.8), *partition, *case)
+    direction = test_infonce.DIRECTIONS[1]
+    for rule in ("nothing", "spares", "all"):
+        case = (0.3, 0.8), direction, test_infonce.RULES[rule]
+        test_infonce.test_equals_the_definition(test_infonce.MANY, *case)
 
 
 @pytest.mark.parametrize("name", MODULES)

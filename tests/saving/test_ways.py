@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from _processes import python
+from _processes import forked
 from _surgery import DOCUMENTS
 from _tiny import columns, load_transformer, save_transformer
 from _trainer import train
@@ -36,7 +36,7 @@ import json, sys
 sys.modules["st_magnitude"] = None  # an import of it fails from here on
 from sentence_transformers import SentenceTransformer
 {inspect.getsource(read)}
-json.dump(read(*json.load(sys.stdin)), open(sys.argv[1], "w"))
+json.dump(read(*json.loads(sys.argv[2])), open(sys.argv[1], "w"))
 """
 FUNCTIONS = {"raw": "dot", "cosine": "cosine", "dot": "dot", "qnorm": "dot", "dnorm": "cosine"}
 
@@ -139,7 +139,7 @@ def test_what_is_saved_is_what_was_in_memory(tmp_path, monkeypatch, saves_all):
         assert all(module["type"].startswith("sentence_transformers.") for module in modules)
     given = [*map(str, saved)], DOCUMENTS
     if saves_all:
-        python("-c", IN_NEW_PROCESS, tmp_path / "found.json", input=json.dumps(given))
+        forked("-c", IN_NEW_PROCESS, tmp_path / "found.json", json.dumps(given))
         found = json.loads((tmp_path / "found.json").read_text())
     else:
         for name in [name for name in sys.modules if name.startswith("st_magnitude")]:

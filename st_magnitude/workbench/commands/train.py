@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from st_magnitude._files import refuse_foreign
+from st_magnitude._files import is_moving, refuse_foreign, refuse_used_folder
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -48,6 +48,8 @@ def train(
     """
     if report is not None:
         refuse_foreign(report)
+    if not is_moving(output):  # train refuses more, but reads the data before
+        refuse_used_folder(output)
     splits = source.splits()
     source.tell(splits)
     tell_names(also)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
 
-from st_magnitude._checks import InputError, positive
+from st_magnitude._checks import InputError, did_you_mean, positive
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.workbench._config import (
     Bf16,
@@ -19,7 +19,6 @@ from st_magnitude.workbench._config import (
     Option,
     Prompts,
     check_ranges,
-    did_you_mean,
     numbers,
     words,
 )

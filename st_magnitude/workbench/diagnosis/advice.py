@@ -68,7 +68,7 @@ def exponent(
     similarity = f"stm.Similarity(1, {gamma:.2g})" if gamma < 1 else '"cosine"'
     return Recommendation(
         name="exponent",
-        action=f"Score with document exponent {gamma:.2g} instead of {at}",
+        action=f"Document exponent {gamma:.2g} instead of {at}",
         verdict=verdict,
         choice=f"stm.prepare(model, {similarity})" if verdict == DO else f"keep {today}",
         reason=reason or NO_MAGNITUDE,
@@ -84,7 +84,7 @@ def storage(cells: Sequence[CompressionCell], tolerance: float) -> Recommendatio
     verdict = {True: DO, False: NO_BENEFIT, None: NOT_ENOUGH}[fits]
     return Recommendation(
         name="storage",
-        action="Store smaller vectors",
+        action="Smaller vectors",
         verdict=verdict,
         choice=str(cell) if verdict == DO else f"keep all {full}",
         reason=reason,

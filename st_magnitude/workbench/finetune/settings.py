@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from st_magnitude._checks import InputError, positive
+from st_magnitude._checks import InputError, did_you_mean, positive
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.workbench._config import (
     Bf16,
@@ -17,7 +17,6 @@ from st_magnitude.workbench._config import (
     Option,
     Prompts,
     check_ranges,
-    did_you_mean,
     numbers,
     whole_numbers,
 )

@@ -127,7 +127,6 @@ def train(
     """
     config = config or TrainConfig()
     output = Path(output)
-    splits = load_splits(data)
     is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
     with locked_folder(output), ExitStack() as stack:
         name = model if isinstance(model, str) else None
@@ -141,7 +140,7 @@ def train(
         score_by_cosine(model, say)
         stack.enter_context(remembered_tokens(model))
         exam = Exam.of(
-            splits,
+            load_splits(data),
             model,
             *also,
             train=config.split,

@@ -3,13 +3,14 @@
 import json
 import re
 import signal
-import subprocess
-import sys
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from _cli import invoke
-from _processes import TWO_RANKS, python
+from _processes import TWO_RANKS, closed, forked, full_disk, nobody, python
 from _tiny import load_transformer, save_transformer
 from conftest import save_splits
 from sentence_transformers import SentenceTransformer
@@ -49,29 +50,27 @@ def test_a_process_keeps_stdout_for_the_figures(place):
     done = python(*arguments, cwd=place)
     assert json.loads(done.stdout)["steps"] == 2
     assert "%|" not in done.stderr  # no progress bars where there is no terminal
-    refused = python(*COMMAND, "compress", "nowhere", "--data", "data", code=2, cwd=place)
+    refused = forked(*COMMAND, "compress", "nowhere", "--data", "data", code=2, cwd=place)
     assert refused.stdout == ""
     assert "'nowhere'" in refused.stderr
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("arguments", "streams", "code", "said"),
     [
-        ("{} | true", 141, ""),
-        ("{} --json | true", 141, ""),
-        ("{} --json > /dev/full", 2, "Error: No space left on device, where stdout"),
-        ("{} >&-", 0, ""),
-        ("{} 2>&-", 0, ""),
-        ("{} --data none 2>&-", 2, ""),
-        ("{} --help > /dev/full", 2, "Error: No space left on device, where stdout"),
+        ("", {"stdout": nobody}, 141, ""),
+        ("--json", {"stdout": nobody}, 141, ""),
+        ("--json", {"stdout": full_disk}, 2, "Error: No space left on device, where stdout"),
+        ("", {"stdout": closed}, 0, ""),
+        ("", {"stderr": closed}, 0, ""),
+        ("--data none", {"stderr": closed}, 2, ""),
+        ("--help", {"stdout": full_disk}, 2, "Error: No space left on device, where stdout"),
     ],
 )
-def test_output_that_nobody_takes(place, command, code, said):
+def test_output_that_nobody_takes(place, arguments, streams, code, said):
     load_transformer(place / "plain").save_pretrained(str(place / "model-raw"))
-    calibrate = f"{sys.executable} -m st_magnitude calibrate model-raw --data data"
-    shell = ["bash", "-c", command.format(calibrate) + "; exit ${PIPESTATUS[0]}"]
-    done = subprocess.run(shell, cwd=place, text=True, capture_output=True, check=False)
-    assert done.returncode == code
+    calibrate = (*COMMAND, "calibrate", "model-raw", "--data", "data", *arguments.split())
+    done = forked(*calibrate, code=code, cwd=place, **streams)
     assert said in done.stderr
     assert not re.search("Traceback|Broken|Exception", done.stderr)
 
@@ -111,7 +110,7 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
     """Resumed after SIGKILL, or on a disk that was full, the weights are those of a whole run."""
     output = ("--output", tmp_path / "died")
     code = -signal.SIGKILL if fault == "killed" else 2
-    died = python("-c", DYING, fault, *LONG, *output, code=code, cwd=inside)
+    died = forked("-c", DYING, fault, *LONG, *output, code=code, cwd=inside)
     if fault == "disk full":
         assert "checkpoint with --resume" in " ".join(died.stderr.split())
         assert "Traceback" not in died.stderr
@@ -159,6 +158,16 @@ app()
 """
 
 
+def on_two_ranks(*arguments, **options):
+    """What torchrun starts, by forks."""
+    with socket.create_server(("localhost", 0)) as server:
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.getsockname()[1])}
+    ranks = [place | {"RANK": x, "LOCAL_RANK": x, "WORLD_SIZE": "2"} for x in "01"]
+    with ThreadPoolExecutor(2) as pool:
+        run = partial(forked, *arguments, **options)
+        return list(pool.map(lambda rank: run(environment=rank), ranks))
+
+
 def assert_gloo_has_ended(done):
     """A thread of gloo that runs into the interpreter's end may abort the process."""
     threads = re.findall("threads: .*", done.stderr)
@@ -175,12 +184,12 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     assert record["processes"] == 2
     assert record["gather_across_devices"] is True
 
-    (place / "dying.py").write_text(DYING)
-    dying = (*TWO_RANKS, "dying.py", "killed", *RANKS, "--output", "killed")
-    died = python(*dying, code=None, cwd=place)
-    assert died.returncode != 0
+    killed = (*RANKS, "--output", "killed")
+    died = on_two_ranks("-c", DYING, "killed", *killed, code=None, cwd=place)
+    assert died[0].returncode > 0
+    assert died[1].returncode == -signal.SIGKILL
     assert (place / "killed" / WORK / "checkpoint-4").exists()
     assert not (place / "killed" / "modules.json").exists()
-    python(*TWO_RANKS, *COMMAND, *RANKS, "--output", "killed", "--resume", cwd=place)
+    on_two_ranks(*COMMAND, *killed, "--resume", cwd=place)
     expected, found = (stm.load(place / name, device="cpu") for name in ("ranks", "killed"))
     torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)

@@ -3,14 +3,11 @@
 import io
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from _cli import figures, invoke, refusal
-from _processes import python
+from _processes import closed, forked, python
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from test_cli import COMMANDS
@@ -104,14 +101,10 @@ def test_a_question_of_other_bytes_is_asked(place, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("redirect", ["<&-", "</dev/null", "0<&- 2>&-"])
-def test_nobody_asks(place, redirect):
-    line = f"{sys.executable} -m st_magnitude search model --data data {redirect}"
-    environment = os.environ | {"LC_ALL": "C", "COLUMNS": "40"}
-    done = subprocess.run(
-        line, shell=True, cwd=place, capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("streams", [{"stdin": closed}, {}, {"stdin": closed, "stderr": closed}])
+def test_nobody_asks(place, streams):
+    arguments = ("-m", "st_magnitude", "search", "model", "--data", "data")
+    done = forked(*arguments, cwd=place, environment={"COLUMNS": "40"}, **streams)
     assert "Nobody asked a question" in done.stdout
 
 

@@ -238,12 +238,13 @@ def test_resume_refuses_other_settings(unfinished, tmp_path, changed, difference
 
 
 def test_nothing_is_overwritten(place):
+    with locked_folder(place["output"]):
+        assert "Another process" in refusal("train", **place)
     fit(place, max_steps=2, save_steps=1)
     assert not (place["output"] / WORK).exists()  # of a run that has finished
     before = {path: path.read_bytes() for path in place["output"].rglob("*") if path.is_file()}
-    with locked_folder(place["output"]):
-        assert "Another process" in refusal("train", **place)
-    assert "already holds a trained model" in refusal("train", **place)
+    for data in (place["data"], "absent.csv"):  # before the data are read
+        assert "is not empty" in refusal("train", **place | {"data": data})
     assert {path: path.read_bytes() for path in before} == before
 
 

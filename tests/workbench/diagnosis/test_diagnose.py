@@ -139,7 +139,7 @@ def test_command(data_folder, static_path, tmp_path):
     assert "| IsoScore |" in (target / "diagnosis.md").read_text()
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 20
-    assert "Score with document exponent" in (tmp_path / "report.html").read_text()
+    assert "Document exponent" in (tmp_path / "report.html").read_text()
     assert (saved["seed"], saved["min_gain"]) == (3, 0.02)
 
 

@@ -73,7 +73,7 @@ def test_text_json_and_tables():
     shown = "\n".join(map(str, [short, *found.measurements]))
     assert max(map(len, shown.splitlines())) <= 80
     assert "scored by cosine (recommended: exponents 1 and" in short
-    assert short.index("\n[do] Score with document exponent") < short.rindex("\n[")
+    assert short.index("\n[do] Document exponent") < short.rindex("\n[")
     assert "nan" not in shown
     back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert back["documents"]["values"] == found.documents.values.tolist()
