@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import importlib.metadata
 import json
 import logging
 import os
@@ -15,8 +16,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
+import accelerate.utils.memory
 import pytest
+import sentence_transformers.util.environment
 import torch
 import typer.testing
 import yaml
@@ -118,10 +122,15 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Iterator[None]:
-    """The template of model cards and the command line, and not at every use; YAML in C."""
+    """The template of model cards, the command line and what is said of packages, and not at every
+    use; YAML in C. accelerate collects garbage before each training, and Python does by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
         patch.setattr(Environment, "compile", functools.lru_cache(Environment.compile))
+        known = functools.cache(importlib.metadata.metadata)
+        for module in (importlib.metadata, sentence_transformers.util.environment):
+            patch.setattr(module, "metadata", known)
+        patch.setattr(accelerate.utils.memory, "gc", SimpleNamespace(collect=int))
         if yaml.__with_libyaml__:
             patch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
             dump = functools.partial(repocard_data.yaml_dump, Dumper=yaml.CDumper)
@@ -133,7 +142,7 @@ def _made_once() -> Iterator[None]:
 def _seeded() -> Iterator[None]:
     """The same random numbers in every test, whichever others run."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # manual_seed notes its caller for each device
         yield
 
 
@@ -144,7 +153,8 @@ def _levels_of_loggers() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:
+            logger.setLevel(level)  # which clears what all loggers have cached
 
 
 @pytest.fixture(scope="session")
