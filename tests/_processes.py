@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +15,9 @@ from types import ModuleType, SimpleNamespace
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 PATIENCE = 600  # seconds
 
-# the one that forks has imported what takes most of a program's time, and nothing of ours
+STREAMS = ("stdin", "stdout", "stderr")
+
+# The process that forks has imported what takes most of a program's time, and nothing of ours.
 _FORKS = get_context("forkserver" if os.name == "posix" else "spawn")
 _FORKS.set_forkserver_preload(["sentence_transformers"])
 
@@ -46,61 +49,47 @@ def full_disk():
 
 
 def closed():
-    return -1
+    return None
 
 
 def forked(*arguments, code=0, environment=None, cwd=".", **streams):
-    """`python` in a tenth of the time, by a fork that has sentence-transformers already: with what
-    that reads as it is imported, such as tqdm's variables. A stream is one of the functions above;
-    by default stdin is empty, and the others are returned."""
+    """`python` in a tenth of the time: a fork of a process that has imported sentence-transformers.
+    Variables that are read at this import, such as tqdm's, have no effect.
+
+    A stream can be one of the functions above. By default stdin is empty, and stdout and stderr are
+    those of the result."""
     with tempfile.TemporaryDirectory() as folder:
-        given = (list(map(str, arguments)), str(cwd), environment or {}, streams, folder)
-        process = _FORKS.Process(target=_program, args=given)
+        files = {name: Path(folder, name) for name in STREAMS}
+        for file in files.values():
+            file.touch()
+        opened = {name: partial(os.open, file, os.O_RDWR) for name, file in files.items()} | streams
+        words = list(map(str, arguments))
+        variables = {"OMP_NUM_THREADS": "1"} | (environment or {})
+        process = _FORKS.Process(target=_program, args=(words, str(cwd), variables, opened))
         process.start()
         process.join(PATIENCE)
         process.kill()
-        texts = {
-            name: path.read_text() if (path := Path(folder, name)).exists() else ""
-            for name in ("stdout", "stderr")
-        }
-    done = SimpleNamespace(returncode=process.exitcode, **texts)
-    assert code is None or done.returncode == code, done.stdout[-2000:] + done.stderr[-5000:]
-    return done
+        stdout, stderr = (files[name].read_text() for name in ("stdout", "stderr"))
+    assert code is None or process.exitcode == code, stdout[-2000:] + stderr[-5000:]
+    return SimpleNamespace(returncode=process.exitcode, stdout=stdout, stderr=stderr)
 
 
-def _program(arguments, cwd, environment, streams, folder):
+def _program(arguments, cwd, variables, opened):
     """Runs ``-c CODE``, ``-m MODULE`` or a script, and ends the process as Python does."""
     os.chdir(cwd)
-    os.environ.update({"OMP_NUM_THREADS": "1"} | environment)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        path, mode = (os.path.join(folder, name), "w") if number else (os.devnull, "r")
-        opened = streams[name]() if name in streams else os.open(path, os.O_RDWR | os.O_CREAT)
-        if opened < 0:
-            os.close(number)
-        else:
-            os.dup2(opened, number)
-        text = None if opened < 0 else os.fdopen(number, mode, encoding="utf-8", closefd=False)
-        setattr(sys, name, text)
-    kind, *rest = arguments
-    is_script = kind not in ("-c", "-m")
-    sys.argv = arguments if is_script else [kind, *rest[1:]]
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [str(Path(kind).parent.resolve()) if is_script else cwd, *filter(None, paths)]
-    status = 0
+    os.environ.update(variables)
+    for number, name in enumerate(STREAMS):
+        _redirect(number, name, opened[name]())
     try:
-        if kind == "-c":
-            sys.modules["__main__"] = main = ModuleType("__main__")
-            exec(compile(rest[0], "<string>", "exec"), vars(main))
-        elif kind == "-m":
-            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(kind, run_name="__main__")
+        _run(*arguments)
+        status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+        status = end.code
     except BaseException:
         traceback.print_exc()
+        status = 1
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
         status = 1
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -108,4 +97,32 @@ def _program(arguments, cwd, environment, streams, folder):
             stream.flush()
         except OSError:
             status = 120
-    os._exit(status)
+    os._exit(status or 0)
+
+
+def _redirect(number, name, opened):
+    """Makes an open file, or None, a standard stream of this process."""
+    if opened is None:
+        os.close(number)
+        setattr(sys, name, None)
+        return
+    os.dup2(opened, number)
+    mode = "w" if number else "r"
+    setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
+def _run(kind, *rest):
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if kind == "-c":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = [kind, *rest[1:]]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    elif kind == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = [kind, *rest[1:]]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(kind).parent))
+        sys.argv = [kind, *rest]
+        runpy.run_path(kind, run_name="__main__")

@@ -111,19 +111,20 @@ def save_splits(folder: Path, *splits: str) -> Path:
 
 
 def pytest_collection_modifyitems(items):
-    """The longest tests first, so that at the end no process waits for another one."""
+    """The longest tests first: at the end no process waits long for another one."""
     items.sort(key=lambda item: item.path.name not in ("test_examples.py", "test_tutorial.py"))
 
 
 def pytest_collection_finish():
-    """A training calls gc.collect, which need not look through all that was imported."""
+    """The garbage collector need not look through all that was imported."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Iterator[None]:
-    """The template of model cards, the command line and what is said of packages, and not at every
-    use; YAML in C. accelerate collects garbage before each training, and Python does by itself."""
+    """The template of model cards, the command line and the metadata of packages are made once, and
+    not at every use. YAML is read in C. Garbage is left to Python, and not collected before each
+    training by accelerate."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
         patch.setattr(Environment, "compile", functools.lru_cache(Environment.compile))

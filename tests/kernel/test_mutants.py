@@ -104,9 +104,9 @@ def check() -> None:
     terms = (*test_infonce.MANY, Term(2, 0.35))  # the exponential is the square of another
     test_infonce.test_hardness_weighs_negatives((0.3, 0.8), terms, test_infonce.IDS)
     direction = test_infonce.DIRECTIONS[1]
-    for rule in ("nothing", "spares", "all"):
-        case = (0.3, 0.8), direction, test_infonce.RULES[rule]
-        test_infonce.test_equals_the_definition(test_infonce.MANY, *case)
+    for name in ("nothing", "spares", "all"):
+        rule = test_infonce.RULES[name]
+        test_infonce.test_equals_the_definition(test_infonce.MANY, (0.3, 0.8), direction, rule)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude._files import refuse_foreign
+from st_magnitude._files import refuse_foreign, refuse_used_folder
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -20,7 +20,7 @@ from st_magnitude.workbench.commands.core import (
     say,
     tell_names,
 )
-from st_magnitude.workbench.comparison.config import CompareConfig
+from st_magnitude.workbench.comparison.config import PROGRESS, CompareConfig
 
 
 @command
@@ -42,6 +42,8 @@ def compare(
     """
     if report is not None:
         refuse_foreign(report)
+    if not (output / PROGRESS).exists():  # before the data are read
+        refuse_used_folder(output)
     splits = source.splits()
     say(f"{settings.split}: {splits[settings.split]}")
     source.tell(splits)

@@ -48,7 +48,7 @@ def train(
     """
     if report is not None:
         refuse_foreign(report)
-    if not is_moving(output):  # train refuses more, but reads the data before
+    if not is_moving(output):  # before the data are read
         refuse_used_folder(output)
     splits = source.splits()
     source.tell(splits)

@@ -18,7 +18,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
-from st_magnitude._files import locked_folder, moved_in, written
+from st_magnitude._files import locked_folder, moved_in, refuse_used_folder, written
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
@@ -26,7 +26,7 @@ from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.training.run_folder import refuse_others
 from st_magnitude.workbench.choice import System, short_names
-from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
+from st_magnitude.workbench.comparison.config import PROGRESS, Candidate, CompareConfig, seconds_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.files.pairs import Data, load_splits
@@ -36,7 +36,6 @@ from st_magnitude.workbench.verdict import BEFORE, Verdict
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
-PROGRESS = "progress.json"
 FEWEST = 2  # candidates that a budget is to hold
 FEWEST_STEPS = 10
 MARGIN = 1.2  # of a budget, over the time that trainings took
@@ -129,8 +128,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     """Measures the pretrained model, or reads what an earlier call measured."""
     file = output / PROGRESS
     if not file.exists():
-        if any(not path.name.startswith(".") for path in output.iterdir()):
-            raise FileExistsError(f"{output} is not empty; choose another folder.")
+        refuse_used_folder(output)
         return _Progress(settings, encode(trials.base, trials.dev).search(10).mean)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))

@@ -140,6 +140,21 @@ def test_no_option_takes_an_empty_text_or_other_bytes(name, tmp_path, monkeypatc
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("name", ["train", "compare", "calibrate"])
+def test_a_used_output_is_refused_before_the_data_are_read(tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()
+    model = ["model"] if name == "calibrate" else []
+    said = refusal(name, *model, data="absent.csv", output=tmp_path / "out")
+    assert "is not empty; choose another folder" in said
+
+
+def test_the_commands_with_an_output_are_walked():
+    """`diagnose` and `mteb` write into a folder that has other files."""
+    named = {name for name, one in COMMANDS.items() if any(x.name == "output" for x in one.params)}
+    assert named == {"train", "compare", "calibrate", "diagnose", "mteb"}
+
+
 @pytest.mark.parametrize("place_of", ["a file/out", "a file"])
 def test_an_output_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch, place_of):
     (tmp_path / "a file").touch()
