@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -20,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, did_you_mean, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
-from st_magnitude.data.memory import MEMORY, read_by, recall, save_memory
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
@@ -51,9 +49,7 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     :func:`st_magnitude.load`, or round the exponent before, as
     :func:`~st_magnitude.calibrate_exponent` says. An adapter (LoRA) is merged in a copy;
     ``model.save_pretrained`` saves it as such. The model card says how to index. What was written
-    is loaded again, and has to embed a few texts as the model does. The hashes of the training
-    texts, which ``model.save_pretrained`` writes as well, stay behind, so measurements of the saved
-    model cannot leave out what it has read.
+    is loaded again, and has to embed a few texts as the model does.
 
     Args:
         model: The trained SentenceTransformer.
@@ -77,9 +73,6 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):
         write_model(model, folder)
-        shutil.rmtree(folder / Path(MEMORY).parts[0], ignore_errors=True)
-    if number := len(read_by(model)):
-        logger.info(f"{path} has no hashes of the {number:,} texts that the model has read.")
     return path
 
 
@@ -96,7 +89,6 @@ def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
             raise OSError(f"{type(error).__name__}: {error}") from error
         if isinstance(model[-1], ExponentNorm):
             _refer_to_package(folder)
-        save_memory(model, folder)
         complete_card(folder / "README.md", plain)
         del plain  # room for the copy that is loaded
         check_saved(model, folder, texts)
@@ -136,7 +128,6 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, OURS, **kwargs)
-    recall(model, path)
     _refuse_unreadable(model, path)
     warn_of_unused_prompt(model)
     return model

@@ -48,8 +48,8 @@ def compare(
     say(f"{settings.split}: {splits[settings.split]}")
     source.tell(splits)
     tell_names(also)
-    from st_magnitude.data.memory import notice
     from st_magnitude.workbench.comparison.compare import compare as run
+    from st_magnitude.workbench.memory import notice
 
     result = run(model, splits, output, settings, also=also or (), say=say)
     typer.echo(f"\n{result}")

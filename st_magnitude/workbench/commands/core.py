@@ -147,21 +147,22 @@ class Judged(KnownData):
     max_length: MaxLength = None
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
-        """The model, and the split to measure on with its name: see `Splits.unread`."""
+        """The model, and the split to measure on with its name: see `unread_split`."""
         splits[self.split]  # before the model is loaded
         from st_magnitude.saving.export import limit_length, load
+        from st_magnitude.workbench.memory import unread_split
 
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
         self.tell(splits)
-        split, data = splits.unread(self.split, encoder)
+        split, data = unread_split(splits, self.split, model)
         say(f"{split}: {data}")
         return encoder, split, data
 
     @property
     def encode(self) -> dict[str, int | bool]:
-        """Options of `RetrievalData.encode`."""
+        """Options of `st_magnitude.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
 
 

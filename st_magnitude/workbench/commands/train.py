@@ -70,7 +70,7 @@ def train(
 
 def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[str, object]:
     """Says how good the model is and where it was saved, and returns the figures."""
-    from st_magnitude.data.memory import notice
+    from st_magnitude.workbench.memory import notice
 
     verdict = trained.verdict
     figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}

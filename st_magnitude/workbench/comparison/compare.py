@@ -82,17 +82,18 @@ def compare(
     if (output / "compare.json").exists():
         _clean_up(output)  # a process may have been killed before it did
         raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
+    name = model if isinstance(model, str) else None
     base = load(model) if isinstance(model, str) else copy(model)
     with reading(base, config.max_length):
         pass  # it refuses models and lengths that do not fit
     score_by_cosine(base, say)
-    exam = exam_of(load_splits(data), [base, *also], config)
+    exam = exam_of(load_splits(data), base, [*filter(None, [name]), *also], config)
     for note in exam.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key != "budget"}
-    settings["model"] = model if isinstance(model, str) else None
+    settings["model"] = name
     settings["also"] = list(also)
-    trials = Trials(base, exam, config)
+    trials = Trials(base, exam, config, name)
     settings["data"] = [data.digest for data in (exam.train, trials.dev, trials.test)]
     try:
         with locked_folder(output), remembered_tokens(base):
@@ -108,7 +109,7 @@ def compare(
             if not progress.entries:
                 progress.steps = run.plan(measured)
             trials.steps = progress.steps
-            return run.finish(model if isinstance(model, str) else model_name(base))
+            return run.finish(name or model_name(base))
     except KeyboardInterrupt:
         message = f"Stopped. Give the same command again to continue with {output}."
         raise KeyboardInterrupt(message) from None

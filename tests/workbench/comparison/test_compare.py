@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
 from st_magnitude.workbench.choice import Decision
@@ -37,7 +38,7 @@ QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in C
 SMALL = CompareConfig(
     max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
 )
-NOVICE = bag(["a"])  # which has read nothing
+NOVICE = bag(["a"])
 
 
 def part(first: int, step: int = 3) -> RetrievalData:
@@ -93,7 +94,7 @@ def test_settings_are_checked(settings, message):
 
 
 def exam(data, config):
-    found = exam_of(stm.load_splits(data), [NOVICE], config)
+    found = exam_of(stm.load_splits(data), NOVICE, (), config)
     assert not found.folds
     return found
 
@@ -150,7 +151,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert trials.dev.encode(model).search(10).mean == pytest.approx(whole[27], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
@@ -172,9 +173,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert trials.dev.encode(model).search(10).mean == pytest.approx(curve[6], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert trials.dev.encode(model).search(10).mean != pytest.approx(curve[6], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -215,7 +216,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     output, figures = finished
     test = figures["test"]
     for path, ndcg in ((output / "model", test["saved"]["ndcg"]), (model_path, test["pretrained"])):
-        found = part(2).encode(stm.load(str(path))).search(10).mean
+        found = stm.encode(stm.load(str(path)), part(2)).search(10).mean
         assert found == pytest.approx(ndcg, abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']}, cosine (saved) | {test['saved']['ndcg']:.4f} |"
@@ -349,7 +350,7 @@ def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, m
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
+    monkeypatch.setattr(EncodedTask, "search", lambda *_, **__: pytest.fail("it has searched"))
     with pytest.raises(ValueError, match="reads texts of any number of tokens"):
         stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -401,7 +402,7 @@ def test_each_cosine_that_dev_does_not_tell_from_the_best_is_a_control(
         model = stm.load(model_path)
         if (entry.candidate.loss, entry.candidate.temperature) == ("cosine", 0.05):
             model[0].embedding.weight.data[:, 2:] = 0
-        return self.test.encode(model, even_read=True).search(100)
+        return stm.encode(model, self.test).search(100)
 
     monkeypatch.setattr(Trials, "train", fixed)
     monkeypatch.setattr(Trials, "judge", judged)
