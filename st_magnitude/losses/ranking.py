@@ -364,9 +364,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.check_dims(self.terms)
         if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
-                f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
-                " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
-                " Leave mini_batch_size out."
+                "mini_batch_size turns on gradient caching, which a model that looks embeddings up"
+                " in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
             )
 
     @property

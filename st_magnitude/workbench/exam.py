@@ -115,7 +115,7 @@ def _in_folds(
     """The queries that no model has read, and their folds, if there are any."""
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if wanted and not is_alone:
-        raise InputError(f"folds={wanted} train one after another: start one process.")
+        raise InputError(f"{wanted} folds train one after another: start one process.")
     is_table = has_static_embedding_input(model)
     if wanted == 0 or not is_alone or (wanted is None and not is_table):
         return data, []
@@ -126,8 +126,8 @@ def _in_folds(
     number = wanted or DEFAULT_FOLDS
     if not 2 <= number <= different:
         raise InputError(
-            f"folds={number}: at least 2, and at most the number of different queries with an"
-            f" answer that the model was not trained on, which are {different:,}."
+            f"folds is {number}; give at least 2, and at most the number of different queries with"
+            f" an answer that the model was not trained on, which are {different:,}."
         )
     return data, folds_of(data, number, seed)
 

@@ -178,7 +178,7 @@ def test_own_documents_are_not_found(monkeypatch, tiles):
     monkeypatch.setattr(task_module, "TILE_WIDTH", tiles)
     task = encoded()
     own = torch.randint(-1, 41, (23,))
-    monkeypatch.setattr(RetrievalData, "own_columns", lambda data, queries: own)
+    monkeypatch.setattr(RetrievalData, "own_columns", lambda data, queries: own.numpy())
     left_out = task.search(41).columns
     scores = task.scores(own.clamp(min=0)[:, None])
     assert torch.equal(scores[:, 0].isinf(), own >= 0)

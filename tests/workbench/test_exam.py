@@ -104,7 +104,7 @@ def test_what_a_model_has_read_judges_nothing(tmp_path):
 
 @pytest.mark.parametrize("folds", [1, NUMBER + 1])
 def test_folds_that_cannot_be_made(folds, monkeypatch):
-    with pytest.raises(ValueError, match=f"folds={folds}: at least 2, .* which are 20"):
+    with pytest.raises(ValueError, match=f"folds is {folds}; give at least 2, .* which are 20"):
         Exam.of(splits_of("train"), encoder(), folds=folds)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="start one process"):

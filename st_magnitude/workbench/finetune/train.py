@@ -23,6 +23,7 @@ from st_magnitude.losses.named import LOSSES
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
+from st_magnitude.saving.find import refuse_missing
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
@@ -138,6 +139,7 @@ def train(
             pass  # it refuses models and lengths that do not fit
         refuse_frozen(model)
         score_by_cosine(model, say)
+        refuse_missing(*also)
         stack.enter_context(remembered_tokens(model))
         exam = Exam.of(
             load_splits(data),
@@ -199,10 +201,10 @@ def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
     has_negatives = len(rows.column_names) > 2 and never_relevant
     if LOSSES[loss].keeps_norms and not has_negatives:
         logger.warning(
-            f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
-            "is judged 0 and answers no query, from which norms learn what is never relevant. Add "
-            "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
-            "loss='cosine'."
+            f"The loss {loss} keeps the norms of documents, but no training row has a negative that"
+            " is judged 0 and answers no query, from which norms learn what is never relevant. Add"
+            " such judgments, best of documents that resemble the queries (docs/norms.md), or take"
+            " the loss cosine."
         )
 
 
@@ -227,8 +229,8 @@ def _save_unless_worse(
     model = trained.trainer.model
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
-            f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
-            " keep_anyway=True save its model."
+            f"Nothing was saved to {output}. The last checkpoint remains: --resume"
+            " --keep-anyway (in Python resume=True, keep_anyway=True) saves its model."
         )
         return trained
     figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}

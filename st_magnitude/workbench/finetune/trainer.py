@@ -269,8 +269,8 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
         )
     if size > most and arguments.process_index == 0:
         logger.warning(
-            f"batch_size={size:,} is more than the {rows:,} training pairs fill: every step takes"
-            f" {most:,} pairs on each process, and an epoch is one step."
+            f"The batch size of {size:,} is more than the {rows:,} training pairs fill: every step"
+            f" takes {most:,} pairs on each process, and an epoch is one step."
         )
     arguments.per_device_train_batch_size = min(size, most)
 
