@@ -6,8 +6,6 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-
 from st_magnitude._checks import INSTALL, InputError, MissingPackage, did_you_mean
 
 TABLE = "wordllama"
@@ -53,6 +51,8 @@ def not_found(what: str, path: str, error: Exception) -> OSError:
 
 
 def _refuse_unknown(name: str) -> None:
+    from huggingface_hub import hf_hub_download  # which other names do not need
+
     for file in FILES:
         try:
             hf_hub_download(name, file)

@@ -26,6 +26,7 @@ from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
+from st_magnitude.workbench.finetune.train import train
 from st_magnitude.workbench.verdict import Scored, Verdict
 
 THINGS = (
@@ -318,6 +319,9 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
     monkeypatch.setattr(EncodedTask, "search", lambda *_, **__: pytest.fail("it has searched"))
     with pytest.raises(ValueError, match="reads texts of any number of tokens"):
         stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
+    for run in (stm.compare, train):
+        with pytest.raises(OSError, match="There is no model at 'no/such'"):
+            run(model_path, "absent.csv", tmp_path / "out", also=["no/such"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one process"):
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
