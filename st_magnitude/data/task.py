@@ -76,7 +76,7 @@ class EncodedTask:
             ValueError: If a document has no log p, or one that is not finite.
 
         Example:
-                >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b"}, {"q": {"d1"}})
+            >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b"}, {"q": {"d1"}})
             >>> one = torch.ones(1, 1)
             >>> task = EncodedTask(data, ["q"], one, one.repeat(2, 1), Similarity.named("dot"))
             >>> task.with_prior({"d1": -2.0, "d2": -0.5}, weight=0.5).search()["q"]
@@ -258,7 +258,7 @@ def encode(
         1.0
     """
     similarity = scoring_of(model, similarity, before_normalize=before_normalize)
-    asked = data.query_ids if only is None else [q for q in only if q in data.queries]
+    asked = list(data.query_ids if only is None else only)
     prompts = {"prompt": query_prompt, "prompt_name": query_prompt_name}
     queries = [data.queries[query] for query in asked]
     q = encode_raw(model, queries, "query", not before_normalize, **prompts, **encode)
@@ -276,7 +276,7 @@ def encode(
                 " model are damaged, it knows no word of the texts, or its training has collapsed."
                 " Take another model."
             )
-    return EncodedTask(data, list(asked), q, d, similarity)
+    return EncodedTask(data, asked, q, d, similarity)
 
 
 def check_finite(embeddings: Tensor, role: str, ids: Sequence[str] | None = None) -> None:
