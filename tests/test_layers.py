@@ -20,8 +20,9 @@ PLUGIN = (
     ("clip", "revela", "evaluation", "mteb"),
 )
 WORKBENCH = (
-    ("_config", "report", "files", "folds", "options", "choice"),
-    ("calibration", "verdict", "exam", "searcher"),
+    ("_config", "files"),
+    ("judging",),
+    ("calibration", "report", "searcher"),
     ("diagnosis", "serving", "finetune"),
     ("comparison",),
     ("commands",),

@@ -40,7 +40,7 @@ def mteb(
         for task in tasks
     ]
     from st_magnitude.mteb import evaluate
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, **encode).task_results

@@ -25,14 +25,14 @@ from st_magnitude.saving.export import load
 from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.training.run_folder import refuse_others
-from st_magnitude.workbench.choice import System, short_names
 from st_magnitude.workbench.comparison.config import PROGRESS, Candidate, CompareConfig, seconds_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.files.pairs import Data, load_splits
-from st_magnitude.workbench.finetune.held_out import controls, encode
 from st_magnitude.workbench.finetune.trainer import reading
-from st_magnitude.workbench.verdict import BEFORE, Verdict
+from st_magnitude.workbench.judging.choice import System, short_names
+from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
+from st_magnitude.workbench.judging.verdict import BEFORE, Verdict, verdict_of
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
@@ -100,11 +100,12 @@ def compare(
             progress = _begin(trials, output, json.loads(json.dumps(settings)))
             measured = time.perf_counter() - began
             start = time.perf_counter()
-            tasks = {BEFORE: encode(base, trials.test)}
+            before = search(Contestant(BEFORE, base), exam)
             seconds = time.perf_counter() - start
-            tasks |= {of: encode(load(path), trials.test) for of, path in short_names(also).items()}
-            verdict_on = controls(exam, tasks, config.seed)
-            run = _Run(trials, output, progress, verdict_on, seconds, began, say)
+            others = [
+                search(Contestant(of, load(path)), exam) for of, path in short_names(also).items()
+            ]
+            run = _Run(trials, output, progress, before, others, seconds, began, say)
             if not progress.entries:
                 progress.steps = run.plan(measured)
             trials.steps = progress.steps
@@ -129,7 +130,7 @@ def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progre
     file = output / PROGRESS
     if not file.exists():
         refuse_used_folder(output)
-        return _Progress(settings, encode(trials.base, trials.dev).search(10).mean)
+        return _Progress(settings, task_of(trials.base, trials.dev).search(10).mean)
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         rows = known.pop("entries")
@@ -148,7 +149,8 @@ class _Run:
     trials: Trials
     output: Path
     progress: _Progress
-    verdict_on: Callable[..., Verdict]  # of `controls`
+    before: System  # the pretrained model
+    others: list[System]  # other models to weigh
     seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
@@ -350,9 +352,16 @@ class _Run:
         if over_cosine is not None and not over_cosine.is_better:
             winner = controls[0]
         after = found.pop(winner.name)
-        verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
-        folds = len(self.trials.exam.folds)
-        return replace(verdict, folds=folds, split="test"), over_cosine, control
+        verdict = verdict_of(
+            self.trials.exam,
+            self.before,
+            after,
+            self.others,
+            shown=[*found.values()],
+            seed=self.trials.config.seed,
+            decides=decides,
+        )
+        return verdict, over_cosine, control
 
     def _search(self, entry: Entry) -> System:
         ranking = self.trials.judge(entry, self.folder(entry.candidate))

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude.evaluation import bm25_run
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.choice import Decision, Fusion
+from st_magnitude.workbench.judging.choice import Decision, Fusion
 
 COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
 THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]

@@ -20,12 +20,12 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.choice import Decision
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
-from st_magnitude.workbench.verdict import Scored, Verdict
+from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.verdict import Scored, Verdict
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -431,7 +431,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
     scored = Scored(1.0, 0.5, over_pretrained)
-    test = Verdict(300, 0.5, scored, None, scored, None, over_bm25=over_bm25, split="test")
+    test = Verdict((), scored, "300 test queries", over_bm25=over_bm25)
     return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
 
 

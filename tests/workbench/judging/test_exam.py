@@ -8,7 +8,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 import st_magnitude as stm
 from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.judging.exam import Exam
 
 NUMBER = 20
 CORPUS = {
