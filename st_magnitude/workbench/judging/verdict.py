@@ -31,10 +31,10 @@ BEFORE = "the pretrained model"
 AFTER = "the trained model"
 
 FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
-NONE = Controls({})
 FEWEST = 10  # different queries that can decide what to deploy
 LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
+NONE = Controls({})
 
 
 def scoring_name(exponent: float) -> str:

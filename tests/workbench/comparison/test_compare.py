@@ -322,7 +322,7 @@ def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
     trials.exam = SimpleNamespace(folds=())
     trials.seconds_per_step = lambda _: pace
     said, now = [], time.perf_counter()
-    run = compare_module._Run(trials, tmp_path, progress, None, 0.0, now, said.append)
+    run = compare_module._Run(trials, tmp_path, progress, None, [], 0.0, now, said.append)
     assert run.plan(0.0) == pytest.approx(steps, abs=1)
     assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
 
