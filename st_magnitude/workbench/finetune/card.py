@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.workbench.judging.exam import Exam
 
@@ -30,8 +30,7 @@ def card_figures(
     if task is None:
         texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
         sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
-        # norms and directions judge nothing
-        task = sample.encode(model, "cosine", before_normalize=True, only=texts, even_read=True)
+        task = encode(model, sample, "cosine", before_normalize=True, only=texts)
         sides = {"document": task.documents, "query": task.queries}
     else:
         sides = {"document": task.documents[drawn], "query": task.queries[asked]}

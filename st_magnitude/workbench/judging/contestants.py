@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode
 from st_magnitude.evaluation.lexical import LARGE
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
@@ -97,5 +97,5 @@ def task_of(
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
     known = None if other is None or other.data.corpus != data.corpus else other.documents
-    task = data.encode(model, before_normalize=before, show_progress_bar=shows, known=known)
+    task = encode(model, data, before_normalize=before, show_progress_bar=shows, known=known)
     return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
