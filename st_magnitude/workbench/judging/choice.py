@@ -228,6 +228,7 @@ class Decision:
             known["how"] = how if isinstance(how, str) else Fusion(**how)
             for name in ("lead", "over_rival"):
                 known[name] = Difference(**known[name]) if known.get(name) else None
+            known.pop("beats_over", None)  # of older folders
             return cls(**known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error
