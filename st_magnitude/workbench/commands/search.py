@@ -151,7 +151,7 @@ def _hits(searcher: Searcher, found: Ranking) -> list[Hit]:
 
 def _compared(searcher: Searcher, found: Ranking) -> str:
     """A sentence on the best score next to those of questions that have an answer."""
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     best = searcher.usual
     if found.columns[0, 0] < 0:
