@@ -35,7 +35,6 @@ from st_magnitude.workbench.judging.verdict import BEFORE, Verdict, verdict_of
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
-FEWEST = 2  # candidates that a budget is to hold
 FEWEST_STEPS = 10
 MARGIN = 1.2  # of a budget, over the time that trainings took
 
@@ -115,8 +114,8 @@ class _Run:
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
     def plan(self, measuring: float) -> int | None:
-        """The steps of a candidate with which the budget holds `FEWEST` candidates, their second
-        seeds and the test; None if those of the settings fit.
+        """The steps of a candidate with which the budget holds one of each loss, second seeds and
+        the test; None if those of the settings fit.
 
         Args:
             measuring: The seconds of a measurement on dev.
@@ -124,14 +123,14 @@ class _Run:
         wanted = self.trials.rungs[-1]
         pace = self.trials.seconds_per_step(self.output / "models")
         left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)
-        of_one = (left - 2 * self.seconds) / self._trainings(FEWEST) - 2 * measuring
+        of_one = (left - 2 * self.seconds) / self._fewest_trainings - 2 * measuring
         if of_one >= wanted * pace:
             return None
         steps = min(wanted, max(FEWEST_STEPS, int(of_one / pace)))
         self.say(
             f"A step takes {pace:.1f} s, so a candidate has {steps:,} steps instead of {wanted:,}:"
-            f" {self.trials.config.budget} are for {FEWEST} candidates at least. For more steps,"
-            " give a longer --budget."
+            f" {self.trials.config.budget} are for a candidate of each loss at least. For more"
+            " steps, give a longer --budget."
         )
         return steps
 
@@ -148,28 +147,36 @@ class _Run:
         return self._conclude(name)
 
     def _is_time_up(self) -> bool:
-        """Whether the budget leaves no time for one more candidate and what comes after it."""
-        needed = self._trainings(1) * self._longest + 2 * self.seconds
+        """Whether the budget leaves no time for one more candidate and for what would come after
+        those that are done: second seeds, and the test, in folds if there are any."""
+        tested = len(self._tested())
+        trainings = 1 + len(self._rivals()) + tested * len(self.trials.exam.folds)
+        needed = trainings * self._longest + tested * self.seconds
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
-    def _trainings(self, candidates: int) -> int:
-        """The trainings of so many candidates, and of the first two and the controls with a second
-        seed and in folds."""
-        return candidates + (2 + len(self._controls())) * (1 + len(self.trials.exam.folds))
+    @property
+    def _fewest(self) -> int:
+        """The number of losses, each of which is to be tried once."""
+        return len({candidate.loss for candidate in self.trials.grid})
+
+    @property
+    def _fewest_trainings(self) -> int:
+        """The trainings of one candidate of each loss, of the second seeds of three, and in folds
+        of the best one and of plain cosine."""
+        return self._fewest + 3 + 2 * len(self.trials.exam.folds)
 
     @property
     def _longest(self) -> float:
         return max(entry.seconds for entry in self.entries)
 
     def _budget_needed(self) -> str:
-        """The budget in which `FEWEST` candidates have all their steps, if this one has cut the
-        steps or left fewer candidates; else empty."""
+        """The budget in which a candidate of each loss has all its steps, if this one has cut the
+        steps or left out a loss; else empty."""
         last = self.trials.rungs[-1]
-        fewest = min(FEWEST, len(self.trials.grid))
-        if last == self.trials.wanted_steps and len(self.entries) >= fewest:
+        if last == self.trials.wanted_steps and len(self.entries) >= self._fewest:
             return ""
         seconds = self._longest * self.trials.wanted_steps / last
-        needed = self._trainings(FEWEST) * seconds + 4 * self.seconds
+        needed = self._fewest_trainings * seconds + 4 * self.seconds
         return f"{max(1, math.ceil(MARGIN * needed / 60))}m"
 
     def _train(self, candidate: Candidate) -> None:
@@ -226,6 +233,12 @@ class _Run:
         plain = [entry for entry in self._finished() if entry.candidate.loss == "cosine"]
         controls = plain[:1] + [entry for entry in plain[1:] if self._is_tied(plain[0], entry)]
         return [entry for entry in self._ranked() if entry in controls]
+
+    def _tested(self) -> list[Entry]:
+        """The first candidate, and the controls if it is not plain cosine."""
+        first = self._ranked()[:1]
+        is_plain = first[0].candidate.loss == "cosine"
+        return first if is_plain else first + self._controls()
 
     def _rivals(self) -> list[Entry]:
         """The first candidate, and the second and the controls where dev does not tell them from
@@ -285,14 +298,12 @@ class _Run:
             raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
         self.say("Measuring the best candidates.")
         winner = first = self._ranked()[0]
-        found = {first.name: self._search(first)}
+        found = {entry.name: self._search(entry) for entry in self._tested()}
+        best = found[first.name].ranking
         gains = {}
-        if first.candidate.loss != "cosine":
-            found |= {entry.name: self._search(entry) for entry in controls}
-            best = found[first.name].ranking
-            for entry in controls:
-                plain = found[entry.name].ranking
-                gains[entry.name] = best.minus(plain, seed=self.trials.config.seed)
+        for name, plain in found.items():
+            if name != first.name:
+                gains[name] = best.minus(plain.ranking, seed=self.trials.config.seed)
         control = min(gains, key=lambda name: gains[name].low, default="")
         over_cosine = gains.get(control)
         if over_cosine is not None and not over_cosine.is_better:

@@ -73,7 +73,7 @@ class CompareResult(Result):
     notes: tuple[str, ...]  # sentences about the data
     train_options: str = ""  # of ``st-magnitude train``, for the winner
     steps: int = 0  # of a candidate by the settings
-    budget_needed: str = ""  # for two candidates with these steps, if the budget held less
+    budget_needed: str = ""  # for each loss with these steps, if the budget held less
     # the plain cosine that comes closest on test, of those that dev does not tell from the best
     control: str = ""
 
@@ -111,8 +111,8 @@ class CompareResult(Result):
         name = self.winner.name
         if self.is_alone:
             return (
-                f"Nothing is recommended: the budget was over after one candidate, {name}. With"
-                f" --budget {self.budget_needed} at least two are compared. {test.headline}"
+                f"Nothing is recommended: the budget was over after one candidate, {name}."
+                f" {self._longer_budget} {test.headline}"
             )
         found = [f"Train with {name}."]
         if test.is_worse:
@@ -128,8 +128,7 @@ class CompareResult(Result):
         if self.first.steps < self.steps:
             found.append(
                 f"The budget has cut {self.steps:,} steps to {self.first.steps:,}, after which"
-                f" another one may be first: --budget {self.budget_needed} holds all of them for at"
-                " least two candidates."
+                " another one may be first."
             )
         exponent = self.winner.exponent
         if exponent == 1:
@@ -139,10 +138,16 @@ class CompareResult(Result):
             found.append(f"It is scored by {how}: docs/serving.md lists servers that keep norms.")
         if self.left_out:
             number = self.left_out + len(self.candidates)
-            found.append(f"The time was up before {self.left_out} of {number} candidates.")
+            found.append(f"The budget held {len(self.candidates)} of {number} candidates.")
         if self.not_compared:
             found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
+        if self.budget_needed:
+            found.append(self._longer_budget)
         return " ".join(found)
+
+    @property
+    def _longer_budget(self) -> str:
+        return f"--budget {self.budget_needed} holds all steps of a candidate of each loss."
 
     @property
     def test_table(self) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from st_magnitude.workbench.finetune.trainer import (
     train_copy,
     trained_copy,
     warn_of_left_out,
+    with_defaults,
 )
 from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
 from st_magnitude.workbench.judging.exam import Exam
@@ -113,7 +115,6 @@ class Trials:
     def rows(self) -> Dataset:
         rows = make_rows(self.exam.train, self.config.negatives, self.config.seed)
         warn_of_left_out(self.exam.train, rows)
-        sampler_of(TrainConfig(batch_size=self.config.batch_size), rows)  # it warns
         return rows
 
     @cached_property
@@ -130,11 +131,16 @@ class Trials:
         steps = min(self.wanted_steps, self.steps or self.wanted_steps)
         return sorted({max(1, steps // 3), steps})
 
-    @property
+    @cached_property
     def wanted_steps(self) -> int:
-        """The steps of a candidate by the settings, which a budget may cut."""
-        steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
-        return min(self.config.max_steps, max(1, steps))
+        """The steps of a candidate by the settings, by default those of `train`, which a budget may
+        cut."""
+        given = TrainConfig(epochs=self.config.epochs, batch_size=self.config.batch_size)
+        usual = with_defaults(given, self.base, len(self.rows))
+        sampler_of(usual, self.rows)  # it warns
+        of_epoch = max(1, len(self.rows) // cast(int, usual.batch_size))
+        steps = max(1, math.ceil(cast(float, usual.epochs) * of_epoch))
+        return min(self.config.max_steps or steps, steps)
 
     def seconds_per_step(self, folder: Path) -> float:
         """How long a step of training takes, by a few steps of the first candidate."""

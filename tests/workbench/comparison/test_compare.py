@@ -21,11 +21,13 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
+from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
-from st_magnitude.workbench.finetune.train import train
+from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.finetune.trainer import make_trainer
 from st_magnitude.workbench.judging.choice import Decision
 from st_magnitude.workbench.judging.verdict import Scored, Verdict
 
@@ -68,16 +70,37 @@ def model_path(tmp_path_factory, small_static):
     return place
 
 
+@pytest.mark.parametrize("is_static", [True, False])
 @pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(losses=["dot"])])
-def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
-    grid = grid_of(config, is_static=True)
+def test_every_loss_has_each_setting_before_the_next_and_cosine_is_first(config, is_static):
+    grid = grid_of(config, is_static)
+    losses = list(dict.fromkeys(c.loss for c in grid))
+    assert losses[0] == "cosine"
     settings = [(c.temperature, c.learning_rate) for c in grid if c.loss == "cosine"]
-    for loss in {c.loss for c in grid}:
-        assert [(c.temperature, c.learning_rate) for c in grid if c.loss == loss] == settings
-    rates = [c.learning_rate for c in grid if c.temperature == grid[0].temperature]
-    assert [c.learning_rate for c in grid[: len({*rates})]] == list(dict.fromkeys(rates))
-    for i, candidate in enumerate(grid):  # at whichever candidate the time is up
-        assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
+    assert grid == [Candidate(loss, *setting) for setting in settings for loss in losses]
+    assert len({*settings}) == len(settings)
+    rates = list(dict.fromkeys(rate for _, rate in settings))
+    assert [rate for _, rate in settings[: len(rates)]] == rates
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_the_defaults_of_train_are_the_first_candidate(folder, model_path, tmp_path, steps):
+    base = stm.load(model_path)
+    config = CompareConfig(max_steps=steps)
+    trials = Trials(base, exam(folder, config), config)
+    found = trials.grid[0].settings(config, trials.rungs[-1])
+    with remembered_tokens(base):
+        trainers = [
+            make_trainer(base, trials.exam.train, trials.rows, given, tmp_path, saves=False)
+            for given in (found, TrainConfig(max_steps=steps or -1))
+        ]
+    ours, usual = (trainer.args.to_dict() for trainer in trainers)
+    assert {name for name in usual if ours[name] != usual[name]} <= {"max_steps", "logging_dir"}
+    if steps is None:
+        of_epoch = len(trainers[1].get_train_dataloader())
+        assert ours["max_steps"] == math.ceil(usual["num_train_epochs"] * of_epoch)
+    ours, usual = (trainer.loss.get_config_dict() for trainer in trainers)
+    assert ours == usual
 
 
 @pytest.mark.parametrize(
@@ -280,27 +303,52 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
     assert (result.left_out, result.not_compared) == (3, ("qnorm",))
-    # two and their second seeds take 160 s, and a fifth is for chance: 192 s
+    # two and three second seeds take 200 s, and a fifth is for chance
     assert result.budget_needed == "4m"
     said = " ".join(str(result).split())
     assert "Nothing is recommended: the budget was over after one candidate" in said
-    assert "--budget 4m at least two are compared" in said
+    assert "--budget 4m holds all steps of a candidate of each loss" in said
     assert result.to_dict()["winner"] is None
     assert (result.test.decision, result.train_options) == (None, "")
     assert not (tmp_path / "out" / "model" / "deploy.json").exists()
     assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
-@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (4.0, 30), (50.0, 10)])
 def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
-    """Of steps that take so many seconds."""
+    """Of two losses, with three second seeds, whose steps take so many seconds."""
     trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
     trials.exam = SimpleNamespace(folds=())
+    trials.grid = grid_of(SMALL, is_static=True)
     trials.seconds_per_step = lambda _: pace
     said, now = [], time.perf_counter()
     run = compare_module._Run(trials, tmp_path, 0.5, [], 0.0, now, said.append)
     assert run.plan(0.0) == pytest.approx(steps, abs=1)
-    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
+    assert any("600s are for a candidate of each" in line for line in said) == (steps is not None)
+
+
+@pytest.mark.parametrize("folds", [0, 5])
+def test_a_budget_is_used_up_and_kept(folder, model_path, tmp_path, monkeypatch, folds):
+    """Each training takes 10 s, and so does one in a fold."""
+    clock, train, judge = [0.0], Trials.train, Trials.judge
+    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
+
+    def slow(*arguments):
+        clock[0] += 10
+        return replace(train(*arguments), seconds=10.0)
+
+    def judged(*arguments):
+        clock[0] += 10 * folds
+        return judge(*arguments)
+
+    monkeypatch.setattr(Trials, "train", slow)
+    monkeypatch.setattr(Trials, "judge", judged)
+    config = replace(SMALL, budget="200s", temperatures=[0.05, 0.1, 0.2, 0.02])
+    data = RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}) if folds else folder
+    result = stm.compare(model_path, data, tmp_path / "out", config, say=str)
+    assert bool(folds) == ("folds" in result.test.where)
+    assert result.not_compared == ()
+    assert 150 <= clock[0] <= 200 or not result.left_out
 
 
 def test_a_budget_cuts_steps_and_says_so(folder, model_path, tmp_path, monkeypatch):
