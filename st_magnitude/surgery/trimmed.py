@@ -225,10 +225,18 @@ class _Steps:
     def _join(self, optimizer: Optimizer, *_: object) -> None:
         if optimizer in self.joined or not self._places(optimizer):
             return
-        if why := why_not_by_row(type(optimizer), optimizer.defaults, self.kept.device):
+        kind = type(optimizer)
+        is_alone = trains_rows_alone(kind, optimizer.defaults, self.kept.device)
+        if is_alone is False:
             raise InputError(
-                f"{why}, so it would train other weights within trimmed_vocabulary. Use another"
-                " optimizer, such as AdamW, or train without the block."
+                f"{kind.__name__} reads other rows of the word table to update a row, so it would"
+                " train other weights within trimmed_vocabulary. Use another optimizer, such as"
+                " AdamW, or train without the block."
+            )
+        if is_alone is None:
+            logger.warning(
+                f"{kind.__name__} cannot be tried on a small table. If it reads other rows of the"
+                " word table to update a row, it trains other weights within trimmed_vocabulary."
             )
         self.joined.add(optimizer)
         optimizer.register_step_pre_hook(self._before)
@@ -300,31 +308,22 @@ def _new_state(optimizer: Optimizer, weight: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
-def why_not_by_row(kind: Any, options: dict[str, Any], device: torch.device) -> str | None:
-    """Why an optimizer, made of its class and options, would train rows in another way where it
-    has no others: it updates a row of a small table in another way next to other rows.
-
-    An optimizer that cannot be tried has a line in the log.
-    """
+def trains_rows_alone(kind: Any, options: dict[str, Any], device: torch.device) -> bool | None:
+    """Whether an optimizer of a class, with its options, updates the rows of a small table as it
+    would without the others; None if it cannot be tried."""
     place = torch.arange(128.0, device=device).view(8, 16)
     gradients = [4**i * (place + i).sin() for i in range(3)]
     gradients = [x * (1 + i * (place >= 32)) for i, x in enumerate(gradients)]  # longer ones later
     if options.get("lr") is not None:
         options = options | {"lr": 1.0}
     try:
-        few, all_rows = (
+        few, whole = (
             _stepped(kind, options, (place[:n] / 7).cos(), [x[:n] for x in gradients])[0]
             for n in (2, 8)
         )
-        if torch.allclose(few, all_rows[:2], rtol=1e-5, atol=1e-6, equal_nan=True):
-            return None
-    except Exception as error:  # which belongs to a constructor or a step that is not known
-        logger.warning(
-            f"trimmed_vocabulary has not checked whether {kind.__name__} trains each row of the word"
-            f" table by itself, because it cannot be tried on a small table: {error}"
-        )
+    except Exception:  # which belongs to a constructor or a step that is not known
         return None
-    return f"{kind.__name__} computes the step of a row from other rows of the table, too"
+    return torch.allclose(few, whole[:2], rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def _stepped(

@@ -21,7 +21,7 @@ from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.surgery.trimmed import Trimmed, trimmed, why_not_by_row
+from st_magnitude.surgery.trimmed import Trimmed, trains_rows_alone, trimmed
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ def trimmed_vocabulary(
     a text once, not in every epoch.
 
     Left as they are, with a line in the log: tied and sparse tables, streams of texts, FSDP,
-    DeepSpeed and DataParallel, a Trainer with ``model_init``, a block in a block, tables with a hook
-    on their gradient, and those whose other rows are less than a tenth of the model's weights. Frozen and quantized tables have
-    nothing to save.
+    DeepSpeed and DataParallel, a Trainer with ``model_init``, a block in a block, tables with a
+    hook on their gradient, and those whose other rows are less than a tenth of the model's weights.
+    Frozen and quantized tables have nothing to save.
 
     Args:
         trained: A Trainer, whose data set its collator reads once, with prompts. Or a model, which
@@ -147,8 +147,9 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
             return f"{engine} divides it among processes"
         if trainer.model_init is not None:
             return "model_init makes another model when training begins"
-        if why := why_not_by_row(*_optimizer_of(trainer), table.weight.device):
-            return why
+        kind, options = _optimizer_of(trainer)
+        if trains_rows_alone(kind, options, table.weight.device) is False:
+            return f"{kind.__name__} reads other rows of it to update a row"
         if trainer.args.n_gpu > 1:
             return f"one process trains it on {trainer.args.n_gpu} GPUs"
         if isinstance(trainer.train_dataset, IterableDataset):

@@ -351,8 +351,8 @@ WHOLE = {
     "on 2 GPUs": lambda trainer: setattr(trainer.args, "_n_gpu", 2),
     "FSDP divides": lambda trainer: setattr(trainer, "is_fsdp_enabled", True),
     "model_init makes another": lambda trainer: setattr(trainer, "model_init", static),
-    "Adafactor computes the step": lambda trainer: setattr(trainer.args, "optim", "adafactor"),
-    "LARS computes the step": lambda trainer: setattr(
+    "Adafactor reads other rows": lambda trainer: setattr(trainer.args, "optim", "adafactor"),
+    "LARS reads other rows": lambda trainer: setattr(
         trainer, "optimizer", LARS(trainer.model.parameters())
     ),
     "a hook on its gradient": lambda trainer: table_of(trainer.model).weight.register_hook(abs),
