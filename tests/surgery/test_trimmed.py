@@ -355,6 +355,15 @@ def test_what_shrinks_all_rows_is_said(caplog, option):
 # --- optimizers that read other rows --------------------------------------------------------------
 
 
+class Clipping(torch.optim.SGD):
+    """Clips a step that is longer than those before, as StableAdamW does."""
+
+    def step(self):
+        for weight in (x for group in self.param_groups for x in group["params"]):
+            weight.grad /= weight.grad.square().mean().sqrt().clamp(min=5)
+        super().step()
+
+
 class Unknown(torch.optim.SGD):
     def __init__(self, params, other, lr):
         super().__init__(params, lr)
@@ -363,12 +372,12 @@ class Unknown(torch.optim.SGD):
 OF_TORCH = [x for x in vars(torch.optim).values() if isinstance(x, type)]
 BY_ROW = {
     "ASGD Adadelta Adagrad Adam AdamW Adamax Averaging NAdam RAdam RMSprop Rprop SGD": True,
-    "Adafactor LARS Muon": False,
+    "Adafactor Clipping LARS Muon": False,
     "LBFGS SparseAdam Unknown": None,
 }
 
 
-@pytest.mark.parametrize("kind", [*OF_TORCH, Adafactor, LARS, Averaging, Unknown])
+@pytest.mark.parametrize("kind", [*OF_TORCH, Adafactor, LARS, Clipping, Averaging, Unknown])
 def test_an_optimizer_trains_each_row_by_itself(kind):
     if kind is torch.optim.Optimizer:
         return
