@@ -16,20 +16,20 @@ from st_magnitude.kernel.batch import Direction
 class Gathered:
     """The rows of all W ranks, or those of this rank alone if a loss does not gather.
 
-    Queries (B, D) are gathered if a softmax of the directions runs over them. Without the sizes of
-    the columns of each rank, these have one size, which the ranks tell each other.
+    Of the columns (B, D), the queries first, these are gathered if a softmax of the directions runs
+    over them. Without the sizes of the columns of each rank, these have one size, which the ranks
+    tell each other.
     """
 
     def __init__(
         self,
-        queries: Tensor,
+        columns: Sequence[Tensor],
         gathers: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         sizes: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
-        self.has_queries = any(x.endswith("query") for x in directions)  # among the columns
-        self._dtype = torch.promote_types(queries.dtype, torch.float32)
+        self.columns = columns  # of this rank
+        queries = columns[0]
         self._gathers = gathers and num_ranks() > 1
         self.num_queries = len(queries)  # whom documents belong to
         self.offset = 0  # of our first query
@@ -63,18 +63,13 @@ class Gathered:
 
     def join_columns(self, columns: Sequence[Tensor]) -> Tensor:
         """The rows of the documents of all ranks, column by column, (M, ...)."""
-        joined = [self.join(x, column) for column, x in enumerate(columns, start=1)]
-        return torch.cat(joined) if len(joined) > 1 else joined[0]
+        if self._gathers:
+            columns = [self.join(x, column) for column, x in enumerate(columns, start=1)]
+        return torch.cat(list(columns)) if len(columns) > 1 else columns[0]
 
     def join_queries(self, x: Tensor) -> Tensor:
         """Likewise for rows of queries, if a softmax runs over queries."""
         return x if self.all_queries is None else self.join(x)
-
-    def numbers(self, keys: Tensor) -> Tensor:
-        """How many texts have each of the joined keys (M,)."""
-        ordered = keys.sort().values
-        ends = torch.searchsorted(ordered, keys, right=True)
-        return (ends - torch.searchsorted(ordered, keys)).to(self._dtype)
 
 
 def check_on_all_ranks(check: Callable[[], list[int]], device: torch.device) -> list[list[int]]:
