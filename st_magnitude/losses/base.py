@@ -311,35 +311,34 @@ class EmbeddingLoss(nn.Module):
 
     def by_mean_norms(
         self,
-        queries: Tensor,
-        documents: list[Tensor],
+        columns: list[Tensor],
         similarity: Similarity,
         longest: int | None = None,
         gathers: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Divides queries (B, D) and the documents (B, D) of each column by the mean norms of
-        queries and of positives, over all ranks if the loss ``gathers``.
+    ) -> list[Tensor]:
+        """Divides the queries (B, D) of the first column, and the documents of the others, by the
+        mean norms of queries and of positives, over all ranks if the loss ``gathers``.
 
         Norms are those of the ``longest`` prefix. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
         """
         if self.scale != "auto":
-            return queries, documents
-        sides = ([queries], similarity.gamma_query), (documents, similarity.gamma_document)
+            return columns
+        sides = (columns[:1], similarity.gamma_query), (columns[1:], similarity.gamma_document)
         found = []
-        for columns, gamma in sides:
+        for side, gamma in sides:
             if isinstance(gamma, Tensor) or gamma != 1:  # else the similarity removes the norm
-                columns = [at_least_float32(x) for x in columns]
-                norms = torch.linalg.vector_norm(columns[0][:, :longest], dim=1)
+                side = [at_least_float32(x) for x in side]
+                norms = torch.linalg.vector_norm(side[0][:, :longest], dim=1)
                 total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
                 if gathers and num_ranks() > 1:
                     total = all_gather_with_grad(total[None]).sum(dim=0)
                 mean = total[0] / total[1]
                 # without norms there is no size, and a division would make gradients overflow
                 mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
-                columns = [x / mean for x in columns]
-            found += columns
-        return found[0], found[1:]
+                side = [x / mean for x in side]
+            found += side
+        return found
 
 
 def to_host(x: Tensor) -> Tensor:

@@ -252,18 +252,15 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         """The loss of raw embeddings, (B, D) each. Without texts ``same_text`` excludes nothing."""
         texts = labels if isinstance(labels, Texts) else self._without_texts(embeddings, labels)
         is_first = self.start()
-        queries, *documents = embeddings
         similarity = Similarity(*texts.learned) if texts.learned else self.similarity
         gathers = self.gather_across_devices
-        queries, documents = self.by_mean_norms(
-            queries, documents, similarity, self.longest, gathers
-        )
-        ranks = Gathered([queries, *documents], gathers, self.directions, texts.sizes)
+        columns = self.by_mean_norms(embeddings, similarity, self.longest, gathers)
+        ranks = Gathered(columns, gathers, self.directions, texts.sizes)
         fields: dict[str, Any] = {"hardness_strength": self.hardness_strength}
         for rule in self.rules:
             fields |= rule.fields(texts, ranks)
-        documents_of_all = ranks.join_columns(documents)
-        batch = Batch(queries, documents_of_all, ranks.offset, ranks.all_queries, **fields)
+        documents = ranks.join_columns(columns[1:])  # (M, D)
+        batch = Batch(columns[0], documents, ranks.offset, ranks.all_queries, **fields)
         if is_first:
             batch.check_embeddings(self.terms)
         self.false_negatives.count(batch, texts, ranks, similarity, self.longest)

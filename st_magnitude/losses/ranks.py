@@ -34,19 +34,25 @@ class Gathered:
         self.num_queries = len(queries)  # whom documents belong to
         self.offset = 0  # of our first query
         self.share = 1.0  # of the loss of this rank in the mean over the ranks
+        self.all_queries: Tensor | None = None  # of all ranks, if a softmax runs over them
         if self._gathers:
             self._sizes = sizes or agree(queries.device, lambda: [len(queries)], 1)
             numbers = [of_rank[0] for of_rank in self._sizes]
             self.num_queries = sum(numbers)
             self.offset = sum(numbers[: get_rank()])
             self.share = len(numbers) * len(queries) / self.num_queries
-        self.all_queries: Tensor | None = None  # of all ranks, if a softmax runs over them
-        self.num_columns = len(queries)  # of a softmax over queries
-        self.first_column = 0  # our first query there
-        if self._gathers and tuple(directions) != ("query_to_doc",):
-            self.all_queries = self.join(queries)
-            self.num_columns = self.num_queries
-            self.first_column = self.offset
+            if tuple(directions) != ("query_to_doc",):
+                self.all_queries = self.join(queries)
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of a softmax over queries."""
+        return len(self.columns[0]) if self.all_queries is None else self.num_queries
+
+    @property
+    def first_column(self) -> int:
+        """The column of our first query there."""
+        return 0 if self.all_queries is None else self.offset
 
     def join(self, x: Tensor, column: int = 0) -> Tensor:
         """The rows of a column of all ranks, with their gradients: (B, ...) -> (sum of B, ...)."""

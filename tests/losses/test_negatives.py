@@ -119,14 +119,14 @@ def test_the_share_that_is_left_out(model, caplog, mini_batch_size, margin):
         absent |= too_close(scores, scores.diagonal(), margin, "absolute")
         assert absent.float().mean() > 1.2 * equal_texts(TWICE).float().mean()
     absent = absent.double()
-    for _ in range(2):
-        loss(batch_of(model, TWICE))
-    with torch.no_grad():
-        loss(batch_of(model, [row[:2] for row in TWICE]))
+    for rows in (TWICE, [row[:2] for row in TWICE]):  # a line of the log has that of one batch
+        loss(batch_of(model, rows))
     number, num_documents = absent.shape
     assert loss.get_log()["excluded_negatives"] == pytest.approx(
         (absent.sum() - number).item() / number / (num_documents - 1)
     )
+    with torch.no_grad():
+        loss(batch_of(model, TWICE))
     assert loss.get_log() == {}
     assert margin or not caplog.records
 
@@ -282,3 +282,8 @@ def test_equal_ids_of_other_vocabularies_are_other_texts(model, query, document)
         can_tell = query == document or (i == 0) == (j == 0)
         assert torch.equal(found, same if can_tell else torch.zeros_like(same))
     assert loss(columns).isfinite()
+    counts = {row[1]: 1 + i for i, row in enumerate(rows)}
+    prior = stm.DocumentPrior.from_texts(routes, counts, task="document", prompt=prompt)
+    found = prior.fields(texts, Gathered([torch.eye(len(rows))] * 3))["log_q"]
+    assert len(set(found[: len(rows)].tolist())) == len(counts)
+    torch.testing.assert_close(found, torch.cat(prior.log_q(columns[1:])))
