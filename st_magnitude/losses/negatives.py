@@ -112,11 +112,9 @@ class FalseNegatives(BatchRule):
         return not different.isdisjoint(queries)
 
     def _explicit(self, ranks: Gathered) -> Ids:
-        """Ids that a query shares with the explicit negatives of its row, and with nothing else."""
-        queries, _, *negatives = ranks.columns
-        of_rows = ranks.join(unlike_all(queries, 0))
-        of_positives = ranks.join(unlike_all(queries, 1))
-        return Ids(of_rows, torch.cat([of_positives, *(of_rows for _ in negatives)]))
+        """Ids that a query shares with the documents of its row, and with nothing else."""
+        of_rows = ranks.join(unlike_all(ranks.columns[0], 0))
+        return Ids(of_rows, of_rows.repeat(len(ranks.columns) - 1))
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss."""
