@@ -18,7 +18,7 @@ from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
-from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
+from st_magnitude.kernel.terms import Term, check_terms, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts
@@ -262,7 +262,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         documents = ranks.join_columns(columns[1:])  # (M, D)
         batch = Batch(columns[0], documents, ranks.offset, ranks.all_queries, **fields)
         if is_first:
-            batch.check_embeddings(self.terms)
+            batch.check_embeddings()
+            check_terms(self.terms, columns[0].shape[1])
         self.false_negatives.count(batch, texts, ranks, similarity, self.longest)
         losses = {"infonce": ranks.share * self.loss_of(batch, similarity)}
         if self.has_penalties:
@@ -337,9 +338,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.check_dims(self.terms)
         if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
-                f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
-                " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
-                " Leave mini_batch_size out."
+                "mini_batch_size turns on gradient caching, which a model that looks embeddings up"
+                " in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
             )
 
     @property
