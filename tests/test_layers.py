@@ -22,7 +22,7 @@ PLUGIN = (
 WORKBENCH = (
     ("_config", "report", "files", "folds", "options", "choice"),
     ("calibration", "verdict", "exam", "searcher"),
-    ("diagnosis", "serving", "finetune"),
+    ("serving", "finetune"),
     ("comparison",),
     ("commands",),
 )

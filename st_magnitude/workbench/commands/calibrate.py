@@ -44,7 +44,8 @@ def calibrate(
         )
     from st_magnitude.workbench.calibration import calibrate_exponent
 
-    curve = calibrate_exponent(encoder, data, **judged.encode)
+    answers = splits.relevant_documents()
+    curve = calibrate_exponent(encoder, data, also_relevant=answers, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": split, **curve.to_dict()}
     if others is not None:

@@ -165,15 +165,6 @@ class Judged(KnownData):
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
 
 
-@dataclass(frozen=True)
-class Ranked(Judged):
-    """Options of the commands that also score with a similarity."""
-
-    similarity: Annotated[
-        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None
-
-
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     """Registers a function, which prints for people and returns its figures, as a command.
 
