@@ -61,7 +61,7 @@ def search(
         for query, grades in part.relevant.items():
             if canonical(part.queries[query]) == asked:
                 answers.update(grades)
-    data = next(iter(splits.values()))  # all have one corpus
+    data = splits[next(iter(splits), "dev")]  # all have one corpus; without any, it says why
     searcher = Searcher.from_folder(model, data, only, show_progress_bar=show_progress())
     if about := searcher.about:
         say(about if about.endswith(".") else f"{about}: --only model leaves it out.")

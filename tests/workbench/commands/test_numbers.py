@@ -57,5 +57,5 @@ def test_no_number_is_a_fault_of_ours(place, tmp_path, monkeypatch, name, option
 
 def test_all_kinds_of_options_are_walked():
     assert {name for name, _ in OPTIONS} == set(COMMANDS)
-    assert len(OPTIONS) > 40
+    assert len(OPTIONS) > 35
     assert {"--dims", "--seed", "--timeout"} <= {option for _, option in OPTIONS}
