@@ -170,3 +170,12 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
     assert to_plain(decision) == verdict["decision"]
     page = (tmp_path / "report.html").read_text()
     assert all(name in page for name in ("the pretrained model", also, "number 1"))
+
+
+def test_search_shows_norms_where_they_count(tmp_path):
+    (tmp_path / "pairs.csv").write_text("question,document\nred?,red red\nblue?,blue")
+    for similarity, norm in (("dot", {"norm": 2.0}), ("cosine", {})):
+        bag(["red", "blue"], similarity=similarity).save_pretrained(str(tmp_path / similarity))
+        first = figures("search", tmp_path / similarity, "red", data=tmp_path / "pairs.csv")
+        score = pytest.approx(2.0 if norm else 1.0)
+        assert first["found"][0] == {"document": "d0", "score": score} | norm
