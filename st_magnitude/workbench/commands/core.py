@@ -160,7 +160,7 @@ class Judged(KnownData):
         return encoder, split, data
 
     @property
-    def encode(self) -> dict[str, int | bool]:
+    def encode(self) -> dict[str, Any]:
         """Options of `RetrievalData.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
 
