@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
@@ -157,7 +157,7 @@ def calibrate_exponent(
     exponents: ArrayLike | None = None,
     seed: int = 0,
     also_relevant: Collection[str] = (),
-    **encode: Any,
+    **options: Any,
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
@@ -172,7 +172,7 @@ def calibrate_exponent(
             the model's present one are always added.
         seed: Seed of the draws of `judge`.
         also_relevant: Ids of documents that answer queries of other splits, for Cohen's d.
-        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
+        **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
     Raises:
         ValueError: If no query has a relevant document, an exponent lies outside [0, 1], the model
@@ -195,7 +195,7 @@ def calibrate_exponent(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
-    task = data.encode(model, **encode)
+    task = encode(model, data, **options)
     warn_if_few(task.query_ids, "an exponent")
     if are_unit(norms(task.documents)):  # by a module of another name than Normalize
         raise InputError(UNIT_NORMS)
