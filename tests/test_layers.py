@@ -21,8 +21,9 @@ PLUGIN = (
     ("clip", "revela", "evaluation", "mteb"),
 )
 WORKBENCH = (
-    ("_config", "report", "files", "folds", "memory", "options", "choice"),
-    ("calibration", "verdict", "exam", "searcher"),
+    ("_config", "files", "memory"),
+    ("judging",),
+    ("calibration", "report", "searcher"),
     ("serving", "finetune"),
     ("comparison",),
     ("commands",),

@@ -22,8 +22,8 @@ from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.surgery.scoring import are_unit
-from st_magnitude.workbench.folds import where
-from st_magnitude.workbench.options import Options, Rule, highest_rows
+from st_magnitude.workbench.judging.folds import where
+from st_magnitude.workbench.judging.options import Options, Rule, highest_rows
 
 __all__ = ["ExponentCurve", "calibrate_exponent"]
 

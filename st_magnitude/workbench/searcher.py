@@ -16,7 +16,7 @@ from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
-from st_magnitude.workbench.choice import Decision, Fusion
+from st_magnitude.workbench.judging.choice import Decision, Fusion
 
 DEPTH = 100  # documents of the model and of BM25 that a fusion adds
 

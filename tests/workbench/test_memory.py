@@ -92,8 +92,7 @@ def test_a_second_training_is_judged_by_what_the_first_has_not_read(place, stati
     (folder / "keys").rename(folder / "table" / MEMORY)
     shared = {"model": folder / "table", "max_steps": 1, "keep_anyway": True, **options}
     found = figures("train", output=folder / "out", confirm="test", **shared)
-    assert found["dev"]["split"] == "test"
-    assert found["dev"]["queries"] == 40
+    assert found["dev"]["where"] == "40 test queries"
     assert "test" not in found
     found = figures(
         "compare", output=folder / "compared", budget="1s", **options, model=static_path

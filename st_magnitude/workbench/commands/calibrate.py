@@ -71,7 +71,7 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     chosen = curve.at(exponent)
     typer.echo(f"nDCG@10 on {where(chosen.data)} at exponent {exponent:g}: {chosen.mean:.4f}")
