@@ -61,16 +61,17 @@ def cuts(lengths: Numbers, overhead: float, most: float = math.inf) -> list[int]
     """
     negated, begins = np.unique(-lengths, return_index=True)
     ends = np.append(begins[1:], len(lengths))
-    sizes = ends - begins[:, None]  # of a pass from the length of a row to that of a column
-    tokens = np.where(sizes > 0, -negated[:, None] * sizes, math.inf)
-    best = tokens[0]  # the least tokens of the texts up to each length
-    starts: list[Numbers] = []  # of the last pass, likewise, for each number of passes
+    sizes = ends[:, None] - begins  # (last, first) of a pass by its last and its first length
+    tokens = np.where(sizes > 0, -negated * sizes, math.inf)
+    best = tokens[:, 0]  # the least tokens of the texts up to each length
+    starts: list[Numbers] = []  # the first length of the last pass, for each number of passes
     while True:
-        totals = np.append(math.inf, best[:-1])[:, None] + tokens
-        fewer = totals.min(axis=0)
+        totals = tokens + np.append(math.inf, best[:-1])
+        start = totals.argmin(axis=1)
+        fewer = totals[np.arange(len(ends)), start]
         if best[-1] <= most and best[-1] - fewer[-1] <= overhead:
             break
-        starts.append(totals.argmin(axis=0))
+        starts.append(start)
         best = fewer
     found = [len(lengths)]
     last = len(ends) - 1

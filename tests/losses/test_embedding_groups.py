@@ -109,6 +109,16 @@ def test_decoders(tmp_path, family, is_relative, side):
         assert shapes == [(8, 6), (24, 11)]
 
 
+def test_places_that_count_from_the_first_token_on_the_left(tmp_path):
+    """Columns are padded to one width with the padding of their reader, not with zeros."""
+    model = load_transformer(save_transformer(tmp_path, "roberta", **ENCODERS["roberta"]))
+    model[0].auto_model.embeddings.padding_idx = 3  # RoBERTa has 1, but not 0
+    model.tokenizer.pad_token = model.tokenizer.convert_ids_to_tokens(3)
+    model.tokenizer.padding_side = "left"
+    columns = batch_of(model, TEXTS)
+    assert_grouped(assert_as_one_pass_a_column(model, columns), columns)
+
+
 def test_prompts_that_pooling_leaves_out(folder):
     model = load_transformer(folder)
     model[1].include_prompt = False
@@ -201,6 +211,7 @@ def on_rank(folder, cached):
     rows = RANKS[dist.get_rank()]
     value = loss(batch_of(model, rows))
     value.backward()
+    assert probe.traits_of(model).reads_padding is False  # also where no text has padding
     return len(shapes), value.item(), gradients(model)
 
 
