@@ -13,9 +13,9 @@ from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
 from st_magnitude.workbench.comparison.config import Candidate
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
-from st_magnitude.workbench.exam import Exam
-from st_magnitude.workbench.finetune.held_out import Baseline
-from st_magnitude.workbench.finetune.settings import TrainConfig
+from st_magnitude.workbench.judging.contestants import Contestant, search
+from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.verdict import AFTER, BEFORE, verdict_of
 
 NOTHING = "so nothing can be recommended: check the judgments"
 WORDS = [f"word{i}" for i in range(8)]
@@ -29,7 +29,9 @@ DATA = RetrievalData(QUERIES, CORPUS, {query: {"z"} for query in QUERIES})
 
 
 def verdict():
-    return Baseline(MODEL, Exam(DATA, DATA), TrainConfig()).compare()[0]
+    exam = Exam(DATA, DATA)
+    before, after = (search(Contestant(name, MODEL), exam) for name in (BEFORE, AFTER))
+    return verdict_of(exam, before, after)
 
 
 def comparison():

@@ -18,7 +18,7 @@ PUBLIC = [
     *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela"),
     *("similarity", "training"),
     *("data.retrieval", "workbench.calibration", "workbench.diagnosis.findings"),
-    *("workbench.options", "workbench.serving"),
+    *("workbench.judging.options", "workbench.serving"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py

@@ -12,7 +12,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.judge import judge
 from st_magnitude.workbench.calibration import ExponentCurve, calibrate_exponent, preferring
-from st_magnitude.workbench.folds import folds_of
+from st_magnitude.workbench.judging.folds import folds_of
 
 
 class _Unit(nn.Module):

@@ -28,7 +28,7 @@ def compress(
     encoder, split, data = judged.load(model, judged.splits())
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import summary
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     evaluator = CompressionEvaluator(
         data.queries,

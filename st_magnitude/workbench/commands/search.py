@@ -71,7 +71,7 @@ def search(
     those of questions that have an answer.
     """
     from st_magnitude.data.beir import canonical
-    from st_magnitude.data.memory import AllReadError
+    from st_magnitude.workbench.memory import AllReadError, unread_split
 
     splits = source.splits()
     source.tell(splits)
@@ -83,7 +83,7 @@ def search(
     known = splits[split]
     says_share = True
     try:
-        known = splits.unread(split, model)[1]
+        known = unread_split(splits, split, model)[1]
     except AllReadError:
         says_share = False
     from st_magnitude.workbench.searcher import Searcher
@@ -151,7 +151,7 @@ def _hits(searcher: Searcher, found: Ranking) -> list[Hit]:
 
 def _compared(searcher: Searcher, found: Ranking) -> str:
     """A sentence on the best score next to those of questions that have an answer."""
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     best = searcher.usual
     if found.columns[0, 0] < 0:

@@ -17,7 +17,7 @@ from st_magnitude.workbench.diagnosis.findings import (
     NOT_ENOUGH,
     Recommendation,
 )
-from st_magnitude.workbench.options import Options, highest_rows
+from st_magnitude.workbench.judging.options import Options, highest_rows
 
 VERDICTS = {"better": DO, "no better": NO_BENEFIT, "worse": NO_BENEFIT, "undecided": NOT_ENOUGH}
 REASONS = {

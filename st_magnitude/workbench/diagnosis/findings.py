@@ -17,8 +17,8 @@ from st_magnitude.judge import Difference, judge
 from st_magnitude.result import UNSAVED, Result, Table
 from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.calibration import ExponentCurve
-from st_magnitude.workbench.choice import System
-from st_magnitude.workbench.options import Options
+from st_magnitude.workbench.judging.choice import System
+from st_magnitude.workbench.judging.options import Options
 
 __all__ = ["Diagnosis", "NormStatistics", "Recommendation"]
 

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude.evaluation import bm25_run
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.choice import Decision, Fusion
+from st_magnitude.workbench.judging.choice import Decision, Fusion
 
 COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
 THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
@@ -106,7 +106,7 @@ def test_search_uses_what_was_recommended(recommended, decision, only, weight, s
     options = {"data": file} | ({"only": only} if only else {})
     (search,) = figures("search", model, "tea cup", **options)["searches"]
     data = stm.load_splits(file)["train"].asking(["tea cup"])
-    dense = data.encode(stm.load(model), "cosine", only=["tea cup"]).search()
+    dense = stm.encode(stm.load(model), data, "cosine", only=["tea cup"]).search()
     lexical = bm25_run(data)
     fused = Fusion(weight, 1.0, 2.0, "words")(dense, lexical)
     expected = [(document, pytest.approx(score)) for document, score in fused["tea cup"].items()]
@@ -160,8 +160,7 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
         options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
     found = figures(command, also=tmp_path / "bow", report=tmp_path / "report.html", **options)
     verdict = found["dev" if command == "train" else "test"]
-    assert verdict["folds"] == 5
-    assert verdict["queries"] == 58
+    assert verdict["where"] == "58 queries, held out in 5 folds"
     names = [row["name"] for row in verdict["rows"]]
     (also,) = (name for name in names if name.endswith("/bow"))
     assert also == "/".join((tmp_path / "bow").parts[-2:])

@@ -10,7 +10,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.workbench.calibration import ExponentCurve
 from st_magnitude.workbench.diagnosis import advice
-from st_magnitude.workbench.options import Options
+from st_magnitude.workbench.judging.options import Options
 
 
 def test_the_smallest_format_that_keeps_enough_is_recommended():

@@ -13,7 +13,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.judge import judge
 from st_magnitude.workbench.calibration import preferring
-from st_magnitude.workbench.folds import folds_of
+from st_magnitude.workbench.judging.folds import folds_of
 
 
 def test_figures_are_those_of_the_evaluators_and_of_geometry():
