@@ -160,18 +160,9 @@ class Judged(KnownData):
         return encoder, split, data
 
     @property
-    def encode(self) -> dict[str, int | bool]:
+    def encode(self) -> dict[str, Any]:
         """Options of `st_magnitude.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
-
-
-@dataclass(frozen=True)
-class Ranked(Judged):
-    """Options of the commands that also score with a similarity."""
-
-    similarity: Annotated[
-        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None
 
 
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
