@@ -51,10 +51,10 @@ def compare(
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
     Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
-    best one is compared with plain cosine at its own best setting and at each other one that dev
-    does not tell from it, and all with the pretrained model and with BM25, on the test split, which
-    is read once. Where nobody gave a test split, a static table is judged in folds as by `train`.
-    Plain cosine is recommended unless the best one is clearly better than each of them.
+    best one is compared with plain cosine at its own best setting, with the pretrained model and
+    with BM25, on the test split, which is read once. Where nobody gave a test split, a static table
+    is judged in folds as by `train`. Plain cosine is recommended unless the best one is clearly
+    better.
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
@@ -123,7 +123,7 @@ class _Run:
         wanted = self.trials.rungs[-1]
         pace = self.trials.seconds_per_step(self.output / "models")
         left = seconds_of(self.trials.config.budget) - (time.perf_counter() - self.began)
-        of_one = (left - 2 * self.seconds) / self._fewest_trainings - 2 * measuring
+        of_one = (left - 2 * self.seconds) / (self._fewest + self._later) - 2 * measuring
         if of_one >= wanted * pace:
             return None
         steps = min(wanted, max(FEWEST_STEPS, int(of_one / pace)))
@@ -147,11 +147,8 @@ class _Run:
         return self._conclude(name)
 
     def _is_time_up(self) -> bool:
-        """Whether the budget leaves no time for one more candidate and for what would come after
-        those that are done: second seeds, and the test, in folds if there are any."""
-        tested = len(self._tested())
-        trainings = 1 + len(self._rivals()) + tested * len(self.trials.exam.folds)
-        needed = trainings * self._longest + tested * self.seconds
+        """Whether the budget leaves no time for one more candidate and what comes after it."""
+        needed = (1 + self._later) * self._longest + 2 * self.seconds
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     @property
@@ -160,10 +157,10 @@ class _Run:
         return len({candidate.loss for candidate in self.trials.grid})
 
     @property
-    def _fewest_trainings(self) -> int:
-        """The trainings of one candidate of each loss, of the second seeds of three, and in folds
-        of the best one and of plain cosine."""
-        return self._fewest + 3 + 2 * len(self.trials.exam.folds)
+    def _later(self) -> int:
+        """The trainings after the candidates, at most: three with a second seed, and in folds the
+        first candidate and plain cosine."""
+        return 3 + 2 * len(self.trials.exam.folds)
 
     @property
     def _longest(self) -> float:
@@ -176,7 +173,7 @@ class _Run:
         if last == self.trials.wanted_steps and len(self.entries) >= self._fewest:
             return ""
         seconds = self._longest * self.trials.wanted_steps / last
-        needed = self._fewest_trainings * seconds + 4 * self.seconds
+        needed = (self._fewest + self._later) * seconds + 4 * self.seconds
         return f"{max(1, math.ceil(MARGIN * needed / 60))}m"
 
     def _train(self, candidate: Candidate) -> None:
@@ -216,36 +213,27 @@ class _Run:
         )
 
     def _finished(self) -> list[Entry]:
-        """The candidates that were trained to the last step and did not diverge, by nDCG@10 with
-        the first seed; of equal ones, cosine."""
+        """Of these, the candidates that were trained to the last step and did not diverge."""
         last = self.trials.rungs[-1]
-        entries = self.entries
-        found = [entry for entry in entries if entry.steps == last and math.isfinite(entry.score)]
-        return sorted(found, key=lambda entry: (-entry.score, entry.candidate.loss != "cosine"))
+        return [x for x in self._ranked() if x.steps == last and math.isfinite(x.score)]
 
     def _is_tied(self, best: Entry, other: Entry) -> bool:
         """Whether dev does not tell two candidates apart."""
         differences = np.subtract(best.ndcg, other.ndcg)
         return judge(differences, seed=self.trials.config.seed).verdict == "undecided"
 
-    def _controls(self) -> list[Entry]:
-        """Plain cosine at its best setting on dev, and at each that dev does not tell from it."""
-        plain = [entry for entry in self._finished() if entry.candidate.loss == "cosine"]
-        controls = plain[:1] + [entry for entry in plain[1:] if self._is_tied(plain[0], entry)]
-        return [entry for entry in self._ranked() if entry in controls]
-
     def _tested(self) -> list[Entry]:
-        """The first candidate, and the controls if it is not plain cosine."""
-        first = self._ranked()[:1]
-        is_plain = first[0].candidate.loss == "cosine"
-        return first if is_plain else first + self._controls()
+        """The first candidate, and plain cosine at its best setting on dev, if it is another."""
+        finished = self._finished()
+        plain = [entry for entry in finished if entry.candidate.loss == "cosine"]
+        return finished[:1] + plain[: finished[:1] != plain[:1]]
 
     def _rivals(self) -> list[Entry]:
-        """The first candidate, and the second and the controls where dev does not tell them from
-        it; empty if it tells all."""
+        """The first candidate, and the second one and plain cosine where dev does not tell them
+        from it; empty if it tells both."""
         finished = self._finished()
-        others = [entry for entry in self._controls() if entry not in finished[:2]]
-        tied = [x for x in finished[1:2] + others if self._is_tied(finished[0], x)]
+        others = finished[1:2] + [entry for entry in self._tested() if entry not in finished[:2]]
+        tied = [entry for entry in others if self._is_tied(finished[0], entry)]
         return finished[:1] + tied if tied else []
 
     def _is_kept(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
@@ -269,7 +257,7 @@ class _Run:
         compared = {entry.candidate.loss for entry in self._finished()}
         missing = [c.loss for c in grid if c.loss not in compared]
         needed = self._budget_needed()
-        verdict, over_cosine, control = self._judge(not needed)
+        verdict, over_cosine = self._judge(not needed)
         result = CompareResult(
             name,
             entries,
@@ -282,7 +270,6 @@ class _Run:
             notes=self.trials.exam.notes,
             steps=self.trials.wanted_steps,
             budget_needed=needed,
-            control=control,
         )
         if not result.is_alone:
             options = result.winner.candidate.options(self.trials.config, result.steps)
@@ -290,39 +277,30 @@ class _Run:
         self._write(result)
         return result
 
-    def _judge(self, decides: bool) -> tuple[Verdict, Difference | None, str]:
-        """The verdict on the winner. If the first candidate is not plain cosine, also what it gains
-        over the control that comes closest, and the name of that one."""
-        controls = self._controls()
-        if not controls:
+    def _judge(self, decides: bool) -> tuple[Verdict, Difference | None]:
+        """The verdict on the winner, and what the first candidate gains over plain cosine, if it is
+        another one."""
+        tested = self._tested()
+        if not any(entry.candidate.loss == "cosine" for entry in tested):
             raise InputError("Plain cosine diverged everywhere; give lower --learning-rates.")
         self.say("Measuring the best candidates.")
-        winner = first = self._ranked()[0]
-        found = {entry.name: self._search(entry) for entry in self._tested()}
-        best = found[first.name].ranking
-        gains = {}
-        for name, plain in found.items():
-            if name != first.name:
-                gains[name] = best.minus(plain.ranking, seed=self.trials.config.seed)
-        control = min(gains, key=lambda name: gains[name].low, default="")
-        over_cosine = gains.get(control)
-        if over_cosine is not None and not over_cosine.is_better:
-            winner = controls[0]
-        after = found.pop(winner.name)
+        found = [self.trials.judge(entry, self.folder(entry.candidate)) for entry in tested]
+        over_cosine = None
+        if len(found) > 1:
+            over_cosine = found[0].ranking.minus(found[1].ranking, seed=self.trials.config.seed)
+            if not over_cosine.is_better:
+                found.reverse()
+        after, *shown = found
         verdict = verdict_of(
             self.trials.exam,
             self.models[0],
             after,
             self.models[1:],
-            shown=[*found.values()],
+            shown=shown,
             seed=self.trials.config.seed,
             decides=decides,
         )
-        return verdict, over_cosine, control
-
-    def _search(self, entry: Entry) -> System:
-        ranking = self.trials.judge(entry, self.folder(entry.candidate))
-        return System(entry.name, ranking, entry.exponent)
+        return verdict, over_cosine
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""

@@ -64,7 +64,7 @@ class CompareResult(Result):
     model: str  # name of the pretrained model
     candidates: list[Entry]  # the best on dev first; after them those that were stopped
     test: Verdict  # on the winner
-    # of the first candidate on dev over `control`; None if the first is plain cosine
+    # of the first candidate on dev over `cosine`; None if the first is plain cosine
     over_cosine: Difference | None
     pretrained: float  # nDCG@10 of the pretrained model on dev
     dev_queries: int
@@ -74,8 +74,6 @@ class CompareResult(Result):
     train_options: str = ""  # of ``st-magnitude train``, for the winner
     steps: int = 0  # of a candidate by the settings
     budget_needed: str = ""  # for each loss with these steps, if the budget held less
-    # the plain cosine that comes closest on test, of those that dev does not tell from the best
-    control: str = ""
 
     @property
     def first(self) -> Entry:
@@ -122,7 +120,7 @@ class CompareResult(Result):
         else:
             found.append(
                 f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
-                f" against {self.control}: {self.over_cosine.name.lower()}."
+                f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
             )
         found.append(test.headline)
         if self.first.steps < self.steps:

@@ -17,7 +17,6 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.judge import warn_if_few
@@ -43,6 +42,7 @@ from st_magnitude.workbench.finetune.trainer import (
     warn_of_left_out,
     with_defaults,
 )
+from st_magnitude.workbench.judging.choice import System
 from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
 from st_magnitude.workbench.judging.exam import Exam
 
@@ -163,15 +163,14 @@ class Trials:
         curve = exponent_curve(task, seed=self.config.seed)
         return curve.at(curve.best).ndcg, curve.best
 
-    def judge(self, entry: Entry, folder: Path) -> Ranking:
-        """The ranking of a candidate for the test queries: of the model in a folder, or of five
-        that are trained in folds."""
-        if self.exam.folds:
-            settings = entry.candidate.settings(self.config, self.rungs[-1])
-            trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
-            contestant = Contestant(entry.name, train=trains)
-            return search(contestant, self.exam, entry.exponent).ranking
-        return search(Contestant(entry.name, load(str(folder))), self.exam).ranking
+    def judge(self, entry: Entry, folder: Path) -> System:
+        """How a candidate searches for the test queries: by the model in a folder, or by five that
+        are trained in folds."""
+        if not self.exam.folds:
+            return search(Contestant(entry.name, load(str(folder))), self.exam)
+        settings = entry.candidate.settings(self.config, self.rungs[-1])
+        trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
+        return search(Contestant(entry.name, train=trains), self.exam, entry.exponent)
 
     def train(
         self,
