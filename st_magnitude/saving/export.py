@@ -195,7 +195,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         if is_explained or (has_options and not isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and not is_folder:
-            said = said.partition(". ")[0]
+            said = said.partition(". ")[0][:99]
             raise OSError(
                 f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
                 f" model ({said}). Check the name and the network, or give a folder."

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude._files import refuse_foreign, refuse_used_folder
+from st_magnitude._files import refuse_used_folder
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -40,8 +40,6 @@ def compare(
     model and BM25 on the test split, or in five folds for a static table without a test split of
     your own. To continue a run that was stopped, give the same command again.
     """
-    if report is not None:
-        refuse_foreign(report)
     if not (output / PROGRESS).exists():  # before the data are read
         refuse_used_folder(output)
     splits = source.splits()

@@ -116,7 +116,7 @@ def search(
 
 def _questions() -> Iterator[str]:
     """The questions of the input; a pipe may have blank lines and bytes that are not UTF-8."""
-    from st_magnitude.workbench.files.rows import encoding_of
+    from st_magnitude.workbench.files.decode import encoding_of
 
     is_typed = sys.stdin.isatty()
     if is_typed:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from st_magnitude._files import is_moving, refuse_foreign, refuse_used_folder
+from st_magnitude._files import is_moving, refuse_used_folder
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -46,8 +46,6 @@ def train(
     five folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current
     step and saves a checkpoint for --resume.
     """
-    if report is not None:
-        refuse_foreign(report)
     if not is_moving(output):  # before the data are read
         refuse_used_folder(output)
     splits = source.splits()

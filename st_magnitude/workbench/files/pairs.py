@@ -21,7 +21,8 @@ from st_magnitude.data.documents import as_document, read_documents
 from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
-from st_magnitude.workbench.files.rows import LeftOut, Source, num_held_out, read_columns
+from st_magnitude.workbench.files.decode import LeftOut
+from st_magnitude.workbench.files.rows import Source, num_held_out, read_columns
 from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def load_splits(
     *,
     columns: str | Mapping[str, str] | None = None,
     threshold: float | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
     seed: int = 0,
     skip_empty: bool = False,
 ) -> Splits:
@@ -162,6 +165,8 @@ def load_splits(
         columns: Other names, ``{"query": "title", "document": "body"}`` or
             ``"query=title,document=body"``; roles are query, document, negative, score and split.
         threshold: The lowest score of a relevant document.
+        encoding: That of files which are not UTF-8, by its name in Python, such as ``"cp1251"``.
+        sheet: The sheet of spreadsheets; by default the first with two columns of texts.
         seed: What is held out depends on it and on the texts, not on the order of the rows.
         skip_empty: Whether a folder in BEIR's layout may have judgments of empty and absent texts.
             They are left out and counted in the log; else they are an error.
@@ -195,7 +200,7 @@ def load_splits(
     if isinstance(source, str | Path) and holds_texts(Path(source)):
         documents = read_documents(source)
     else:
-        tables = read_columns(sources, notes)
+        tables = read_columns(sources, encoding, sheet, notes)
         if all(table.cells.keys() == {"text"} for table in tables):
             documents = (
                 as_document({"text": text}, table.place(row))
