@@ -307,7 +307,7 @@ def _refuse_inputs(places: Sequence[tuple[str, str | Path]]) -> None:
         for name, other in places:
             if not isinstance(path, Path) or name == output:
                 continue
-            same = isinstance(other, Path) and path.absolute() == other.absolute()
+            same = isinstance(other, Path) and path.resolve() == other.resolve()
             if name in _INPUTS and path.exists() and os.path.exists(other):
                 same = path.samefile(other)
             if same:

@@ -281,7 +281,8 @@ def _read_json(path: Path, text: str) -> Columns:
         return _columns_of(rows, str(path), first=1)
     how = "pandas: TABLE.to_json('pairs.json', orient='records')"
     if is_nested:
-        how = f"jq -c '{_ROWS_OF}' {shlex.quote(str(path))} > pairs.jsonl"
+        shown_by = "zcat" if path.name.endswith(".gz") else "cat"
+        how = f"{shown_by} {shlex.quote(str(path))} | jq -c '{_ROWS_OF}' > pairs.jsonl"
     raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it, as with {how}.")
 
 
@@ -311,7 +312,10 @@ def _read_sheet(path: Path, raw: bytes, chosen: str | None, notes: list[str]) ->
         sheets = {sheet.title: _rows_of_cells(sheet.values) for sheet in book.worksheets}
     except Exception as error:  # of zipfile, XML and openpyxl, by what is damaged
         raise DataError(f"{path} is not read as xlsx ({error}); save it as CSV UTF-8.") from None
-    full = [name for name, rows in sheets.items() if _num_texts(rows) > 1]
+    full = []
+    for name, rows in sheets.items():
+        columns = zip(*(cells for _, cells in rows[1:]), strict=True)
+        full += [name] if sum(map(bool, map(num_words, columns))) > 1 else []
     chosen = chosen or next(iter(full or sheets))
     source = f"{path}, sheet {chosen!r} of {shown([*sheets])}"
     if chosen not in sheets:
@@ -329,12 +333,6 @@ def _rows_of_cells(rows: Iterable[Sequence[object]]) -> list[tuple[int, tuple[ob
     """The rows that are not blank, numbered."""
     as_texts = (tuple(str(x) if isinstance(x, (int, float)) else x for x in row) for row in rows)
     return [(number, row) for number, row in enumerate(as_texts, start=1) if any(row)]
-
-
-def _num_texts(rows: Sequence[tuple[int, tuple[object, ...]]]) -> int:
-    """The number of columns of texts below the header."""
-    columns = zip(*(cells for _, cells in rows[1:]), strict=True)
-    return sum(num_words(cells) > 0 for cells in columns)
 
 
 def num_words(cells: Iterable[object]) -> float:

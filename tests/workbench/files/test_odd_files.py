@@ -381,7 +381,7 @@ def test_objects_that_are_refused_by_their_conversion(source, message):
 
 def remedied(message: str, folder) -> Splits:
     """Runs the command that a message names, which makes pairs.jsonl or utf8.csv."""
-    found = re.search(r"\b(?:jq|iconv) .* > (\w+\.\w+)", message)
+    found = re.search(r"\b(?:z?cat|iconv) .* > (\w+\.\w+)", message)
     subprocess.run(found[0], shell=True, cwd=folder, check=True)
     return load_splits(folder / found[1])
 
