@@ -2,6 +2,7 @@ from . import clip as clip
 from . import geometry as geometry
 from . import revela as revela
 from .data.retrieval import RetrievalData as RetrievalData
+from .data.task import encode as encode
 from .evaluation.mining import mine_negatives as mine_negatives
 from .kernel.infonce import infonce as infonce
 from .kernel.terms import Term as Term

@@ -157,7 +157,7 @@ DATA |= {"wordnet": lexicons, "docstrings": docstrings}
 
 def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
     """The embeddings, on the CPU, where they are measured."""
-    found = task.encode(model, batch_size=128, show_progress_bar=False)
+    found = stm.encode(model, task, batch_size=128, show_progress_bar=False)
     return replace(found, queries=found.queries.cpu(), documents=found.documents.cpu())
 
 

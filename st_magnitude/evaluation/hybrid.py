@@ -110,17 +110,17 @@ class HybridEvaluator(SearchEvaluator):
         super().__init__(queries, corpus, relevant_docs, **options)
         at_least("top_k", top_k, 10, ", for nDCG@10")
         self.top_k = top_k
-        run = bm25_run(self.task, top_k) if bm25 is None else bm25
+        run = bm25_run(self.data, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
             raise InputError(
                 f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
             )
-        self.runs = {"bm25": Ranking.of_run(self.task, run, top_k)}
+        self.runs = {"bm25": Ranking.of_run(self.data, run, top_k)}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         dense = self.encode(model).search(self.top_k)
-        lexical = Ranking.of_run(self.task, self.runs["bm25"], self.top_k)
+        lexical = Ranking.of_run(self.data, self.runs["bm25"], self.top_k)
         fused = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
-        hybrid = Ranking.of_run(self.task, fused, self.top_k)
+        hybrid = Ranking.of_run(self.data, fused, self.top_k)
         self.runs = {"dense": dense, "bm25": self.runs["bm25"], "hybrid": hybrid}
         return self.figures(self.runs | {"bm25": lexical}, self.top_k)

@@ -18,7 +18,7 @@ from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
-from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
+from st_magnitude.kernel.terms import Term, check_terms, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import Texts
@@ -295,7 +295,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             **self.labels.fields(texts.labels, documents, ranks),
             **log_q,
         )
-        batch.check_embeddings(self.terms)
+        batch.check_embeddings()
+        check_terms(self.terms, queries.shape[1])
         if torch.is_grad_enabled() and (texts.keys or self.false_negatives.margin is not None):
             numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
             self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
@@ -363,9 +364,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self.check_dims(self.terms)
         if self.uses_gradient_cache and is_table(self.model):
             raise InputError(
-                f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
-                " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
-                " Leave mini_batch_size out."
+                "mini_batch_size turns on gradient caching, which a model that looks embeddings up"
+                " in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
             )
 
     @property

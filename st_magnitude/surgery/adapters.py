@@ -47,11 +47,9 @@ def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
 def add_lora(model: SentenceTransformer, rank: int) -> None:
     """Adds a LoRA on all linear layers, with alpha = 2 * rank, to a transformer without adapter."""
     if has_adapter(model):
-        raise InputError(
-            f"lora={rank} adds an adapter, and this model has one already. {MERGE_FIRST}"
-        )
+        raise InputError(f"lora adds an adapter, and this model has one already. {MERGE_FIRST}")
     if not any(isinstance(part, PreTrainedModel) for part in model.modules()):
-        raise InputError(f"lora={rank} needs a transformer with linear layers; leave it out.")
+        raise InputError("lora needs a transformer with linear layers; leave it out.")
     model.add_adapter(lora_config(r=rank, lora_alpha=2 * rank))
 
 

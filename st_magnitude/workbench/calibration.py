@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode
 from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
 from st_magnitude.result import Result, Table, to_plain
@@ -133,7 +133,7 @@ def calibrate_exponent(
     data: RetrievalData,
     exponents: ArrayLike | None = None,
     seed: int = 0,
-    **encode: Any,
+    **options: Any,
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
@@ -147,7 +147,7 @@ def calibrate_exponent(
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 and
             the model's present one are always added.
         seed: Seed of the draws of `judge`.
-        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
+        **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
     Raises:
         ValueError: If no query has a relevant document, an exponent lies outside [0, 1], the model
@@ -171,7 +171,7 @@ def calibrate_exponent(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
         )
-    task = data.encode(model, **encode)
+    task = encode(model, data, **options)
     warn_if_few(task.query_ids, "an exponent")
     if are_unit(norms(task.documents)):  # by a module of another name than Normalize
         raise InputError(UNIT_NORMS)

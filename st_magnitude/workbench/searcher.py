@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.ranking import Floats, Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
@@ -29,7 +29,7 @@ class Searcher:
         model: The model.
         data: The corpus. Its queries that have an answer say which scores are usual (`usual`).
         fusion: The weights of the model and of BM25; None for the model alone.
-        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
+        **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -45,13 +45,12 @@ class Searcher:
         model: SentenceTransformer,
         data: RetrievalData,
         fusion: Fusion | None = None,
-        **encode: Any,
+        **options: Any,
     ) -> None:
         self.model = model
         self.fusion = fusion
         self.about = ""  # what is searched with, if the model does not search alone
-        # no figure is taken of them
-        self.task = data.encode(model, only=data.queries, even_read=True, **encode)
+        self.task = encode(model, data, only=data.queries, **options)
         if fusion is not None:
             self.index = LexicalIndex(data, TOKENS[fusion.tokens])
             unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
@@ -59,7 +58,7 @@ class Searcher:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, data: RetrievalData, only: str | None = None, **encode: Any
+        cls, folder: str | Path, data: RetrievalData, only: str | None = None, **options: Any
     ) -> Searcher:
         """The model in a folder, searching as the ``deploy.json`` there recommends.
 
@@ -84,7 +83,7 @@ class Searcher:
             elif how:
                 fusion = how if isinstance(how, Fusion) else bm25
                 about = f"Searching with {decision.name} ({how}), as recommended"
-        searcher = cls(load(str(folder)), data, fusion, **encode)
+        searcher = cls(load(str(folder)), data, fusion, **options)
         searcher.about = about
         return searcher
 

@@ -103,7 +103,7 @@ SEARCHES = {
     "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
     "hybrid": metrics_of(HybridEvaluator, similarity="dot"),
     "ranking": lambda model, *task: [
-        [*row] for row in RetrievalData(*task).encode(model, DOT).search().values()
+        [*row] for row in stm.encode(model, RetrievalData(*task), DOT).search().values()
     ],
     "exponent": lambda model, *task: calibrate_exponent(
         model, RetrievalData(*task)
@@ -126,7 +126,7 @@ def test_every_search_leaves_out_the_query_itself(task, static_model, search):
 def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, static_model):
     task["corpus"] |= task["queries"]
     data = RetrievalData(*task.values())
-    cosine = data.encode(static_model, "cosine")
+    cosine = stm.encode(static_model, data, "cosine")
     with_prior = cosine.with_prior(dict.fromkeys(data.corpus, -1.0), weight=0.1)
     assert (with_prior.search(10).columns == cosine.search(10).columns).all()
     run = {query: {"q1": 2.0, "d02": 1.0} for query in data.queries}
@@ -178,7 +178,7 @@ def test_own_documents_are_not_found(monkeypatch, tiles):
     monkeypatch.setattr(task_module, "TILE_WIDTH", tiles)
     task = encoded()
     own = torch.randint(-1, 41, (23,))
-    monkeypatch.setattr(RetrievalData, "own_columns", lambda data, queries: own)
+    monkeypatch.setattr(RetrievalData, "own_columns", lambda data, queries: own.numpy())
     left_out = task.search(41).columns
     scores = task.scores(own.clamp(min=0)[:, None])
     assert torch.equal(scores[:, 0].isinf(), own >= 0)

@@ -1,6 +1,5 @@
 """Fusion and BM25 against literal loops, the others against sentence-transformers."""
 
-import copy
 import math
 import sys
 
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
+import st_magnitude as stm
 from st_magnitude import DNORM
-from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator, bm25_run, reciprocal_rank_fusion
 
@@ -79,24 +78,12 @@ def test_evaluator_fuses_what_it_shows(task, minilm):
     evaluator(minilm)
     dense, bm25 = (evaluator.runs[name] for name in ("dense", "bm25"))
     data = RetrievalData(*task.values())
-    assert dense == data.encode(minilm, DNORM, **prompts).search(10)
-    assert dense != data.encode(minilm, DNORM).search(10)
+    assert dense == stm.encode(minilm, data, DNORM, **prompts).search(10)
+    assert dense != stm.encode(minilm, data, DNORM).search(10)
     assert bm25 == bm25_run(data, top_k=10)
     assert max(map(len, reciprocal_rank_fusion([dense, bm25]).values())) > 10
     assert evaluator.runs["hybrid"] == reciprocal_rank_fusion([dense, bm25], top_k=10)
     assert evaluator.get_config_dict().items() >= (prompts | {"top_k": 10}).items()
-
-
-def test_a_model_that_has_read_queries_leaves_bm25_whole_for_the_next(task, static_model):
-    fresh = HybridEvaluator(**task)
-    expected = fresh(static_model)
-    reader = copy.deepcopy(static_model)
-    remember(reader, [*task["queries"].values()][1:])
-    evaluator = HybridEvaluator(**task)
-    assert evaluator(reader) != expected
-    assert len(evaluator.runs["dense"]) == 1
-    assert evaluator(static_model) == expected
-    assert list(evaluator.runs["bm25"]) == list(fresh.runs["bm25"])
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):

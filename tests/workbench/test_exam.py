@@ -2,13 +2,14 @@
 
 import pytest
 from _lookup import tokenizer_of
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.memory import write_memory
 
 NUMBER = 20
 CORPUS = {
@@ -86,22 +87,24 @@ def test_queries_are_held_out_for_what_a_comparison_lacks():
     assert "16 queries outside of dev judge the result, held out in 5 folds." in exam.notes[1]
 
 
-def test_what_a_model_has_read_judges_nothing():
-    model = encoder()
-    remember(model, [f"where is dev-{i}?" for i in range(NUMBER)])
-    exam = Exam.of(splits_of(*ALL, drawn=["dev", "test"]), model, confirm="test", folds=5)
+def test_what_a_model_has_read_judges_nothing(tmp_path):
+    folder = str(tmp_path)
+    rows = Dataset.from_dict({"anchor": [f"where is dev-{i}?" for i in range(NUMBER)]})
+    write_memory(tmp_path, rows)
+    splits = splits_of(*ALL, drawn=["dev", "test"])
+    exam = Exam.of(splits, encoder(), "a hub id", folder, confirm="test", folds=5)
     assert exam.judged.queries.keys() == ids("test")  # and not in folds
     assert (exam.confirm, exam.folds) == (None, [])
     assert exam.notes == (
         "--confirm test is left out, as the test split judges the model already.",
     )
     with pytest.raises(ValueError, match="trained on all 20 queries"):
-        Exam.of(splits_of("train", "dev"), encoder(), model)
+        Exam.of(splits_of("train", "dev"), encoder(), folder)
 
 
 @pytest.mark.parametrize("folds", [1, NUMBER + 1])
 def test_folds_that_cannot_be_made(folds, monkeypatch):
-    with pytest.raises(ValueError, match=f"folds={folds}: at least 2, .* which are 20"):
+    with pytest.raises(ValueError, match=f"folds is {folds}; give at least 2, .* which are 20"):
         Exam.of(splits_of("train"), encoder(), folds=folds)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="start one process"):

@@ -79,7 +79,7 @@ def measure(cell: Cell, folder: Path) -> Figures:
     found["test"]["v banking"], _ = v_measure(model, banking77.read(folder, "test"), seed)
     for part, split in (("dev", "val"), ("test", "test")):
         asked = questions(folder, split, seed, False)[::2]
-        task = find_questions(asked, train[::5]).encode(model, "cosine", batch_size=256)
+        task = stm.encode(model, find_questions(asked, train[::5]), "cosine", batch_size=256)
         sizes = (task, task.prefix(task.queries.shape[1] // 4))
         full, quarter = (x.search(10).mean for x in sizes)
         found[part] |= {"ndcg": full, "kept": quarter / full}

@@ -49,7 +49,7 @@ def main() -> None:
     rows = []
     for task, data in tasks().items():
         for name, model in models.items():
-            encoded = data.encode(model, "cosine")
+            encoded = stm.encode(model, data, "cosine")
             turned = on_principal_axes(encoded)
             full = in_points(encoded.search(10).ndcg)
             for dim in DIMS:

@@ -159,7 +159,7 @@ def pushes(loss: stm.MagnitudeRankingLoss, rows: Dataset, batch: int) -> dict[st
 
 def measured(model: Any, data: RetrievalData, similarity: stm.Similarity) -> dict[str, float]:
     """d and AUC of the norm, what half of the index keeps, and nDCG@10 as trained and by cosine."""
-    task = data.encode(model, similarity, before_normalize=True)
+    task = stm.encode(model, data, similarity, before_normalize=True)
     norms, answers = geometry.norms(task.documents), data.is_relevant
     half = norms >= np.sort(norms)[len(norms) // 2]
     return {

@@ -94,7 +94,7 @@ def measure(cell: Cell) -> Figures:
     else:
         model.prompts = {"query": "Query: ", "document": "Passage: "}
     seconds = time.perf_counter() - began
-    found = task().encode(model.eval(), "cosine", batch_size=16).search().ndcg
+    found = stm.encode(model.eval(), task(), "cosine", batch_size=16).search().ndcg
     return {"ndcg": packed(found), "logs": logs, "seconds": round(seconds, 1)}
 
 

@@ -79,7 +79,7 @@ def measure(cell: Cell) -> Figures:
         seconds = time.process_time() - began
     del model.preprocess
     dev, test = (
-        task.encode(model.eval(), "cosine", batch_size=256) for task in (words.dev, words.test)
+        stm.encode(model.eval(), task, "cosine", batch_size=256) for task in (words.dev, words.test)
     )
     return {
         "dev": round(dev.search(10).mean, 5),

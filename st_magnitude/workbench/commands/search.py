@@ -71,7 +71,7 @@ def search(
     those of questions that have an answer.
     """
     from st_magnitude.data.beir import canonical
-    from st_magnitude.data.memory import AllReadError
+    from st_magnitude.workbench.memory import AllReadError, unread_split
 
     splits = source.splits()
     source.tell(splits)
@@ -83,7 +83,7 @@ def search(
     known = splits[split]
     says_share = True
     try:
-        known = splits.unread(split, model)[1]
+        known = unread_split(splits, split, model)[1]
     except AllReadError:
         says_share = False
     from st_magnitude.workbench.searcher import Searcher

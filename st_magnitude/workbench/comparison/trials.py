@@ -38,7 +38,6 @@ from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
-    remember_rows,
     sampler_of,
     train_copy,
     warn_of_left_out,
@@ -52,12 +51,13 @@ IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a ru
 
 
 def exam_of(
-    splits: Splits, models: Sequence[SentenceTransformer | str], config: CompareConfig
+    splits: Splits, model: SentenceTransformer, folders: Sequence[str], config: CompareConfig
 ) -> Exam:
-    """The exam of the model to train and of others, with a sample of the documents."""
+    """The exam of the model to train and of those in folders, with a sample of the documents."""
     exam = Exam.of(
         splits,
-        *models,
+        model,
+        *folders,
         train=config.split,
         choose=config.dev_split,
         judge=config.test_split,
@@ -95,6 +95,7 @@ class Trials:
     base: SentenceTransformer
     exam: Exam
     config: CompareConfig
+    folder: str | None = None  # of the pretrained model, if it is known
     steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
 
     @property
@@ -192,8 +193,7 @@ class Trials:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}}
-        remember_rows(trainer)
-        save_trained(trainer, folder, figures, {})
+        save_trained(trainer, folder, figures, {}, base=self.folder)
 
 
 class _Clock(TrainerCallback):

@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude import geometry
 from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import encode as encode_data
 from st_magnitude.evaluation.compression import cells_of, search_formats
 from st_magnitude.saving.card import model_name
 from st_magnitude.similarity import COSINE, Similarity
@@ -48,7 +49,7 @@ def diagnose(
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         seed: Seed of the folds and of the draws.
-        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
+        **encode: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
     Raises:
         TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
@@ -66,8 +67,7 @@ def diagnose(
         (inf, 'not enough data')
     """
     _check(data, min_gain, tolerance)
-    task = data.encode(model, similarity, **encode | {"before_normalize": True})
-    _check(task.data, min_gain, tolerance)  # without what the model has read
+    task = encode_data(model, data, similarity, **encode | {"before_normalize": True})
     today = task.similarity
     answers = NormStatistics.of(task.documents, [data.corpus[i] for i in data.document_ids])
     is_relevant = data.is_relevant | np.isin(data.document_ids, list(also_relevant))

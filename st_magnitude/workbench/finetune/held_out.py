@@ -20,6 +20,7 @@ from tqdm import tqdm
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import encode as encode_data
 from st_magnitude.evaluation.lexical import LARGE, TOKENS, LexicalIndex, bm25_run, words
 from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.judge import warn_if_few
@@ -104,7 +105,7 @@ def encode(
     # parts of unit vectors are ranked as they are served
     before = not (normalizes_output(model) and is_cut(model))
     known = None if other is None or other.data.corpus != data.corpus else other.documents
-    task = data.encode(model, before_normalize=before, show_progress_bar=shows, known=known)
+    task = encode_data(model, data, before_normalize=before, show_progress_bar=shows, known=known)
     return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))
 
 
@@ -147,8 +148,7 @@ def card_figures(
     if task is None:
         texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
         sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
-        # norms and directions judge nothing
-        task = sample.encode(model, "cosine", before_normalize=True, only=texts, even_read=True)
+        task = encode_data(model, sample, "cosine", before_normalize=True, only=texts)
         sides = {"document": task.documents, "query": task.queries}
     else:
         sides = {"document": task.documents[drawn], "query": task.queries[asked]}

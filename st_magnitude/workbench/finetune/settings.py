@@ -98,6 +98,6 @@ class TrainConfig:
         has_temperatures = self.temperatures is not None or LOSSES[self.loss].has_temperatures
         if self.temperature is not None and (has_temperatures or self.dims is not None):
             raise InputError(
-                f"temperature={self.temperature} is for a loss of one term. With dims, or a loss of"
-                f" several temperatures, pass temperatures={self.temperature} instead."
+                "temperature is for a loss of one term. With dims, or a loss of several"
+                f" temperatures, pass {self.temperature} as temperatures instead."
             )

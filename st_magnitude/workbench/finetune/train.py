@@ -23,6 +23,7 @@ from st_magnitude.losses.named import LOSSES
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
+from st_magnitude.saving.find import refuse_missing
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
@@ -46,9 +47,9 @@ from st_magnitude.workbench.finetune.trainer import (
     make_rows,
     make_trainer,
     reading,
-    remember_rows,
     warn_of_left_out,
 )
+from st_magnitude.workbench.memory import write_memory
 from st_magnitude.workbench.verdict import Confirmation, Verdict
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
@@ -97,9 +98,9 @@ def train(
     ``training.json``.
 
     An `Exam` decides which queries judge it: those of ``config.dev_split``, or of folds; none of
-    them, and none of ``config.confirm``, is a text of a training row. The model remembers its
-    training texts by hashes (`st_magnitude.data.memory`), and is not judged by queries that it has
-    read in an earlier training.
+    them, and none of ``config.confirm``, is a text of a training row. Nor do queries judge that a
+    model has read in an earlier training, of which the folder that is given as the model has hashes
+    (`st_magnitude.workbench.memory`).
 
     The model is compared with the pretrained one as it was given and with BM25. It is saved as it
     was trained, unless another document exponent is clearly better. A clearly worse model is saved
@@ -138,10 +139,12 @@ def train(
             pass  # it refuses models and lengths that do not fit
         refuse_frozen(model)
         score_by_cosine(model, say)
+        refuse_missing(*also)
         stack.enter_context(remembered_tokens(model))
         exam = Exam.of(
             load_splits(data),
             model,
+            *filter(None, [name]),
             *also,
             train=config.split,
             judge=config.dev_split,
@@ -168,7 +171,6 @@ def train(
         trainer = make_trainer(model, exam.train, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
-        remember_rows(trainer)  # checkpoints, too, say what they have read
         with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint)
         if baseline is None:
@@ -199,10 +201,10 @@ def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
     has_negatives = len(rows.column_names) > 2 and never_relevant
     if LOSSES[loss].keeps_norms and not has_negatives:
         logger.warning(
-            f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
-            "is judged 0 and answers no query, from which norms learn what is never relevant. Add "
-            "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
-            "loss='cosine'."
+            f"The loss {loss} keeps the norms of documents, but no training row has a negative that"
+            " is judged 0 and answers no query, from which norms learn what is never relevant. Add"
+            " such judgments, best of documents that resemble the queries (docs/norms.md), or take"
+            " the loss cosine."
         )
 
 
@@ -227,8 +229,8 @@ def _save_unless_worse(
     model = trained.trainer.model
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
-            f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
-            " keep_anyway=True save its model."
+            f"Nothing was saved to {output}. The last checkpoint remains: --resume"
+            " --keep-anyway (in Python resume=True, keep_anyway=True) saves its model."
         )
         return trained
     figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}
@@ -247,7 +249,7 @@ def _save_unless_worse(
         "Norms": trained.norm_warning,
     }
     decision = None if verdict is None else verdict.decision
-    save_trained(trained.trainer, output, figures, sections, decision)
+    save_trained(trained.trainer, output, figures, sections, decision, base)
     if not config.keep_checkpoints:
         shutil.rmtree(output / run_folder.WORK, ignore_errors=True)
     return replace(trained, output=output)
@@ -259,8 +261,10 @@ def save_trained(
     figures: Mapping[str, object],
     sections: Mapping[str, str | None],
     decision: Decision | None = None,
+    base: str | None = None,
 ) -> None:
-    """Writes the model, its card with further sections, ``training.json`` and the decision."""
+    """Writes the model, its card with further sections, ``training.json``, the decision, and the
+    hashes of the texts that it, and before it the base in a folder, has read."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
     rows = cast(Dataset, trainer.train_dataset)
     # the card describes the loss again, with the exponents that it learned
@@ -275,3 +279,4 @@ def save_trained(
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
         if decision is not None:
             decision.save(folder)
+        write_memory(folder, rows, *filter(None, [base]))

@@ -12,6 +12,7 @@ from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from test_cli import COMMANDS
 
+from st_magnitude._files import WORK
 from st_magnitude.saving.export import export
 from st_magnitude.workbench.commands.core import KnownData, Warnings
 from st_magnitude.workbench.commands.search import search
@@ -108,16 +109,13 @@ def test_nobody_asks(place, streams):
     assert "Nobody asked a question" in done.stdout
 
 
-def test_warnings_are_in_the_words_and_lines_of_the_terminal(monkeypatch, capsys):
+def test_warnings_are_in_the_lines_of_the_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
-    record = logging.makeLogRecord(
-        {"msg": "batch_size=32 of split=a/b.csv: pass resume=True. " * 3}
-    )
-    Warnings().emit(record)
+    said = "Left out 2 rows. " * 9
+    Warnings().emit(logging.makeLogRecord({"msg": said}))
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= 40
-    expected = "--batch-size 32 of split=a/b.csv: pass --resume. " * 3
-    assert " ".join(shown.split()) == expected.strip()
+    assert shown.split() == said.split()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -147,6 +145,31 @@ def test_a_used_output_is_refused_before_the_data_are_read(tmp_path, name):
     model = ["model"] if name == "calibrate" else []
     said = refusal(name, *model, data="absent.csv", output=tmp_path / "out")
     assert "is not empty; choose another folder" in said
+
+
+@pytest.mark.parametrize("resume", [None, True])
+def test_so_is_an_unfinished_run(tmp_path, place, resume):
+    checkpoint = tmp_path / "out" / WORK / "checkpoint-3"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 3}')
+    options = {"model": place / "model", "output": tmp_path / "out", "resume": resume}
+    said = refusal("train", data="absent.csv", **options)
+    assert ("holds an unfinished run" if resume is None else "absent.csv") in said
+
+
+@pytest.mark.parametrize("option", ["model", "also"])
+@pytest.mark.parametrize("name", ["train", "compare"])
+def test_a_missing_model_is_refused_before_the_data_are_read(tmp_path, place, option, name):
+    options = {"model": place / "model", "output": tmp_path / "out", "data": "absent.csv"}
+    assert "absent.csv" in refusal(name, **options)
+    for absent, why in (
+        ("no/such", "There is no model at 'no/such'"),
+        ("wordlama", "Did you mean 'wordllama'?"),
+        (place / "data", "holds no model"),
+        (place, f"Did you mean '{place / 'model'}'?"),
+    ):
+        assert why in refusal(name, **options | {option: absent})
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_commands_with_an_output_are_walked():

@@ -83,14 +83,14 @@ def test_a_model_that_cannot_answer_is_refused(tiny_path, data_folder, tmp_path,
 def test_the_same_embedding_for_all_texts(model):
     texts = {"a": "one", "b": "two"}
     data = stm.RetrievalData(texts, texts, {"a": {"b"}, "b": {"a"}})
-    data.encode(model)
+    stm.encode(model, data)
     for parameter in model[0].model.embeddings.parameters():
         parameter.data.zero_()
     model[0].model.embeddings.LayerNorm.bias.data.normal_()
     with pytest.raises(NotFiniteError, match="2 different document texts are all the same"):
-        data.encode(model)
+        stm.encode(model, data)
     alike = stm.RetrievalData(texts, dict.fromkeys(texts, "one"), {"a": {"b"}, "b": {"a"}})
-    alike.encode(model)  # of equal texts they are the same
+    stm.encode(model, alike)  # of equal texts they are the same
 
 
 @pytest.mark.parametrize(

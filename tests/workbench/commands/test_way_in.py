@@ -106,7 +106,7 @@ def test_search_uses_what_was_recommended(recommended, decision, only, weight, s
     options = {"data": file} | ({"only": only} if only else {})
     (search,) = figures("search", model, "tea cup", **options)["searches"]
     data = stm.load_splits(file)["train"].asking(["tea cup"])
-    dense = data.encode(stm.load(model), "cosine", only=["tea cup"]).search()
+    dense = stm.encode(stm.load(model), data, "cosine", only=["tea cup"]).search()
     lexical = bm25_run(data)
     fused = Fusion(weight, 1.0, 2.0, "words")(dense, lexical)
     expected = [(document, pytest.approx(score)) for document, score in fused["tea cup"].items()]

@@ -90,7 +90,7 @@ def test_figures_of_a_sample_for_a_card():
     task = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
     answers = {"word0-4", "word1-4"}
     found = card_figures(model, task, answers, seed=0)
-    among = task.encode(model, before_normalize=True)
+    among = stm.encode(model, task, before_normalize=True)
     assert card_figures(model, task, answers, 0, among) == found
     assert found["document_norm_mean"] == geometry.norms(among.documents).mean()
     assert found["document_norm_mean"] == pytest.approx((1 + 4 + 6) / 3)
@@ -175,7 +175,7 @@ def test_a_corpus_is_encoded_once_for_dev_and_test(model, tmp_path, splits, monk
     trained = train(model, splits, tmp_path / "out", config, also=[str(other)])
     assert sides.count(("document", 60)) == 3
     assert sides.count(("query", 6)) == 6
-    after = splits["test"].encode(trained.trainer.model).search()
+    after = stm.encode(trained.trainer.model, splits["test"]).search()
     first = trained.confirmed.rows[0]
     if first.name == "the trained model":
         assert first.ndcg == pytest.approx(after.mean, abs=1e-9)
