@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
+from itertools import permutations
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
@@ -299,16 +300,15 @@ def _check_text(name: str, text: str) -> None:
 
 def _refuse_inputs(places: Sequence[tuple[str, str | Path]]) -> None:
     """Refuses an output, which is an option of type Path, that is an input or another output."""
-    for output, path in places:
-        for name, other in places:
-            if not isinstance(path, Path) or name == output:
-                continue
-            same = isinstance(other, Path) and path.resolve() == other.resolve()
-            if name in _INPUTS and path.exists() and os.path.exists(other):
-                same = path.samefile(other)
-            if same:
-                said = f"--{output.replace('_', '-')} and {name.upper()} are both {str(path)!r}"
-                raise InputError(f"{said}; choose a new place to write to.")
+    for (output, path), (name, other) in permutations(places, 2):
+        if not isinstance(path, Path) or name == output:
+            continue
+        same = isinstance(other, Path) and path.resolve() == other.resolve()
+        if name in _INPUTS and path.exists() and os.path.exists(other):
+            same = path.samefile(other)
+        if same:
+            said = f"--{output.replace('_', '-')} and {name.upper()} are both {str(path)!r}"
+            raise InputError(f"{said}; choose a new place to write to.")
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
@@ -414,13 +414,11 @@ def _path(given: str) -> Path:
 
 
 def _report(given: str) -> Path:
-    """The path of a report, which may replace an earlier one."""
-    path = _path(given)
     try:
-        refuse_foreign(path, OUR_PAGE)
+        refuse_foreign(_path(given), OUR_PAGE)  # an earlier report may be replaced
     except OSError as error:
         raise typer.BadParameter(str(error)) from None
-    return path
+    return Path(given)
 
 
 Report = Annotated[

@@ -160,8 +160,10 @@ def load_splits(
     sources = _sources_of(cast(Source, given))
     source = sources[0]
     if isinstance(source, str | Path) and _is_layout(source):
-        if columns is not None or threshold is not None:
-            raise DataError(f"{source} is BEIR's folder: columns and threshold are of pairs.")
+        if any(given is not None for given in (columns, threshold, encoding, sheet)):
+            raise DataError(
+                f"{source} is BEIR's folder: columns, threshold, encoding and sheet are of pairs."
+            )
         return _read_folder(Path(source), skip_empty)
     notes: list[str] = []
     documents = None

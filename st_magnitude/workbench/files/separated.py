@@ -52,7 +52,7 @@ def _separator(path: Path, text: str) -> str:
     first = text.strip().splitlines()[:1]
     if not found and first != ["text"]:  # without labels
         raise DataError(
-            f"{path}: the first line, {shown(*first)}, has one column. Take out what is above the"
+            f"{path}: the first line, {shown(first[0])}, has one column. Take out what is above the"
             " header, or separate columns by comma, semicolon or tab."
             if first
             else f"{path} is empty; write a header, query,document, and rows."

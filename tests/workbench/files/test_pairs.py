@@ -251,8 +251,9 @@ def test_saved_and_read_again(tmp_path):
     assert again.relevant_documents() == splits.relevant_documents()
     assert again["dev"].corpus is again["test"].corpus
     again.check_held_out("dev", "test")
-    with pytest.raises(DataError, match="columns and threshold are of pairs"):
-        load_splits(tmp_path / "data", threshold=2)
+    for option in ({"threshold": 2}, {"encoding": "cp1252"}, {"sheet": "a"}):
+        with pytest.raises(DataError, match="columns, threshold, encoding and sheet are of pairs"):
+            load_splits(tmp_path / "data", **option)
     with pytest.raises(FileExistsError):
         splits.save(tmp_path / "data")
 
