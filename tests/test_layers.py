@@ -21,9 +21,10 @@ PLUGIN = (
     ("clip", "revela", "evaluation", "mteb"),
 )
 WORKBENCH = (
-    ("_config", "report", "files", "folds", "memory", "options", "choice"),
-    ("calibration", "verdict", "exam", "searcher"),
-    ("diagnosis", "serving", "finetune"),
+    ("_config", "files", "memory"),
+    ("judging",),
+    ("calibration", "report", "searcher"),
+    ("serving", "finetune"),
     ("comparison",),
     ("commands",),
 )

@@ -45,9 +45,10 @@ KINDS = {"far": "encyclopedia", "middle": "out of scope", "like": "related artic
 class OverAll(stm.QNormRankingLoss):
     """scale="auto" with the mean norm of all documents, explicit negatives included."""
 
-    def by_mean_norms(self, queries: Tensor, documents: list[Tensor], *_: Any) -> Any:
+    def by_mean_norms(self, columns: list[Tensor], *_: Any) -> list[Tensor]:
+        queries, *documents = columns
         mean = torch.cat(documents).norm(dim=1).mean()
-        return queries, [column / mean for column in documents]
+        return [queries, *(column / mean for column in documents)]
 
 
 WAYS: dict[str, Callable[[SentenceTransformer], stm.MagnitudeRankingLoss]] = {

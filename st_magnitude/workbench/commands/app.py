@@ -16,7 +16,6 @@ try:
         "search",
         "compare",
         "calibrate",
-        "diagnose",
         "compress",
         "check_serving",
         "mteb",

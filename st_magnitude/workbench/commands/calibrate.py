@@ -46,7 +46,8 @@ def calibrate(
     from st_magnitude.workbench.calibration import calibrate_exponent
     from st_magnitude.workbench.memory import unread
 
-    curve = calibrate_exponent(encoder, data, **judged.encode)
+    answers = splits.relevant_documents()
+    curve = calibrate_exponent(encoder, data, also_relevant=answers, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": split, **curve.to_dict()}
     if confirm is not None:
@@ -70,7 +71,7 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     chosen = curve.at(exponent)
     typer.echo(f"nDCG@10 on {where(chosen.data)} at exponent {exponent:g}: {chosen.mean:.4f}")

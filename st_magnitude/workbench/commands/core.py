@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.workbench.files.pairs import Splits
-    from st_magnitude.workbench.verdict import Verdict
+    from st_magnitude.workbench.judging.verdict import Verdict
 
 Figures = Mapping[str, Any]
 
@@ -175,18 +175,9 @@ class Judged(KnownData):
         return encoder, split, data
 
     @property
-    def encode(self) -> dict[str, int | bool]:
+    def encode(self) -> dict[str, Any]:
         """Options of `st_magnitude.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
-
-
-@dataclass(frozen=True)
-class Ranked(Judged):
-    """Options of the commands that also score with a similarity."""
-
-    similarity: Annotated[
-        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None
 
 
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
@@ -384,7 +375,7 @@ class Warnings(logging.Handler):
 
 def tell_names(also: Sequence[str] | None) -> None:
     """Says what models are called whose paths are long."""
-    from st_magnitude.workbench.choice import short_names
+    from st_magnitude.workbench.judging.choice import short_names
 
     for name, path in short_names(also or ()).items():
         if name != path:
@@ -440,11 +431,11 @@ def save_report(
     if verdict is None:
         say("There is no report, as no held-out queries judge the model.")
         return
+    from st_magnitude.workbench.judging.verdict import BEFORE
     from st_magnitude.workbench.report import write_report
-    from st_magnitude.workbench.verdict import BEFORE
 
     of = {system.name: system.ranking for system in verdict.systems}
     said = "\n".join(filter(None, (verdict.deploy, verdict.headline)))
-    systems = [*verdict.systems, *verdict.controls]
+    systems = [*verdict.systems, *verdict.controls.systems]
     write_report(path, title, said, systems, of[BEFORE], of[verdict.name], settings, seed)
     say(f"The report is in {path}.")

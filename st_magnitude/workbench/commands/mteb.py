@@ -45,7 +45,7 @@ def mteb(
         for task in tasks
     ]
     from st_magnitude.mteb import evaluate
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
     from st_magnitude.workbench.memory import unread
 
     data = [task if isinstance(task, str) else unread(task, model) for task in data]

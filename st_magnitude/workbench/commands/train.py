@@ -98,7 +98,7 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
         if advice := verdict.advice():
             say(advice)
     if settings.confirm is not None and trained.confirmed is not None:
-        counts = "" if verdict is None else verdict.which_counts(trained.confirmed)
+        counts = "" if verdict is None else trained.confirmed.which_counts(verdict)
         say(f"{trained.confirmed} {counts}".strip())
         figures[settings.confirm] = trained.confirmed.to_dict()
     about_hashes = notice(trained.output) if trained.output else ""

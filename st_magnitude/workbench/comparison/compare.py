@@ -24,14 +24,14 @@ from st_magnitude.saving.export import load
 from st_magnitude.saving.find import refuse_missing
 from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.workbench.choice import System, short_names
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.files.pairs import Data, load_splits
-from st_magnitude.workbench.finetune.held_out import controls, encode
 from st_magnitude.workbench.finetune.trainer import reading
-from st_magnitude.workbench.verdict import BEFORE, Verdict
+from st_magnitude.workbench.judging.choice import System, short_names
+from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
+from st_magnitude.workbench.judging.verdict import BEFORE, Verdict, verdict_of
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
@@ -89,14 +89,14 @@ def compare(
     trials = Trials(base, exam, config, name)
     with locked_folder(output), remembered_tokens(base), moved_in(output, "compare.json") as new:
         began = time.perf_counter()
-        pretrained = encode(base, trials.dev).search(10).mean
+        pretrained = task_of(base, trials.dev).search(10).mean
         measured = time.perf_counter() - began
         start = time.perf_counter()
-        tasks = {BEFORE: encode(base, trials.test)}
+        before = search(Contestant(BEFORE, base), exam)
         seconds = time.perf_counter() - start
-        tasks |= {of: encode(load(path), trials.test) for of, path in short_names(also).items()}
-        verdict_on = controls(exam, tasks, config.seed)
-        run = _Run(trials, new, pretrained, verdict_on, seconds, began, say)
+        others = [Contestant(of, load(path)) for of, path in short_names(also).items()]
+        models = [before, *(search(other, exam) for other in others)]
+        run = _Run(trials, new, pretrained, models, seconds, began, say)
         trials.steps = run.plan(measured)
         return run.finish(name or model_name(base))
 
@@ -108,7 +108,7 @@ class _Run:
     trials: Trials
     output: Path
     pretrained: float  # nDCG@10 on dev
-    verdict_on: Callable[..., Verdict]  # of `controls`
+    models: list[System]  # the pretrained one, and others to weigh
     seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
@@ -298,9 +298,16 @@ class _Run:
         if over_cosine is not None and not over_cosine.is_better:
             winner = controls[0]
         after = found.pop(winner.name)
-        verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
-        folds = len(self.trials.exam.folds)
-        return replace(verdict, folds=folds, split="test"), over_cosine, control
+        verdict = verdict_of(
+            self.trials.exam,
+            self.models[0],
+            after,
+            self.models[1:],
+            shown=[*found.values()],
+            seed=self.trials.config.seed,
+            decides=decides,
+        )
+        return verdict, over_cosine, control
 
     def _search(self, entry: Entry) -> System:
         ranking = self.trials.judge(entry, self.folder(entry.candidate))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,9 +29,7 @@ from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry
-from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.files.pairs import Splits
-from st_magnitude.workbench.finetune.held_out import DEPTH, cross_validate, encode
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
@@ -40,8 +38,11 @@ from st_magnitude.workbench.finetune.trainer import (
     reading,
     sampler_of,
     train_copy,
+    trained_copy,
     warn_of_left_out,
 )
+from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
+from st_magnitude.workbench.judging.exam import Exam
 
 __all__ = ["Trials", "exam_of"]
 
@@ -148,7 +149,7 @@ class Trials:
             # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
-                task = encode(model, self.dev)
+                task = task_of(model, self.dev)
         except NotFiniteError:
             return np.array([np.nan]), float(scoring_of(model).exponents[1])
         if normalizes_output(model):
@@ -161,8 +162,10 @@ class Trials:
         that are trained in folds."""
         if self.exam.folds:
             settings = entry.candidate.settings(self.config, self.rungs[-1])
-            return cross_validate(self.base, self.exam, settings, folder.parent, entry.exponent)
-        return encode(load(str(folder)), self.test).search(DEPTH)
+            trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
+            contestant = Contestant(entry.name, train=trains)
+            return search(contestant, self.exam, entry.exponent).ranking
+        return search(Contestant(entry.name, load(str(folder))), self.exam).ranking
 
     def train(
         self,

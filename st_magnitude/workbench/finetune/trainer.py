@@ -37,10 +37,11 @@ from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of, readers_of
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training.run_folder import WORK
+from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
 __all__ = ["is_uneven", "make_rows", "make_trainer", "reading"]
-__all__ += ["sampler_of", "train_copy", "warn_of_left_out"]
+__all__ += ["sampler_of", "train_copy", "trained_copy", "warn_of_left_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +168,16 @@ def train_copy(
     return trainer
 
 
+def trained_copy(
+    data: RetrievalData, model: SentenceTransformer, config: TrainConfig, output: Path
+) -> SentenceTransformer:
+    """A copy of a model that was trained on data, such as those of a fold."""
+    rows = make_rows(data, config.negatives, config.seed)
+    trainer = train_copy(model, data, rows, config, output)
+    refuse_diverged(trainer)
+    return trainer.model
+
+
 def _cast_half_weights(model: SentenceTransformer) -> None:
     """Casts weights to float32, but for those under an adapter: bfloat16 loses small steps."""
     if not (half := half_weights(model)):
@@ -264,9 +275,8 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     most = rows // arguments.world_size
     size = arguments.per_device_train_batch_size
     if most < 2:
-        raise InputError(
-            f"{rows} training pairs are too few for {arguments.world_size} processes, of two each."
-        )
+        least = 2 * arguments.world_size
+        raise InputError(f"A training needs at least {least} pairs, got {rows}: add rows.")
     if size > most and arguments.process_index == 0:
         logger.warning(
             f"The batch size of {size:,} is more than the {rows:,} training pairs fill: every step"

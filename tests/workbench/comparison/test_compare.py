@@ -21,13 +21,13 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.choice import Decision
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.finetune.train import train
-from st_magnitude.workbench.verdict import Scored, Verdict
+from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.verdict import Scored, Verdict
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -298,7 +298,7 @@ def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
     trials.exam = SimpleNamespace(folds=())
     trials.seconds_per_step = lambda _: pace
     said, now = [], time.perf_counter()
-    run = compare_module._Run(trials, tmp_path, 0.5, None, 0.0, now, said.append)
+    run = compare_module._Run(trials, tmp_path, 0.5, [], 0.0, now, said.append)
     assert run.plan(0.0) == pytest.approx(steps, abs=1)
     assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
 
@@ -401,7 +401,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
     scored = Scored(1.0, 0.5, over_pretrained)
-    test = Verdict(300, 0.5, scored, None, scored, None, over_bm25=over_bm25, split="test")
+    test = Verdict((), scored, "300 test queries", over_bm25=over_bm25)
     return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
 
 

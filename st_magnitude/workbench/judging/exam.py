@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 
 from st_magnitude._checks import InputError
-from st_magnitude.data.beir import canonical
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.workbench.files.pairs import Splits
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.judging.folds import (
+    DEFAULT_FOLDS,
+    folds_of,
+    number_of_different,
+    where,
+)
 from st_magnitude.workbench.memory import unread, unread_split
 
 __all__ = ["Exam"]
 
+DEPTH = 100  # documents of every search for each query
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
 
@@ -58,7 +63,8 @@ class Exam:
         other split that is missing.
 
         Raises:
-            DataError: If splits share queries, or a model was trained on all queries of one.
+            DataError: If splits share queries, a model was trained on all queries of one, or there
+                is one document.
             InputError: If there are fewer queries than folds, or several processes for folds.
         """
         notes: list[str] = []
@@ -90,6 +96,8 @@ class Exam:
             training, judged = _held_out(training, judge, folders, seed, notes)
         confirmed = None if confirm is None else unread(splits[confirm], *folders)
         training = training.apart_from(chooses, None if in_folds else judged, confirmed)
+        if len((judged or training).corpus) < 2:
+            raise DataError("The corpus has one document: there is nothing to tell apart.")
         answers = {
             document
             for data in splits.values()
@@ -99,10 +107,20 @@ class Exam:
         return cls(training, judged, in_folds, chooses, confirmed, answers, tuple(notes))
 
     def papers(self) -> Iterator[tuple[RetrievalData, RetrievalData]]:
-        """For each fold the data to train on and the queries that judge."""
+        """The data to train on and the queries that judge, for each fold if there are any."""
+        if not self.folds and self.judged is not None:
+            yield self.train, self.judged
         for fold in self.folds:
             asked = cast(RetrievalData, self.judged).only(fold)
             yield self.train.only(self.train.queries.keys() - fold).apart_from(asked), asked
+
+    @property
+    def where(self) -> str:
+        """The queries that judge, as "998 dev queries"."""
+        data = cast(RetrievalData, self.judged)
+        if not self.folds:
+            return where(data)
+        return f"{len(data.query_ids):,} queries, held out in {len(self.folds)} folds"
 
 
 def _in_folds(
@@ -120,7 +138,7 @@ def _in_folds(
     if wanted == 0 or not is_alone or (wanted is None and not is_table):
         return data, []
     data = unread(data, *folders)
-    different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
+    different = number_of_different(data) if data.relevant else 0
     if wanted is None and not 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES:
         return data, []
     number = wanted or DEFAULT_FOLDS
@@ -142,6 +160,7 @@ def _held_out(
     """The data without a part of the queries that no model has read, and this part, as a split."""
     number = max(DEFAULT_FOLDS, math.ceil(len(data.queries) / MOST_HELD_OUT))
     part = data.only(folds_of(unread(data, *folders), number, seed)[0])
+    part = replace(part, name=f"{data.name.partition(', ')[0]}, {name} split")
     said = f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
     notes.append(said)
     return data.only(data.queries.keys() - part.queries.keys()), part

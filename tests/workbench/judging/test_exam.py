@@ -7,8 +7,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.workbench.exam import Exam
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.workbench.judging import exam as exam_module
+from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.folds import where
 from st_magnitude.workbench.memory import write_memory
 
 NUMBER = 20
@@ -67,8 +69,8 @@ def test_who_trains_and_who_judges(model, parts, drawn, options, trains, judges,
     assert (set() if exam.judged is None else exam.judged.queries.keys()) == ids(*judges)
     assert len(exam.folds) == folds
     assert exam.answers == ids(*parts)
-    papers = [*exam.papers()] or [(exam.train, exam.judged)]
-    assert sum(len(asked.queries) for _, asked in papers if asked) == NUMBER * len(judges)
+    papers = [*exam.papers()]
+    assert sum(len(asked.queries) for _, asked in papers) == NUMBER * len(judges)
     for train, asked in papers:
         read = {*train.triplets(0)["anchor"]}
         for others in filter(None, (asked, exam.choose, exam.confirm)):
@@ -100,6 +102,34 @@ def test_what_a_model_has_read_judges_nothing(tmp_path):
     )
     with pytest.raises(ValueError, match="trained on all 20 queries"):
         Exam.of(splits_of("train", "dev"), encoder(), folder)
+
+
+@pytest.mark.parametrize("name", ["choose", "judge", "confirm"])
+def test_a_query_that_is_asked_later_is_no_text_to_train_on(name):
+    """It is the answer to another query of train."""
+    splits = splits_of(*ALL)
+    asked = "where is test-0?"
+    train = splits["train"]
+    corpus = CORPUS | {"train-0": asked}
+    changed = RetrievalData(train.queries, corpus, train.relevant)
+    options = {"judge": "dev"} | {name: "test"}
+    exam = Exam.of(stm.load_splits({**splits, "train": changed}), encoder(), **options)
+    rows = exam.train.triplets(0)
+    assert asked not in {*rows["positive"]}
+    assert len(rows) == NUMBER - 1
+
+
+def test_at_most_so_many_queries_are_held_out(monkeypatch):
+    monkeypatch.setattr(exam_module, "MOST_HELD_OUT", 3)  # of 20
+    exam = Exam.of(splits_of("train", "test"), encoder(), **COMPARE)
+    assert 1 <= len(exam.choose.query_ids) <= 3
+    assert where(exam.choose).endswith(" dev queries")
+
+
+def test_one_document_is_refused():
+    data = RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}})
+    with pytest.raises(DataError, match="one document"):
+        Exam.of(stm.load_splits({"train": data}), encoder())
 
 
 @pytest.mark.parametrize("folds", [1, NUMBER + 1])
