@@ -153,8 +153,9 @@ class _Run:
 
     @property
     def _fewest(self) -> int:
-        """The number of losses, each of which is to be tried once."""
-        return len({candidate.loss for candidate in self.trials.grid})
+        """The number of losses, each of which is to be tried once; of one loss, two candidates."""
+        grid = self.trials.grid
+        return min(len(grid), max(2, len({candidate.loss for candidate in grid})))
 
     @property
     def _later(self) -> int:

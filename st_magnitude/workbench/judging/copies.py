@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -22,11 +22,22 @@ NEAR_WORDS = 32  # most words of them
 
 @dataclass(frozen=True)
 class Copies:
-    """The near copies of training queries among the queries that judge."""
+    """How many of the queries that judge are near copies of training queries; and where these are
+    many, the difference on the others."""
 
-    number: int = 0
-    over: str = ""  # name of another search
-    others: Difference | None = None  # to that one on the other queries, if copies are many
+    number: int
+    others: Difference | None = None
+    over: str = ""  # name of the other search
+
+    @classmethod
+    def of(cls, after: System, before: System, copies: Collection[str], seed: int) -> Copies:
+        """The near copies, by their ids, among the queries of two searches."""
+        ranking = after.ranking
+        is_copy = np.array([query in copies for query in ranking.query_ids])
+        differences = (ranking.ndcg - before.ranking.ndcg)[~is_copy & ranking.has_answer]
+        if is_copy.sum() <= MANY * len(is_copy) or not len(differences):
+            return cls(int(is_copy.sum()))
+        return cls(int(is_copy.sum()), judge(differences, seed=seed), before.name)
 
     def __str__(self) -> str:
         if not self.number:
@@ -34,51 +45,30 @@ class Copies:
         said = f"Up to a word, training rows hold {self.number:,} of these queries"
         if self.others is None:
             return f"{said}."
-        others = f"on the {self.others.queries:,} others, the change is {self.others}"
-        return f"{said}; {others} against {self.over}."
-
-    @classmethod
-    def of(cls, system: System, other: System, copies: Collection[str], seed: int = 0) -> Copies:
-        """The near copies, by their ids, among the queries of a system, and its difference to
-        another one on the queries that are none."""
-        ranking = system.ranking
-        is_copy = np.array([query in copies for query in ranking.query_ids])
-        number = int(is_copy.sum())
-        is_other = ~is_copy & ranking.has_answer
-        if number <= MANY * len(is_copy) or not is_other.any():
-            return cls(number)
-        differences = (ranking.ndcg - other.ranking.ndcg)[is_other]
-        return cls(number, other.name, judge(differences, seed=seed))
+        said += f"; on the {self.others.queries:,} others, the change is {self.others}"
+        return f"{said} against {self.over}."
 
 
-NO_COPIES = Copies()
+NO_COPIES = Copies(0)
 
 
 def near_copies(train: RetrievalData, asked: RetrievalData) -> set[str]:
     """Ids of the queries that equal a training query up to a word or a letter."""
+    texts = {query: canonical(text) for query, text in asked.asked.items()}
     index: dict[int, list[str]] = {}
-    by_text: dict[str, list[str]] = {}
-    for query, text in asked.asked.items():
-        by_text.setdefault(canonical(text), []).append(query)
-    for text in by_text:
+    for query, text in texts.items():
         for key in _keys(text):
-            index.setdefault(key, []).append(text)
-    known = set(index)
-    found: set[str] = set()  # texts
+            index.setdefault(key, []).append(query)
+    found: set[str] = set()
     for text in {*map(canonical, train.asked.values())}:
-        for key in known.intersection(_keys(text)):
-            for other in index[key]:
-                if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR_RATIO:
-                    found.add(other)
-    return {query for text in found for query in by_text[text]}
+        near = {query for key in _keys(text) for query in index.get(key, ())} - found
+        found |= {q for q in near if SequenceMatcher(None, text, texts[q]).ratio() >= NEAR_RATIO}
+    return found
 
 
-def _keys(text: str) -> list[int]:
+def _keys(text: str) -> set[int]:
     """Hashes of the words of a text, and of all its words but one."""
-    words: Sequence[str] = text.split()
-    words = words if len(words) > 2 else text  # without spaces
-    if len(words) > NEAR_WORDS:
-        return []
-    hashes = [*map(hash, words)]
+    words = text.split()
+    hashes = [*map(hash, words if len(words) > 2 else text)]  # of characters without spaces
     total = sum(hashes)
-    return [total, *map(total.__sub__, hashes)]
+    return {total, *map(total.__sub__, hashes)} if len(hashes) <= NEAR_WORDS else set()

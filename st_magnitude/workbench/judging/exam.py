@@ -120,10 +120,8 @@ class Exam:
     @cached_property
     def near_copies(self) -> set[str]:
         """Ids of the queries that judge or confirm, and equal a training query up to a word."""
-        papers = [*self.papers()]
-        if self.confirm is not None:
-            papers.append((self.train, self.confirm))
-        return set().union(*(near_copies(train, asked) for train, asked in papers))
+        papers = [*self.papers(), (self.train, self.confirm)]
+        return set().union(*(near_copies(train, asked) for train, asked in papers if asked))
 
     @property
     def where(self) -> str:

@@ -198,7 +198,7 @@ def test_near_copies_are_told_and_above_a_twentieth_the_others_are_judged(copies
     near = {f"q{i}" for i in range(copies)}
     found = Copies.of(System(AFTER, after), System(BEFORE, before), near, seed=3)
     others = judge(gains[copies:], seed=3) if copies == 6 else None
-    assert found == Copies(copies, BEFORE if others else "", others)
+    assert found == Copies(copies, others, BEFORE if others else "")
     told = f"Up to a word, training rows hold {copies} of these queries"
     told += f"; on the 94 others, the change is {others} against {BEFORE}." if others else "."
     assert str(found) == (told if copies else "")
