@@ -6,16 +6,18 @@ FOLDER has the files of `benchmarks.studies.known.defaults`, and stsb_en_test.cs
 
 - BANKING77: all 3,080 test questions, among the 77 names of intents;
 - XQuAD: the questions of every fourth article, which is not trained on, among all paragraphs;
-- STS: first texts of test pairs with a score of 4 or more, among the second texts of all test pairs.
+- STS: first texts of test pairs with a score of 4 or more, among the second texts of all.
 
 A training is a fresh process on one thread with the defaults of sentence-transformers' Trainer
 (learning rate 5e-5 with linear decay, the model's dropout and number of tokens), a warm-up over the
-first tenth of the steps, and whole batches only. One seed gives all losses the same batches, but for
-those of NO_DUPLICATES, in which no text occurs twice; it is left out where 77 names cannot fill a
-batch. A point is [step, processor seconds of ``train()`` without the evaluations, nDCG@10], and
-``peak`` is what the training holds beyond the process's memory before. Each training is a line of
-epoch.jsonl, and a stored one does not run again; nor does the next one if a file named stop lies
-next to this script. Draws docs/training_curve.png; benchmarks/studies/tables.py writes the table.
+first tenth of the steps, and whole batches only. One seed gives all losses the same batches. Those
+of NO_DUPLICATES hold no text twice, so 77 names cannot fill one of 256. A point is [step, processor
+seconds of ``train()`` without the evaluations, nDCG@10], and ``peak`` is what the training holds
+beyond the memory of the process before.
+
+Each training is a line of epoch.jsonl, and a stored one does not run again. With a file named stop
+next to this script, no other one begins. Draws docs/training_curve.png; the table is written by
+benchmarks/studies/tables.py.
 
 Expected before measuring: ours take .35 to .65 of MNRL's time, least at BANKING77 in batches of
 256; with "keep" the curves end level, within .005 of each other for one seed. The default counts
