@@ -44,7 +44,7 @@ def answers(rule, scores):
 
 def best_scores(model, data):
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
-    task = data.encode(model, only=data.queries)
+    task = stm.encode(model, data, only=data.queries)
     unit_queries = stm.Similarity(1.0, task.similarity.exponents[1])
     found = replace(task, similarity=unit_queries).search(2)
     return found.scores[:, :2], found.gains[:, 0] == 0

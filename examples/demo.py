@@ -27,7 +27,7 @@ from pathlib import Path
 from _data import build_docstring_task
 
 from st_magnitude.result import wrap
-from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.judging.choice import Decision
 
 PACKAGES = ("matplotlib", "numpy", "polars", "sympy")
 MORE = ("networkx", "pandas", "scipy", "sklearn")  # from which the builder makes its dev and test

@@ -99,7 +99,7 @@ def main() -> None:
     relevant = [ids for part in (train, dev, test) for ids in part.relevant.values()]
     of_all_splits = set().union(*relevant)
     answers = np.isin(test.document_ids, list(of_all_splits))
-    pretrained = test.encode(model)
+    pretrained = stm.encode(model, test)
 
     trainer = SentenceTransformerTrainer(
         model=model,
@@ -125,7 +125,7 @@ def main() -> None:
 
     curve = stm.calibrate_exponent(model, dev)
     print(curve)
-    trained = test.encode(model)
+    trained = stm.encode(model, test)
     before = report("pretrained", pretrained, answers, stm.COSINE)
     report("trained", trained, answers, curve.best_similarity, before)
     picture = arguments.output / "magnitude_retriever.png"

@@ -78,8 +78,8 @@ def with_norms(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, An
 def surface_control(task: DocstringTask, model: SentenceTransformer) -> dict[str, Any]:
     """The model by cosine, plus the log-probability of a classifier, whose weight dev chooses."""
     prior = SurfacePrior(task.train)
-    weight = prior.chosen((task.dev.encode(model, **ENCODE), task.dev))
-    added = prior.added(task.test.encode(model, **ENCODE), task.test, weight)
+    weight = prior.chosen((stm.encode(model, task.dev, **ENCODE), task.dev))
+    added = prior.added(stm.encode(model, task.test, **ENCODE), task.test, weight)
     return measure(added, stm.DOT, added.documents[:, -1].double().numpy())
 
 
@@ -155,7 +155,7 @@ def main() -> None:
     )
     task.test.save(output / "data", "test")
     pretrained = fresh()
-    encoded = task.test.encode(pretrained, **ENCODE)
+    encoded = stm.encode(pretrained, task.test, **ENCODE)
     measured = {
         "pretrained": with_norms(encoded, stm.COSINE),
         "surface": surface_control(task, pretrained),
@@ -163,7 +163,9 @@ def main() -> None:
     for name in LOSSES:
         model = fresh()
         train(model, name, task, output / name, options.steps, options.seed)
-        measured[name] = with_norms(task.test.encode(model, **ENCODE), stm.Similarity.named(name))
+        measured[name] = with_norms(
+            stm.encode(model, task.test, **ENCODE), stm.Similarity.named(name)
+        )
 
     means = {
         name: {key: float(np.mean(value)) for key, value in m.items()}

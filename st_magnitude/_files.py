@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 
 OWN = ".st-magnitude."  # prefix of the names that only this package uses
+WORK = f"{OWN}work"  # in the folder of a run: its settings and its checkpoints
 _LOCK = f"{OWN}lock"
 _NEW = f"{OWN}new"  # what is being written inside of a folder
 _MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
@@ -92,6 +94,40 @@ def refuse_used_folder(path: str | Path, overwrite: bool | None = None) -> None:
             f"{path} contains the working directory, which would be replaced with it; choose "
             "another folder, or change the directory."
         )
+
+
+def refuse_used_run(output: Path, resume: bool) -> None:
+    """Refuses (OSError) a folder in which no training can begin or, with ``resume``, go on."""
+    if (work := output / WORK).is_symlink():
+        raise FileExistsError(f"{work} is a link; remove it, or choose another output folder.")
+    if not is_moving(output):
+        refuse_used_folder(output)
+    complete = [path.name for path in checkpoints_of(output) if is_complete(path)]
+    if complete and not resume:
+        raise FileExistsError(
+            f"{output} holds an unfinished run (up to {complete[-1]}). Continue it with --resume"
+            " (in Python resume=True), or choose another output folder."
+        )
+
+
+def checkpoints_of(output: Path) -> list[Path]:
+    """The checkpoints of a run, in the order of their steps."""
+    folders = (output / WORK).glob("checkpoint-*")
+    return sorted(folders, key=lambda path: int(path.name.split("-")[1]))
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint has its state, which is written last."""
+    return "global_step" in json_of(checkpoint / "trainer_state.json")
+
+
+def json_of(file: Path) -> dict[str, object]:
+    """The object in a file, empty if it is absent or torn."""
+    try:
+        content: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content
 
 
 @contextmanager

@@ -91,11 +91,6 @@ def load_with_classes(
     return SentenceTransformer._load_with_module_classes(path, dict(classes), **options)
 
 
-def card_text_of(model: SentenceTransformer) -> str:
-    """The model card that a model was loaded with; it has no public name, nor has its folder."""
-    return model._model_card_text or ""
-
-
 def tell_texts_by_numbers(sampler: NoDuplicatesBatchSampler, rows: Dataset) -> None:
     """Gives a sampler a number for each different text: it makes the same batches without reading
     the rows one by one in every epoch. Its public option for this, ``precompute_hashes``, starts

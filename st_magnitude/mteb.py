@@ -107,11 +107,7 @@ def evaluate(
             )
     runs: SentenceTransformer | EncoderProtocol | ModelMeta
     try:
-        reader = str(model) if isinstance(model, Path) else model
-        chosen = [
-            mteb.get_task(x) if isinstance(x, str) else retrieval_task(x.unread_by(reader))
-            for x in tasks
-        ]
+        chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
         if isinstance(model, SentenceTransformer):
             runs = _with_vocabulary(model)
         elif Path(model).is_dir():

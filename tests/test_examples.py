@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
-from st_magnitude.workbench.choice import Decision
+from st_magnitude.workbench.judging.choice import Decision
 
 Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
 

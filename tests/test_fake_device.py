@@ -153,10 +153,11 @@ def test_a_step_of_a_loss(
     (loss_class, options), model = DEVICE_LOSSES[name], load_transformer(folder)
     if options.get("prior"):
         prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
-        prior._has_begun = True
         options = options | {"prior": prior}
     loss = loss_class(model, scale=3.0, **options)
     loss._has_begun = True
+    if loss_has_prior := options.get("prior"):
+        loss_has_prior._has_begun = True
     is_ranking = isinstance(loss, stm.MagnitudeRankingLoss)
     texts = list(zip(*TEXTS, strict=True))[: 3 if is_ranking else 2]
     batch = [model.preprocess(list(column)) for column in texts]

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ PLUGIN = (
     ("clip", "revela", "evaluation", "mteb"),
 )
 WORKBENCH = (
-    ("_config", "report", "files", "folds", "options", "choice"),
-    ("calibration", "verdict", "exam", "searcher"),
-    ("diagnosis", "serving", "finetune"),
+    ("_config", "files", "memory"),
+    ("judging",),
+    ("calibration", "report", "searcher"),
+    ("serving", "finetune"),
     ("comparison",),
     ("commands",),
 )
@@ -64,6 +66,20 @@ def test_imports_point_down():
         if parts != ["__version__"]:
             assert LAYER[target] <= LAYER[home(path)], f"{path} imports {name}, which lies above it"
             assert (home(path), target) not in STRANGERS, f"{path} imports {name}"
+
+
+def module_of(name: str) -> Path | None:
+    """The file of a module of the package, by the name of it or of something in it."""
+    place = PACKAGE.parent.joinpath(*name.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py", place.parent.with_suffix(".py"))
+    return next((file for file in files if file in PARSED), None)
+
+
+def test_no_modules_know_each_other():
+    """Not for a type alone either (TYPE_CHECKING), and not in a function."""
+    known = {path: {*map(module_of, imports(path))} - {path, None} for path in MODULES}
+    assert sum(map(len, known.values())) > 4 * len(known)
+    TopologicalSorter(known).prepare()  # CycleError: these modules import each other
 
 
 def test_the_plugin_knows_nothing_of_the_workbench():

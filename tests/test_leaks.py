@@ -5,22 +5,18 @@ import itertools
 import random
 import re
 import weakref
-from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from _lookup import tokenizer_of
-from huggingface_hub import HfApi, RepoUrl
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.beir import DataError
-from st_magnitude.data.memory import MEMORY, AllReadError, keys_of, read_by
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.training.run_folder import WORK
 from st_magnitude.workbench.comparison.config import CompareConfig
+from st_magnitude.workbench.finetune import held_out
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 
 WORDS = [f"w{i}" for i in range(60)]
@@ -82,20 +78,20 @@ def judged(monkeypatch):
     rows_of = weakref.WeakKeyDictionary()
     found = []
     run = SentenceTransformerTrainer.train
-    encode = RetrievalData.encode
+    encode = held_out.encode_data
 
     def spied_train(trainer, *args, **options):
         rows = trainer.train_dataset
         rows_of[trainer.model] = {spelled(x) for name in rows.column_names for x in rows[name]}
         return run(trainer, *args, **options)
 
-    def spied_encode(data, model, *args, **options):
+    def spied_encode(model, data, *args, **options):
         if model in rows_of and "only" not in options:  # the norms of a sample judge nothing
             found.append((rows_of[model], {spelled(text) for text in data.asked.values()}))
-        return encode(data, model, *args, **options)
+        return encode(model, data, *args, **options)
 
     monkeypatch.setattr(SentenceTransformerTrainer, "train", spied_train)
-    monkeypatch.setattr(RetrievalData, "encode", spied_encode)
+    monkeypatch.setattr(held_out, "encode_data", spied_encode)
     return found
 
 
@@ -177,64 +173,3 @@ def test_what_is_held_out_from_two_parts_stays_held_out_from_both():
     assert {(row["anchor"], row["positive"]) for row in rows} == {("a", "b"), ("e", "f")}
     with pytest.raises(DataError, match="held out for a measurement"):
         first.triplets(0)
-
-
-@pytest.fixture
-def uploaded(monkeypatch):
-    """The files that pushes to the hub would send."""
-    found = []
-    additions = HfApi._prepare_upload_folder_additions
-
-    def spy(*args, **options):
-        found.extend(operation.path_in_repo for operation in additions(*args, **options))
-        return []
-
-    monkeypatch.setattr(HfApi, "_prepare_upload_folder_additions", spy)
-    monkeypatch.setattr(HfApi, "_validate_yaml", lambda *_, **__: None)  # of the card, by the hub
-    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: RepoUrl("some/model"))
-    for place in ("_upload_pipeline.pipelined_upload", "hf_api.HfApi.create_commit"):
-        monkeypatch.setattr(f"huggingface_hub.{place}", lambda *_, **__: Mock(), raising=False)
-    return found
-
-
-def test_a_model_remembers_what_it_has_read_and_tells_nobody(table, tmp_path, caplog, uploaded):
-    rng = random.Random(2)
-    pairs = zip(texts(90, rng), texts(90, rng), strict=True)  # of which nothing can be learned
-    splits = stm.load_splits([{"query": a, "document": b} for a, b in pairs])
-    config = TrainConfig(
-        max_steps=2, save_steps=1, folds=0, keep_anyway=True, keep_checkpoints=True
-    )
-    trained = train(table, splits["train"], tmp_path / "out", config)
-    rows = trained.trainer.train_dataset
-    expected = np.unique(keys_of(text for name in rows.column_names for text in rows[name]))
-    known = stm.load(tmp_path / "out")
-    known.save_pretrained(str(tmp_path / "copy"))
-    checkpoint = next((tmp_path / "out" / WORK).glob("checkpoint-*"))
-    loaded = [stm.load(path) for path in (tmp_path / "copy", checkpoint)]
-    for model in (table, known, *loaded, copy.deepcopy(known), str(tmp_path / "out")):
-        assert np.array_equal(read_by(model), expected)
-    with pytest.raises(AllReadError):
-        splits["train"].encode(known)
-    assert len(splits["train"].encode(known, even_read=True).query_ids) == len(
-        splits["train"].asked
-    )
-    train(known, splits["dev"], tmp_path / "again", config)
-    assert np.isin(expected, read_by(str(tmp_path / "again"))).all()  # not the second one alone
-    assert len(read_by(known)) > len(expected)
-
-    stm.export(known, tmp_path / "export")
-    assert not [path for path in (tmp_path / "export").rglob("*") if path.name == Path(MEMORY).name]
-    known.push_to_hub("some/model")
-    HfApi().upload_folder(repo_id="some/model", folder_path=tmp_path / "out")
-    assert uploaded.count("modules.json") == 2
-    assert not [name for name in uploaded if Path(MEMORY).name in name]
-    for path in ("out", "export"):  # a table that does not know from where it was loaded
-        caplog.clear()
-        stock = SentenceTransformer(str(tmp_path / path))
-        splits["dev"].encode(stock)
-        splits["dev"].encode(stock)
-        assert caplog.text.count("texts, and nothing here says on which") == 1
-    assert "Their hashes stay in the folder" in (tmp_path / "export" / "README.md").read_text()
-    (tmp_path / "copy" / MEMORY).write_bytes(b"torn")
-    with pytest.raises(DataError, match=r"texts_read\.u64, the hashes .* is damaged"):
-        stm.load(tmp_path / "copy")

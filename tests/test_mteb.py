@@ -50,7 +50,7 @@ def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarit
     evaluator = MagnitudeEvaluator(**graded)
     ours = evaluator(stm.prepare(static_model, similarity))["matched_ndcg@10"]
     assert ndcg(evaluate(static_model, [data])) == pytest.approx(ours, abs=6e-6)
-    encoded = data.encode(static_model)
+    encoded = stm.encode(static_model, data)
     run = static_model.similarity(encoded.queries, encoded.documents).tolist()
     rows = zip(data.query_ids, run, strict=True)
     scores = {q: dict(zip(data.document_ids, row, strict=True)) for q, row in rows}

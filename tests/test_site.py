@@ -17,8 +17,8 @@ PUBLIC = [
     "",  # st_magnitude itself
     *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela"),
     *("similarity", "training"),
-    *("data.retrieval", "workbench.calibration", "workbench.diagnosis.findings"),
-    *("workbench.options", "workbench.serving"),
+    *("data.retrieval", "workbench.calibration"),
+    *("workbench.judging.options", "workbench.serving"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py

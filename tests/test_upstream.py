@@ -96,13 +96,6 @@ def test_batches_without_duplicates(batch_size):
     assert batches[0] == batches[1] != []
 
 
-def test_the_card_that_a_model_was_loaded_with(model, tmp_path):
-    assert _upstream.card_text_of(model) == ""
-    model.save_pretrained(str(tmp_path))
-    (tmp_path / "README.md").write_text("a card")
-    assert _upstream.card_text_of(SentenceTransformer(str(tmp_path))) == "a card"
-
-
 def test_attention_of_a_decoder():
     assert _upstream.supports_attention_interface(decoder())
 

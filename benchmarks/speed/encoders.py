@@ -76,7 +76,7 @@ def ndcg(model: st.SentenceTransformer, pairs: list[tuple[str, str]]) -> float:
     dev = dict(pairs[-DEV:])
     queries = {text: text for text in dev}
     relevant = {query: {document} for query, document in dev.items()}
-    return stm.RetrievalData(queries, corpus, relevant).encode(model, "cosine").search(10).mean
+    return stm.encode(model, stm.RetrievalData(queries, corpus, relevant), "cosine").search(10).mean
 
 
 def measure(folder: str, cell: Cell, work: str) -> dict[str, object]:

@@ -157,7 +157,7 @@ def measure(folder: str, cell: Cell, work: str) -> dict[str, Any]:
     rows = Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, columns), strict=True)))
     args = st.SentenceTransformerTrainingArguments(f"{work}/runs", **how)
     held = forget_peak()
-    curve = Curve(lambda: test.encode(model, "cosine", even_read=True).search(10).mean)
+    curve = Curve(lambda: stm.encode(model, test, "cosine").search(10).mean)
     trainer = st.SentenceTransformerTrainer(model, args, rows, loss=loss, callbacks=[curve])
     curve.go_on()
     trainer.train()

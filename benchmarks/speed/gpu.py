@@ -3,8 +3,8 @@ alone, with their share of the device's speed; `make gpu` runs this, in at most 
 
     python benchmarks/speed/gpu.py [--quick] [--device cpu] [--output runs]
 
-It prints Markdown to paste into an issue, and writes it to gpu.md and the same as JSON to gpu.json.
-Sizes that do not end in time are left out.
+It prints Markdown to paste into an issue, and writes gpu.md and the same as JSON, gpu.json. Sizes
+that do not end in time are left out.
 
 **Encoders** have random weights and the shapes of MiniLM, BERT base and ModernBERT base; SDPA and,
 where it is installed, flash attention, with which sentence-transformers does not pad. Texts are
@@ -76,6 +76,7 @@ ENCODERS = {
     "base": bert(12, 768),
     "ModernBERT base": ModernBertConfig(vocab_size=30_522, pad_token_id=0),
 }
+SETTINGS = ("encoder", "attention", "data", "batch")
 # Quantiles of the tokens of queries and of documents, as all-MiniLM-L6-v2 counts and cuts them, and
 # the number of different documents
 QUANTILES = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1)
@@ -212,10 +213,8 @@ def tokens_and_passes(model: SentenceTransformer, step: Callable[[], None]) -> d
         tokens.append(inputs[0]["input_ids"].numel())
 
     hook = model[0].register_forward_pre_hook(count)
-    try:
-        step()
-    finally:
-        hook.remove()
+    step()
+    hook.remove()
     return {"tokens": sum(tokens), "passes": len(tokens)}
 
 
@@ -261,7 +260,7 @@ def measure_encoders(
                     loss: encoder_cell(model, module, features, device)
                     for loss, module in losses_of(model).items()
                 }
-                row = {"encoder": name, "attention": attention, "data": data, "batch": batch}
+                row = dict(zip(SETTINGS, (name, attention, data, batch), strict=True))
                 rows.append(row | {"losses": cells})
                 spent = perf_counter() - start
     return rows, overheads
@@ -274,9 +273,8 @@ def encoder_table(rows: Sequence[dict[str, Any]]) -> list[str]:
             "{ms:.3g} / {MiB:.0f} / {tokens:,} / {passes}".format(**found) if found else "-"
             for found in row["losses"].values()
         ]
-        settings = [row[key] for key in ("encoder", "attention", "data", "batch")]
-        lines.append([*settings, *cells])
-    return markdown(["encoder", "attention", "data", "batch", *rows[0]["losses"]], lines, "lll")
+        lines.append([*(row[key] for key in SETTINGS), *cells])
+    return markdown([*SETTINGS, *rows[0]["losses"]], lines, "lll")
 
 
 def tokens_of_a_pass(model: SentenceTransformer, device: str) -> int:

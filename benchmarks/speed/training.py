@@ -141,7 +141,7 @@ def measure(folder: str, cell: Cell, work: str) -> dict[str, object]:
     figures |= {"wall": time.perf_counter() - wall, "peak": (process_peak() - held) / MIB}
     if not is_table:
         train, test = split_off(train, 1_000)[1], split_off(test, 300)[1]
-    figures["ndcg"] = find_questions(test, train).encode(model, "cosine").search(10).mean
+    figures["ndcg"] = stm.encode(model, find_questions(test, train), "cosine").search(10).mean
     weights = parameters_to_vector(model.parameters()).detach()
     first = Path(work) / "weights.pt"
     figures["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]

@@ -26,7 +26,7 @@ PAGES = [
     for page in sorted((ROOT / "docs").glob("research/*.md"))
     if "<!-- end -->" in page.read_text(encoding="utf-8")
 ]
-OWN_FIGURES = ("diagnose.md", "serving.md")  # of a command, and of versions
+OWN_FIGURES = ("serving.md",)  # of versions
 QUOTING = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in OWN_FIGURES),

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from st_magnitude._checks import InputError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import Difference, judge
-
-if TYPE_CHECKING:
-    from st_magnitude.data.retrieval import RetrievalData
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +31,6 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         scores: The scores, -inf after the last document, (n, k).
 
     Example:
-        >>> from st_magnitude.data.retrieval import RetrievalData
         >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b", "d3": "c"}, {"q": {"d2"}})
         >>> found = Ranking.of_run(data, {"q": {"d1": 0.5, "d2": 0.5}})
         >>> dict(found["q"]), found.ndcg.round(3), found.first("q")

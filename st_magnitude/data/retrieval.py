@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import copy
-import logging
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from st_magnitude._checks import counted, shown
 from st_magnitude.data import beir
-from st_magnitude.data.beir import DataError, whole_grade
-from st_magnitude.data.memory import AllReadError, Keys, are_read, digest, keys_of
+from st_magnitude.data.beir import DataError, Keys, keys_of, whole_grade
 
-if TYPE_CHECKING:  # commands read their data before they load torch
+if TYPE_CHECKING:  # commands read their data before they load what trains
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer
-    from torch import Tensor
-
-    from st_magnitude.data.task import EncodedTask
-    from st_magnitude.similarity import Similarity
 
 __all__ = ["DataError", "RetrievalData"]
-
-logger = logging.getLogger(__name__)
 
 Judgments = Mapping[str, Collection[str] | Mapping[str, int]]
 
@@ -190,12 +182,15 @@ class RetrievalData:
 
     @property
     def digest(self) -> str:
-        """A digest of texts and judgments, by which a resumed run recognises its data."""
+        """SHA-256 of texts and judgments, by which a resumed run recognises its data."""
         rows: list[tuple[str, ...]] = [*self.queries.items(), *self.corpus.items()]
         for query, grades in self.relevant.items():
             rows += [(query, document, str(grade)) for document, grade in sorted(grades.items())]
         rows += [(query, *sorted(ids)) for query, ids in self.negatives.items()]
-        return digest(text for row in rows for text in row)
+        sha = hashlib.sha256()
+        for text in (text for row in rows for text in row):
+            sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+        return sha.hexdigest()
 
     @cached_property
     def document_ids(self) -> list[str]:
@@ -213,12 +208,10 @@ class RetrievalData:
         """Document id -> its position in ``document_ids``."""
         return {document: column for column, document in enumerate(self.document_ids)}
 
-    def own_columns(self, queries: Iterable[str]) -> Tensor:
+    def own_columns(self, queries: Iterable[str]) -> NDArray[np.int64]:
         """For each query, the position in ``document_ids`` of itself, or -1: (n,)."""
-        import torch
-
         columns = [self.position[query] if query in self.own else -1 for query in queries]
-        return torch.tensor(columns, dtype=torch.long)
+        return np.array(columns, dtype=np.int64)
 
     def only(self, chosen: Collection[str]) -> RetrievalData:
         """The same corpus with some of the queries, by their ids."""
@@ -263,26 +256,6 @@ class RetrievalData:
         apart.held_out = np.unique(np.concatenate([self.held_out, *asked]))
         return apart
 
-    def unread_by(self, *models: SentenceTransformer | str) -> RetrievalData:
-        """The same data without the queries that one of the models was trained on.
-
-        `encode` does this for one model. A query also counts as read if it was a document of a
-        training row. The log says how many are left out.
-
-        Raises:
-            AllReadError: If no query with a relevant document is left, a DataError.
-        """
-        is_read = are_read(self.queries.values(), *models)
-        if not (number := int(is_read.sum())):
-            return self
-        unread = self.only({q for q, known in zip(self.queries, is_read, strict=True) if not known})
-        if not (unread.relevant if self.relevant else unread.queries):
-            raise AllReadError(len(self.queries))
-        logger.warning(
-            f"Left out {number:,} of {len(self.queries):,} queries, on which the model was trained."
-        )
-        return unread
-
     def joined(self, other: RetrievalData) -> RetrievalData:
         """The queries, documents and judgments of both; texts of one id must be equal.
 
@@ -318,51 +291,6 @@ class RetrievalData:
         counts = Counter(document for grades in self.relevant.values() for document in grades)
         log_total = math.log(counts.total() + len(self.corpus))
         return {d: math.log(counts[d] + 1) - log_total for d in self.corpus}
-
-    def encode(
-        self,
-        model: SentenceTransformer,
-        similarity: Similarity | str | None = None,
-        *,
-        before_normalize: bool = False,
-        only: Collection[str] | None = None,
-        even_read: bool = False,
-        **encode: Any,
-    ) -> EncodedTask:
-        """The embeddings of queries and corpus, with the similarity by which a search ranks.
-
-        They are taken before a closing ExponentNorm, by ``encode_query`` and ``encode_document``.
-        Queries that the model was trained on are left out (see `unread_by`), also of the ``data``
-        of the result.
-
-        Args:
-            similarity: A Similarity or its name; by default the model's.
-            before_normalize: Takes the embeddings before a closing Normalize, too. The similarity
-                of such a model is then cosine, which ranks alike.
-            only: Ids of the n queries to encode; by default those with a relevant document.
-            even_read: Also encodes queries that the model has read. A figure on them says how well
-                it fits its training data, and nothing about new queries.
-            **encode: ``query_prompt``, ``query_prompt_name``, ``corpus_prompt``,
-                ``corpus_prompt_name``, and options of ``encode`` such as ``batch_size`` and
-                ``show_progress_bar``.
-
-        Raises:
-            ValueError: If the model scores by a distance, has read all queries, an embedding is not
-                finite, or the texts of one side all have the same.
-
-        Example:
-            >>> from sentence_transformers import SentenceTransformer
-            >>> from sentence_transformers.sentence_transformer.modules import BoW
-            >>> model = SentenceTransformer(modules=[BoW(["bees", "wax"])], device="cpu")
-            >>> data = RetrievalData({"q": "bees"}, {"d1": "wax", "d2": "bees"}, {"q": {"d2"}})
-            >>> data.encode(model, "dot").search().mean
-            1.0
-        """
-        from st_magnitude.data.task import encoded
-
-        data = self if even_read else self.unread_by(model)
-        asked = data.query_ids if only is None else [q for q in only if q in data.queries]
-        return encoded(model, data, asked, similarity, before_normalize, **encode)
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"

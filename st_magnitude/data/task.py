@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -13,12 +13,10 @@ from torch import Tensor
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.surgery.scoring import scoring_of
-
-if TYPE_CHECKING:
-    from st_magnitude.data.retrieval import RetrievalData
 
 TILE = 2**24  # scores that are held at a time
 TILE_WIDTH = 2**16  # documents whose scores are held at a time
@@ -32,7 +30,7 @@ class NotFiniteError(InputError):
 class EncodedTask:
     """The embeddings of retrieval data, and the similarity by which a search compares them.
 
-    `RetrievalData.encode` makes one.
+    `encode` makes one.
 
     Attributes:
         data: The queries, documents and judgments.
@@ -42,7 +40,6 @@ class EncodedTask:
         similarity: The similarity by which the model is served.
 
     Example:
-        >>> from st_magnitude.data.retrieval import RetrievalData
         >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b"}, {"q": {"d1"}})
         >>> queries = torch.tensor([[1.0, 0.0]])
         >>> documents = torch.tensor([[1.0, 0.0], [3.0, 3.0]])
@@ -79,7 +76,6 @@ class EncodedTask:
             ValueError: If a document has no log p, or one that is not finite.
 
         Example:
-            >>> from st_magnitude.data.retrieval import RetrievalData
             >>> data = RetrievalData({"q": "?"}, {"d1": "a", "d2": "b"}, {"q": {"d1"}})
             >>> one = torch.ones(1, 1)
             >>> task = EncodedTask(data, ["q"], one, one.repeat(2, 1), Similarity.named("dot"))
@@ -119,7 +115,7 @@ class EncodedTask:
 
     def searches(self, similarities: Sequence[Similarity], k: int = 100) -> list[Ranking]:
         """`search` by several similarities. One matrix product serves all of them."""
-        own = self.data.own_columns(self.query_ids)
+        own = torch.from_numpy(self.data.own_columns(self.query_ids))
         found = best_documents(self.queries, self.documents, similarities, k, own)
         ids = list(self.query_ids)
         return [Ranking.of_rows(self.data, ids, c.numpy(), s.numpy(), k) for c, s in found]
@@ -136,7 +132,8 @@ class EncodedTask:
             products = documents @ similarity.query(queries.double())[:, :, None]  # (rows, k, 1)
             digits, exponents = torch.frexp(products[:, :, 0])
             found.append(digits.float().double() * 2.0 ** exponents.double())
-        is_own = columns.cpu() == self.data.own_columns(self.query_ids)[:, None]
+        own = torch.from_numpy(self.data.own_columns(self.query_ids))
+        is_own = columns.cpu() == own[:, None]
         return torch.cat(found).cpu().masked_fill(is_own, -torch.inf)
 
 
@@ -220,23 +217,50 @@ def rank(scores: Tensor, k: int) -> Tensor:
     return indices.gather(1, order)
 
 
-def encoded(
+def encode(
     model: SentenceTransformer,
     data: RetrievalData,
-    query_ids: Collection[str],
-    similarity: Similarity | str | None,
-    before_normalize: bool,
+    similarity: Similarity | str | None = None,
+    *,
+    before_normalize: bool = False,
+    only: Collection[str] | None = None,
     query_prompt: str | None = None,
     query_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
     known: Tensor | None = None,
-    **encode: object,
+    **encode: Any,
 ) -> EncodedTask:
-    """The task of `RetrievalData.encode`; ``known`` are documents of the same model and corpus."""
+    """The embeddings of queries and corpus, with the similarity by which a search ranks.
+
+    They are taken before a closing ExponentNorm, by ``encode_query`` and ``encode_document``.
+
+    Args:
+        similarity: A Similarity or its name; by default the model's.
+        before_normalize: Takes the embeddings before a closing Normalize, too. The similarity of
+            such a model is then cosine, which ranks alike.
+        only: Ids of the n queries to encode; by default those with a relevant document.
+        query_prompt: Prompt of every query, in place of the model's, or ``query_prompt_name`` in
+            ``model.prompts``.
+        corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
+        known: Embeddings of the corpus by the same model, which are not computed again, (m, D).
+        **encode: Options of ``encode``, such as ``batch_size`` and ``show_progress_bar``.
+
+    Raises:
+        ValueError: If the model scores by a distance, an embedding is not finite, or the texts of
+            one side all have the same.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bees", "wax"])], device="cpu")
+        >>> data = RetrievalData({"q": "bees"}, {"d1": "wax", "d2": "bees"}, {"q": {"d2"}})
+        >>> encode(model, data, "dot").search().mean
+        1.0
+    """
     similarity = scoring_of(model, similarity, before_normalize=before_normalize)
+    asked = list(data.query_ids if only is None else only)
     prompts = {"prompt": query_prompt, "prompt_name": query_prompt_name}
-    queries = [data.queries[query] for query in query_ids]
+    queries = [data.queries[query] for query in asked]
     q = encode_raw(model, queries, "query", not before_normalize, **prompts, **encode)
     documents = [data.corpus[document] for document in data.document_ids]
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
@@ -252,7 +276,7 @@ def encoded(
                 " model are damaged, it knows no word of the texts, or its training has collapsed."
                 " Take another model."
             )
-    return EncodedTask(data, list(query_ids), q, d, similarity)
+    return EncodedTask(data, asked, q, d, similarity)
 
 
 def check_finite(embeddings: Tensor, role: str, ids: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments, RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode
 from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
@@ -64,14 +64,13 @@ class SearchEvaluator(SentenceEvaluator):
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
 
     Attributes:
-        queries_ids: Ids of the queries that count: after a call, without those on which the model
-            was trained.
+        queries_ids: Ids of the queries that count.
         per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
         ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is
-            out of its range; at the call, if the model's similarity is a distance, an embedding is
-            not finite, or the model was trained on all queries.
+            out of its range; at the call, if the model's similarity is a distance, or an embedding
+            is not finite.
     """
 
     kind: ClassVar[str]
@@ -98,12 +97,12 @@ class SearchEvaluator(SentenceEvaluator):
         # judgments of other queries do not count, as in sentence-transformers
         if isinstance(relevant_docs, Mapping):
             relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
-        self.task = self.data = RetrievalData(queries, corpus, relevant_docs)
-        if self.task.own:
+        self.data = RetrievalData(queries, corpus, relevant_docs)
+        if self.data.own:
             logger.info(
-                f"{len(self.task.own):,} queries are documents: left out of their own results."
+                f"{len(self.data.own):,} queries are documents: left out of their own results."
             )
-        self.queries_ids = self.task.query_ids
+        self.queries_ids = self.data.query_ids
         self.per_query: dict[Any, NDArray[np.float64]] = {}
         self.similarity = None if similarity is None else Similarity.named(similarity)
         self.name = name
@@ -125,10 +124,7 @@ class SearchEvaluator(SentenceEvaluator):
         if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
             warn_of_unused_prompt(model)
         self._has_encoded = True
-        found = self.data.encode(model, self.similarity, **self.encoding, **self.prompts)
-        self.task = found.data
-        self.queries_ids = self.task.query_ids
-        return found
+        return encode(model, self.data, self.similarity, **self.encoding, **self.prompts)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""

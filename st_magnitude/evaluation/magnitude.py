@@ -71,7 +71,7 @@ class MagnitudeEvaluator(SearchEvaluator):
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
-        self.answers_others = np.isin(self.task.document_ids, list(also_relevant))  # (m,)
+        self.answers_others = np.isin(self.data.document_ids, list(also_relevant))  # (m,)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         encoded = self.encode(model)

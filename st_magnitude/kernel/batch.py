@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from st_magnitude._checks import at_least
 from st_magnitude.similarity import at_least_float32
-
-if TYPE_CHECKING:
-    from st_magnitude.kernel.terms import Term
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
@@ -99,12 +96,18 @@ class Batch:
 
     @property
     def excluded_ids(self) -> list[Ids]:
-        ids = [x for x in self.excluded if not isinstance(x, Above)]
-        return [x if isinstance(x, Ids) else Ids(x, x) for x in ids]
+        ids = []
+        for rule in self.excluded:
+            if not isinstance(rule, Above):
+                ids.append(rule if isinstance(rule, Ids) else Ids(rule, rule))
+        return ids
 
     @property
     def above(self) -> Above | None:
-        return next((x for x in self.excluded if isinstance(x, Above)), None)
+        for rule in self.excluded:
+            if isinstance(rule, Above):
+                return rule
+        return None
 
     @property
     def positive_ids(self) -> list[Ids]:
@@ -115,8 +118,8 @@ class Batch:
         above = self.above
         return [] if above is None or above.spares is None else [above.spares]
 
-    def check(self, directions: Sequence[Direction], terms: Sequence[Term]) -> None:
-        self.check_embeddings(terms)
+    def check(self, directions: Sequence[Direction]) -> None:
+        self.check_embeddings()
         at_least("hardness_strength", self.hardness_strength, 0)
         has_several = self.positives is not None or self.targets is not None
         if self.hardness_strength and (tuple(directions) != ("query_to_doc",) or has_several):
@@ -138,7 +141,7 @@ class Batch:
         _check_numbers("weights", self.weights, len(self.queries))
         self._check_targets(directions)
 
-    def check_embeddings(self, terms: Sequence[Term]) -> None:
+    def check_embeddings(self) -> None:
         queries, documents, all_queries = self.queries, self.documents, self.all_queries
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise ValueError(
@@ -167,12 +170,6 @@ class Batch:
                     f"infonce takes embeddings of one precision; got queries in {queries.dtype} and"
                     f" others in {other.dtype}. Convert them with .float()."
                 )
-        if not terms:
-            raise ValueError("infonce needs at least one Term.")
-        if too_long := [x.dim for x in terms if x.dim is not None and x.dim > width]:
-            raise ValueError(
-                f"Term dims {too_long} exceed the {width} dimensions of the embeddings."
-            )
 
     def _check_exclude(self) -> None:
         size = len(self.documents)

@@ -12,7 +12,7 @@ from torch.amp import is_autocast_available
 from st_magnitude._checks import at_least, one_of
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, PartitionMode, Targets
 from st_magnitude.kernel.plain import plain_infonce
-from st_magnitude.kernel.terms import Plan, Term
+from st_magnitude.kernel.terms import Plan, Term, check_terms
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -137,7 +137,8 @@ def infonce(
         log_q_queries=log_q_queries,
         hardness_strength=hardness_strength,
     )
-    batch.check(directions, terms)
+    batch.check(directions)
+    check_terms(terms, queries.shape[1])
     return infonce_of(batch, terms, Similarity.named(similarity), softmaxes, backend, tile_rows)
 
 

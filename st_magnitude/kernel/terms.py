@@ -49,6 +49,14 @@ class Term:
             raise ValueError(f"A learned Term.temperature must be a 0-d tensor; got {shape}.")
 
 
+def check_terms(terms: Sequence[Term], width: int) -> None:
+    """Refuses no terms, and prefixes of more coordinates than embeddings have."""
+    if not terms:
+        raise ValueError("infonce needs at least one Term.")
+    if too_long := [x.dim for x in terms if x.dim is not None and x.dim > width]:
+        raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
+
+
 def longest_prefix(terms: Sequence[Term]) -> int | None:
     """The number of coordinates that the terms compare; None for all of them."""
     dims = [term.dim for term in terms if term.dim is not None]

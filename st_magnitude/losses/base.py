@@ -203,11 +203,13 @@ class EmbeddingLoss(nn.Module):
         embeddings, self.order = embed_in_groups(model, columns, self.model)
         return embeddings
 
-    def start(self) -> None:
-        """Calls `begin` on the first batch of a run."""
-        if torch.is_grad_enabled() and not self._has_begun:
-            self._has_begun = True
-            self.begin()
+    def start(self) -> bool:
+        """Calls `begin` on the first batch of a run, and returns whether it is that."""
+        if self._has_begun or not torch.is_grad_enabled():
+            return False
+        self._has_begun = True
+        self.begin()
+        return True
 
     def begin(self) -> None:
         """Checks the engine and the weights, and warns if the saved model will score in another
@@ -309,39 +311,34 @@ class EmbeddingLoss(nn.Module):
 
     def by_mean_norms(
         self,
-        queries: Tensor,
-        documents: list[Tensor],
+        columns: list[Tensor],
         similarity: Similarity,
         longest: int | None = None,
         gathers: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Divides queries (B, D) and the documents (B, D) of each column by the mean norms of
-        queries and of positives, over all ranks if the loss ``gathers``.
+    ) -> list[Tensor]:
+        """Divides the queries (B, D) of the first column, and the documents of the others, by the
+        mean norms of queries and of positives, over all ranks if the loss ``gathers``.
 
         Norms are those of the ``longest`` prefix. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
         """
         if self.scale != "auto":
-            return queries, documents
-        (queries,) = _by_mean_norm([queries], similarity.gamma_query, longest, gathers)
-        return queries, _by_mean_norm(documents, similarity.gamma_document, longest, gathers)
-
-
-def _by_mean_norm(
-    embeddings: list[Tensor], gamma: float | Tensor, dim: int | None, gathers: bool
-) -> list[Tensor]:
-    """Divides the embeddings (B, D) of each column by the mean norm of the first column."""
-    if not isinstance(gamma, Tensor) and gamma == 1:
-        return embeddings  # the similarity removes the norm
-    embeddings = [at_least_float32(x) for x in embeddings]
-    norms = torch.linalg.vector_norm(embeddings[0][:, :dim], dim=1)
-    total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
-    if gathers and num_ranks() > 1:
-        total = all_gather_with_grad(total[None]).sum(dim=0)
-    mean = total[0] / total[1]
-    # without norms there is no size, and a division would make gradients overflow
-    mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
-    return [x / mean for x in embeddings]
+            return columns
+        sides = (columns[:1], similarity.gamma_query), (columns[1:], similarity.gamma_document)
+        found = []
+        for side, gamma in sides:
+            if isinstance(gamma, Tensor) or gamma != 1:  # else the similarity removes the norm
+                side = [at_least_float32(x) for x in side]
+                norms = torch.linalg.vector_norm(side[0][:, :longest], dim=1)
+                total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
+                if gathers and num_ranks() > 1:
+                    total = all_gather_with_grad(total[None]).sum(dim=0)
+                mean = total[0] / total[1]
+                # without norms there is no size, and a division would make gradients overflow
+                mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
+                side = [x / mean for x in side]
+            found += side
+        return found
 
 
 def to_host(x: Tensor) -> Tensor:
@@ -365,14 +362,16 @@ class FiniteWatch:
         """Looks at embeddings (B, D) of each column, labels of any shape, and losses by name."""
         if self._has_warned or not torch.is_grad_enabled():
             return
+        are_finite = True  # the losses, which anything else that is not finite reaches
+        for loss in losses.values():
+            are_finite &= loss.is_cpu and math.isfinite(loss.detach())  # a GPU would be waited for
+        if are_finite:
+            return
         number = len(embeddings)
         watched = {f"text column {i} of {number}": x for i, x in enumerate(embeddings, start=1)}
         if labels is not None:
             watched["the labels"] = labels
         watched |= losses
-        # A sum is finite if all numbers are, unless it overflows; a GPU would be waited for.
-        if all(x.is_cpu and math.isfinite(x.detach().sum()) for x in watched.values()):
-            return
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
         flags = to_host(broken)
         ready = self._found if broken.is_cuda else (list(watched), flags)

@@ -89,7 +89,7 @@ class SimilarityMSELoss(EmbeddingLoss):
                 " the scores by their range (STS-B: by 5)."
             )
         self.start()
-        a, (b,) = self.by_mean_norms(a, [b], self.similarity)
+        a, b = self.by_mean_norms([a, b], self.similarity)
         predicted = self.similarity.pairwise(a, b)  # (B,)
         if self.scale != "auto":
             predicted = self.scale * predicted

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,14 +16,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude._checks import InputError, InputTypeError, MissingPackage, did_you_mean, foreign
+from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import load_with_classes
-from st_magnitude.data.memory import MEMORY, read_by, recall, save_memory
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
-from st_magnitude.saving.table import TABLE, load_table
+from st_magnitude.saving.find import TABLE, not_found, refuse_other_folder
+from st_magnitude.saving.table import load_table
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.surgery.gradients import without_grad_scale
 from st_magnitude.surgery.raw import (
@@ -37,7 +36,6 @@ from st_magnitude.surgery.raw import (
 
 logger = logging.getLogger(__name__)
 
-_OF_MODELS = ("modules.json", "config.json", "adapter_config.json")  # a folder has one of them
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
 
@@ -51,9 +49,7 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
     :func:`st_magnitude.load`, or round the exponent before, as
     :func:`~st_magnitude.calibrate_exponent` says. An adapter (LoRA) is merged in a copy;
     ``model.save_pretrained`` saves it as such. The model card says how to index. What was written
-    is loaded again, and has to embed a few texts as the model does. The hashes of the training
-    texts, which ``model.save_pretrained`` writes as well, stay behind, so measurements of the saved
-    model cannot leave out what it has read.
+    is loaded again, and has to embed a few texts as the model does.
 
     Args:
         model: The trained SentenceTransformer.
@@ -77,9 +73,6 @@ def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False
         moved_in(path, "modules.json", replace_all=True) as folder,
     ):
         write_model(model, folder)
-        shutil.rmtree(folder / Path(MEMORY).parts[0], ignore_errors=True)
-    if number := len(read_by(model)):
-        logger.info(f"{path} has no hashes of the {number:,} texts that the model has read.")
     return path
 
 
@@ -96,7 +89,6 @@ def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
             raise OSError(f"{type(error).__name__}: {error}") from error
         if isinstance(model[-1], ExponentNorm):
             _refer_to_package(folder)
-        save_memory(model, folder)
         complete_card(folder / "README.md", plain)
         del plain  # room for the copy that is loaded
         check_saved(model, folder, texts)
@@ -136,7 +128,6 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, OURS, **kwargs)
-    recall(model, path)
     _refuse_unreadable(model, path)
     warn_of_unused_prompt(model)
     return model
@@ -174,13 +165,8 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
                 f"{where} cannot be loaded because of a killed process: move the files of"
                 f" {path}/.st-magnitude.moving into {path}."
             ) from error
-        if is_folder and not any(Path(path, name).is_file() for name in _OF_MODELS):
-            inner = [str(found.parent) for found in sorted(Path(path).glob("*/modules.json"))]
-            advice = f"Did you mean {inner[0]!r}?" if inner else "Give the folder of a saved model."
-            raise InputError(
-                f"The folder {path!r} holds no {what}: it has no modules.json or config.json."
-                f" {advice}"
-            ) from error
+        if is_folder:
+            refuse_other_folder(what, path)
         # Upstream advises to run the code, and shows names that the model has chosen.
         if "trust_remote_code" in said:
             raise InputError(
@@ -195,12 +181,7 @@ def loading(what: str, path: str, has_options: bool = False) -> Iterator[None]:
         if is_explained or (has_options and not isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and not is_folder:
-            said = said.partition(". ")[0]
-            raise OSError(
-                f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
-                f" model ({said}). Check the name and the network, or give a folder."
-                f"{did_you_mean(path, [TABLE])}"
-            ) from error
+            raise not_found(what, path, error) from error
         raise OSError(
             f"{where} is incomplete, or is an adapter whose base has moved, or is of other"
             f" versions: {type(error).__name__}: {said}"
@@ -232,12 +213,12 @@ def limit_length(model: SentenceTransformer, length: int) -> None:
         if getattr(reader, "max_seq_length", None) in (None, math.inf):
             raise InputError(
                 f"This model reads texts of any number of tokens, in its {type(reader).__name__};"
-                f" leave out max_length={length:,}."
+                " leave out max_length."
             )
         if length > (positions := num_positions(reader)):
             raise InputError(
-                f"max_length={length:,} is more than the {positions:,} positions of"
-                f" this model; give at most {positions:,}."
+                f"max_length is {length:,}, which is more than the {positions:,} positions of this"
+                f" model; give at most {positions:,}."
             )
     for reader in readers:
         reader.max_seq_length = length  # type: ignore[assignment]

@@ -65,8 +65,8 @@ def scoring_of(
     if stated != COSINE and is_cut(model):
         raise InputError(
             f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize "
-            "and scores by dot, which no similarity of its raw embeddings does. Pass "
-            "similarity='cosine'."
+            "and scores by dot, which no similarity of its raw embeddings does. Pass cosine as the"
+            " similarity."
         )
     return COSINE
 

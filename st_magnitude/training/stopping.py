@@ -116,7 +116,7 @@ def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None =
         if folder.exists() and not is_complete(folder):
             raise OSError(
                 f"{folder} cannot be written ({error}). Free some space, and continue from the last"
-                " checkpoint with resume=True."
+                " checkpoint with --resume (in Python resume=True)."
             ) from error
         raise
     finally:
@@ -124,7 +124,7 @@ def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None =
         trainer.remove_callback(stop)
     if stop.received is not None:
         step = trainer.state.global_step
-        how = f"after step {step}, which is saved. Continue with resume=True."
+        how = f"after step {step}, which is saved. Continue with --resume (in Python resume=True)."
         raise Stopped(stop.received, how)
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)

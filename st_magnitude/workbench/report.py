@@ -15,7 +15,7 @@ import numpy as np
 from st_magnitude._files import written
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.result import cell, to_plain
-from st_magnitude.workbench.choice import System
+from st_magnitude.workbench.judging.choice import System
 
 __all__ = ["write_report"]
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude.data.ranking import Floats, Ranking
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import encode
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
-from st_magnitude.workbench.choice import Decision, Fusion
+from st_magnitude.workbench.judging.choice import Decision, Fusion
 
 DEPTH = 100  # documents of the model and of BM25 that a fusion adds
 
@@ -27,9 +26,9 @@ class Searcher:
 
     Args:
         model: The model.
-        data: The corpus. Its queries that have an answer say which scores are usual (`usual`).
+        data: The corpus.
         fusion: The weights of the model and of BM25; None for the model alone.
-        **encode: Options of `RetrievalData.encode`, such as ``batch_size=128``.
+        **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -45,13 +44,13 @@ class Searcher:
         model: SentenceTransformer,
         data: RetrievalData,
         fusion: Fusion | None = None,
-        **encode: Any,
+        **options: Any,
     ) -> None:
         self.model = model
         self.fusion = fusion
         self.about = ""  # what is searched with, if the model does not search alone
-        # no figure is taken of them
-        self.task = data.encode(model, only=data.queries, even_read=True, **encode)
+        some = list(data.queries)[:1]  # it is asked nothing
+        self.task = encode(model, data, only=some, **options)
         if fusion is not None:
             self.index = LexicalIndex(data, TOKENS[fusion.tokens])
             unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
@@ -59,7 +58,7 @@ class Searcher:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, data: RetrievalData, only: str | None = None, **encode: Any
+        cls, folder: str | Path, data: RetrievalData, only: str | None = None, **options: Any
     ) -> Searcher:
         """The model in a folder, searching as the ``deploy.json`` there recommends.
 
@@ -84,7 +83,7 @@ class Searcher:
             elif how:
                 fusion = how if isinstance(how, Fusion) else bm25
                 about = f"Searching with {decision.name} ({how}), as recommended"
-        searcher = cls(load(str(folder)), data, fusion, **encode)
+        searcher = cls(load(str(folder)), data, fusion, **options)
         searcher.about = about
         return searcher
 
@@ -93,17 +92,9 @@ class Searcher:
         asked = list(dict.fromkeys(texts))
         queries = encode_raw(self.model, asked, "query", keep_normalize=True)  # (n, D)
         data = self.task.data.asking(asked)
-        return self._search(replace(self.task, data=data, query_ids=asked, queries=queries), k)
-
-    def _search(self, task: EncodedTask, k: int) -> Ranking:
+        task = replace(self.task, data=data, query_ids=asked, queries=queries)
         if self.fusion is None:
             return task.search(k)
         depth = max(DEPTH, k)
-        found = self.fusion(task.search(depth), self.index.search(task.data, depth))
+        found = self.fusion(task.search(depth), self.index.search(data, depth))
         return Ranking.of_rows(found.data, found.query_ids, found.columns, found.scores, k)
-
-    @cached_property
-    def usual(self) -> Floats:
-        """The best score of each query of the data that has an answer, (n,)."""
-        ranking = self._search(self.task, 1)
-        return ranking.scores[ranking.has_answer, 0]

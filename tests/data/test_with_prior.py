@@ -37,7 +37,7 @@ def test_every_score_is_that_of_float64_and_of_an_index(world, closing, name, ex
     model = lookup(queries, documents, name)
     for module in closing:
         model.append(module)
-    task = data.encode(model).with_prior(dict(zip(IDS, log_p, strict=True)), weight)
+    task = stm.encode(model, data).with_prior(dict(zip(IDS, log_p, strict=True)), weight)
     q, d = queries.astype(np.float64), documents.astype(np.float64)
     q /= np.linalg.norm(q, axis=1, keepdims=True) ** exponents[0]
     d /= np.linalg.norm(d, axis=1, keepdims=True) ** exponents[1]
@@ -61,4 +61,4 @@ def test_every_score_is_that_of_float64_and_of_an_index(world, closing, name, ex
 def test_a_document_without_a_prior_is_named(world, bad, message):
     queries, documents, _, data = world
     with pytest.raises(ValueError, match=message):
-        data.encode(lookup(queries, documents)).with_prior(bad, 1.0)
+        stm.encode(lookup(queries, documents), data).with_prior(bad, 1.0)

@@ -20,7 +20,7 @@ from sentence_transformers.base.modules import Normalize
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.saving import table
+from st_magnitude.saving import find
 from st_magnitude.saving.card import scoring_text
 
 FRACTION = stm.Similarity(1.0, 0.4)
@@ -204,7 +204,7 @@ def test_a_folder_of_the_name_comes_first(tiny_path, monkeypatch):
 
 
 def test_without_the_package_both_ways_on_are_named(monkeypatch):
-    monkeypatch.setattr(table, "find_spec", lambda name: importlib.util.find_spec("no_such_name"))
+    monkeypatch.setattr(find, "find_spec", lambda name: importlib.util.find_spec("no_such_name"))
     with pytest.raises(ImportError, match=r"\[table\].*static-retrieval-mrl-en-v1"):
         stm.load("wordllama")
 

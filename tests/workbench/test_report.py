@@ -9,7 +9,7 @@ import numpy as np
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import judge
-from st_magnitude.workbench.choice import Fusion, System
+from st_magnitude.workbench.judging.choice import Fusion, System
 from st_magnitude.workbench.report import write_report
 
 HOSTILE = [

@@ -29,12 +29,13 @@ from benchmarks.studies.known.defaults import sources
 from benchmarks.studies.known.null import shuffled
 
 import st_magnitude as stm
-from st_magnitude.evaluation.hybrid import reciprocal_rank_fusion
+from st_magnitude.evaluation.lexical import reciprocal_rank_fusion
 from st_magnitude.judge import judge
-from st_magnitude.workbench.finetune import held_out
+from st_magnitude.workbench.finetune import train as training
 from st_magnitude.workbench.finetune.train import TrainConfig, train
-from st_magnitude.workbench.folds import folds_of
-from st_magnitude.workbench.verdict import CLASSIFIER, verdict_of
+from st_magnitude.workbench.judging.controls import CLASSIFIER
+from st_magnitude.workbench.judging.folds import folds_of
+from st_magnitude.workbench.judging.verdict import verdict_of
 
 FILE = Path(__file__).with_suffix(".jsonl")
 MOST_ROWS = 1_500
@@ -88,14 +89,15 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
     """The figures of `train`, and those of the loop, of one file."""
     given = []
 
-    def spy(before, after, also, lexical, **options):
-        given.append((before, after, also, lexical))
-        return verdict_of(before, after, also, lexical, **options)
+    def spy(exam, before, after, also, **options):
+        verdict = verdict_of(exam, before, after, also, **options)
+        given.append((before, after, also, verdict.controls.lexical))
+        return verdict
 
     splits = stm.load_splits(rows)
     config = TrainConfig(folds=5, keep_anyway=True)
     minilm = str(bundled_minilm())
-    with patch.object(held_out, "verdict_of", spy), tempfile.TemporaryDirectory() as work:
+    with patch.object(training, "verdict_of", spy), tempfile.TemporaryDirectory() as work:
         model = stm.load("wordllama", device="cpu")
         verdict = train(model, splits, Path(work, "out"), config, also=[minilm]).verdict
     before, after, (encoder,), lexical = given[0]

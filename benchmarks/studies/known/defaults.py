@@ -80,7 +80,7 @@ def dev_ndcg(splits: Splits, setting: dict[str, float], seed: int) -> NDArray[np
         trainer = make_trainer(model, splits["train"], rows, config, Path(work), saves=False)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return splits["dev"].encode(model).search(10).ndcg
+    return stm.encode(model, splits["dev"]).search(10).ndcg
 
 
 def cells() -> list[dict[str, object]]:
@@ -113,7 +113,7 @@ def main() -> None:
     with FILE.open("w", encoding="utf-8") as file:
         for name, rows in sources(options.folder).items():
             splits = stm.load_splits(rows, threshold=4.0 if "score" in rows[0] else None, seed=7)
-            before = splits["dev"].encode(stm.load("wordllama", device="cpu")).search(10).ndcg
+            before = stm.encode(stm.load("wordllama", device="cpu"), splits["dev"]).search(10).ndcg
             first = None
             for setting in SETTINGS:
                 began = time.process_time()

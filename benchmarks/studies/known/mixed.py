@@ -36,6 +36,7 @@ from benchmarks.studies.known.known import header, row
 from benchmarks.studies.store import Figures, Store, packed, seeds_of, unpacked
 from datasets import Dataset, concatenate_datasets
 
+import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 
 KINDS = ("XQuAD", "STS-B", "CLINC150")
@@ -114,10 +115,12 @@ def measure(cell: Cell, folder: Path) -> Figures:
     began = time.perf_counter()
     model, own = training.trained(cell, rows)
     seconds = round(time.perf_counter() - began, 1)
-    swept = {kind: x.encode(model).sweep([own, *training.EXPONENTS]) for kind, x in dev.items()}
+    swept = {
+        kind: stm.encode(model, x).sweep([own, *training.EXPONENTS]) for kind, x in dev.items()
+    }
     mean = {e: np.mean([x[e].mean for x in swept.values()]) for e in swept[KINDS[0]]}
     chosen = max(mean, key=lambda exponent: mean[exponent])
-    tests = {kind: x.encode(model).sweep([own, chosen]) for kind, x in test.items()}
+    tests = {kind: stm.encode(model, x).sweep([own, chosen]) for kind, x in test.items()}
     return {
         "dev": round(float(mean[own]), 5),
         "exponent": chosen,

@@ -24,8 +24,8 @@ import torch
 from benchmarks.data import banking77
 
 import st_magnitude as stm
-from st_magnitude.workbench.finetune.held_out import encode
 from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.judging.contestants import task_of
 
 FILE = Path(__file__).with_suffix(".jsonl")
 WORDS = 2_000  # of which a text of the second kind takes four
@@ -54,11 +54,11 @@ def draw(kind: str, rows: list[dict[str, str]], seed: int, folds: int | None) ->
     splits = stm.load_splits(rows, seed=seed)
     config = TrainConfig(seed=seed, folds=folds, confirm="test", keep_anyway=True)
     model = stm.load("wordllama", device="cpu")
-    before = encode(model, splits["test"]).search()
+    before = task_of(model, splits["test"]).search()
     with tempfile.TemporaryDirectory() as work:
         trained = train(model, splits, Path(work, "out"), config)
-    cell: dict[str, object] = {"kind": kind, "seed": seed, "folds": trained.verdict.folds}
-    on_test = encode(model, splits["test"]).search().minus(before, seed=seed)
+    cell: dict[str, object] = {"kind": kind, "seed": seed, "where": trained.verdict.where}
+    on_test = task_of(model, splits["test"]).search().minus(before, seed=seed)
     for name, gain in (("held out", trained.verdict.saved.gain), ("test", on_test)):
         ends = [round(100 * x, 2) for x in (gain.mean, gain.low, gain.high)]
         cell[name] = {"queries": gain.queries, "gain": ends}

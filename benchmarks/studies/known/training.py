@@ -218,11 +218,11 @@ def measure(cell: Cell, folder: Path | None) -> Figures:
     began = time.perf_counter()
     model, own = trained(cell, found.rows)
     seconds = time.perf_counter() - began
-    dev = found.dev.encode(model, batch_size=256)
+    dev = stm.encode(model, found.dev, batch_size=256)
     exponents = [own] if own == 1 else [own, *EXPONENTS]
     sweep = dev.sweep(exponents)
     chosen = max(sweep, key=lambda exponent: sweep[exponent].mean)
-    test = found.test.encode(model, batch_size=256)
+    test = stm.encode(model, found.test, batch_size=256)
     figures: Figures = {
         "exponents": {"trained": own, "chosen": chosen},
         "dev": {size: round(float(x.mean()), 5) for size, x in sizes(dev, chosen).items()},
@@ -277,7 +277,7 @@ def of_tasks(
     for name, task in tasks.items():
         if isinstance(model[0], Transformer):
             model.max_seq_length = 256 if name == "XQuAD" else 32  # its documents are paragraphs
-        found[name] = packed(task.encode(model, similarity, batch_size=64).search(10).ndcg)
+        found[name] = packed(stm.encode(model, task, similarity, batch_size=64).search(10).ndcg)
     return found
 
 

@@ -16,7 +16,6 @@ COMMANDS = (
     "search",
     "compare",
     "calibrate",
-    "diagnose",
     "compress",
     "check_serving",
     "mteb",

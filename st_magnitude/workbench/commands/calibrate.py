@@ -35,7 +35,8 @@ def calibrate(
         refuse_used_folder(output)
     splits = judged.splits()
     splits.check_held_out(judged.split, confirm)
-    others = None if confirm is None else splits[confirm]
+    if confirm is not None:
+        splits[confirm]  # before the model is loaded
     encoder, split, data = judged.load(model, splits)
     if split == confirm:
         raise InputError(
@@ -43,15 +44,17 @@ def calibrate(
             f" {judged.split} split: leave out --confirm {confirm}, or name another split."
         )
     from st_magnitude.workbench.calibration import calibrate_exponent
+    from st_magnitude.workbench.memory import unread
 
-    curve = calibrate_exponent(encoder, data, **judged.encode)
+    answers = splits.relevant_documents()
+    curve = calibrate_exponent(encoder, data, also_relevant=answers, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": split, **curve.to_dict()}
-    if others is not None:
+    if confirm is not None:
+        others = unread(splits[confirm], model)
         confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)
         figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best)}
     if output is not None:
-        from st_magnitude.data.memory import save_memory
         from st_magnitude.saving.export import export, load
         from st_magnitude.similarity import Similarity
         from st_magnitude.surgery.normalize import prepare
@@ -59,7 +62,7 @@ def calibrate(
         best = curve.best
         # loaded again, with its own token limit
         chosen = prepare(load(model), Similarity(1.0, best))
-        save_memory(chosen, export(chosen, output))
+        export(chosen, output)
         loads = "SentenceTransformer" if best in (0, 1) else "stm.load"
         typer.echo(f'Saved with document exponent {best:g}. Load it with {loads}("{output}").')
         figures["output"] = str(output)
@@ -68,7 +71,7 @@ def calibrate(
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
     """Prints and returns what an exponent gains over cosine and dot."""
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
 
     chosen = curve.at(exponent)
     typer.echo(f"nDCG@10 on {where(chosen.data)} at exponent {exponent:g}: {chosen.mean:.4f}")

@@ -20,7 +20,7 @@ from st_magnitude.workbench.commands.core import (
     say,
     tell_names,
 )
-from st_magnitude.workbench.comparison.config import PROGRESS, CompareConfig
+from st_magnitude.workbench.comparison.config import CompareConfig
 
 
 @command
@@ -38,18 +38,20 @@ def compare(
     The command trains with losses, temperatures and learning rates until the budget is over, and
     stops trainings that fall behind. Then it measures the best model, plain cosine, the pretrained
     model and BM25 on the test split, or in five folds for a static table without a test split of
-    your own. To continue a run that was stopped, give the same command again.
+    your own.
     """
+    from st_magnitude.saving.find import refuse_missing
+
     if report is not None:
         refuse_foreign(report)
-    if not (output / PROGRESS).exists():  # before the data are read
-        refuse_used_folder(output)
+    refuse_used_folder(output)  # before the data are read
+    refuse_missing(model, *also or ())
     splits = source.splits()
     say(f"{settings.split}: {splits[settings.split]}")
     source.tell(splits)
     tell_names(also)
-    from st_magnitude.data.memory import notice
     from st_magnitude.workbench.comparison.compare import compare as run
+    from st_magnitude.workbench.memory import notice
 
     result = run(model, splits, output, settings, also=also or (), say=say)
     typer.echo(f"\n{result}")

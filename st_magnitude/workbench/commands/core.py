@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.workbench.files.pairs import Splits
-    from st_magnitude.workbench.verdict import Verdict
+    from st_magnitude.workbench.judging.verdict import Verdict
 
 Figures = Mapping[str, Any]
 
@@ -50,7 +50,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
 _show_traceback = False
-_arguments: set[str] = set()  # of functions, which commands take as options
 
 
 def _print_version(wanted: bool) -> None:
@@ -147,31 +146,23 @@ class Judged(KnownData):
     max_length: MaxLength = None
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
-        """The model, and the split to measure on with its name: see `Splits.unread`."""
+        """The model, and the split to measure on with its name: see `unread_split`."""
         splits[self.split]  # before the model is loaded
         from st_magnitude.saving.export import limit_length, load
+        from st_magnitude.workbench.memory import unread_split
 
         encoder = load(model)
         if self.max_length is not None:
             limit_length(encoder, self.max_length)
         self.tell(splits)
-        split, data = splits.unread(self.split, encoder)
+        split, data = unread_split(splits, self.split, model)
         say(f"{split}: {data}")
         return encoder, split, data
 
     @property
-    def encode(self) -> dict[str, int | bool]:
-        """Options of `RetrievalData.encode`."""
+    def encode(self) -> dict[str, Any]:
+        """Options of `st_magnitude.encode`."""
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
-
-
-@dataclass(frozen=True)
-class Ranked(Judged):
-    """Options of the commands that also score with a similarity."""
-
-    similarity: Annotated[
-        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None
 
 
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
@@ -210,8 +201,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                 typer.echo(dumps(to_plain(figures), allow_nan=False))
             sys.stdout.flush()  # a full disk is an error of the command
         except KeyboardInterrupt as interrupt:
-            text = said(str(interrupt) or "Interrupted.")
-            typer.secho(text, fg=typer.colors.YELLOW, err=True)
+            say(str(interrupt) or "Interrupted.", err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
         except Exception as error:
             raise typer.Exit(report(error)) from None
@@ -253,7 +243,7 @@ def report(error: Exception) -> int:
         if is_for_user:
             from st_magnitude.result import printable
 
-            text = printable(_with_options(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip())))
+            text = printable(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip()))
             for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
                 if isinstance(error, OSError) and not Path(os.environ.get(name, ".")).exists():
                     text += f" {name} names {os.environ[name]!r}, which does not exist."
@@ -287,7 +277,6 @@ def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter],
         hints = get_type_hints(kind, include_extras=True)
         for field, option in inspect.signature(kind).parameters.items():
             parameters.append(option.replace(annotation=hints[field]))
-    _arguments.update(parameter.name for parameter in parameters)
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters.append(inspect.Parameter("json", keyword, annotation=_Json, default=False))
     return [
@@ -331,32 +320,11 @@ def show_progress() -> bool:
     return sys.stderr.isatty()
 
 
-def say(text: str) -> None:
+def say(text: str, err: bool = False) -> None:
     """Prints sentences, broken between words at the width of the terminal."""
-    typer.echo(said(text))
-
-
-def said(text: str) -> str:
-    """Sentences in the words of the command line, in lines that fit the terminal."""
     from st_magnitude.result import wrap
 
-    return wrap(_with_options(text))
-
-
-_ARGUMENT = re.compile(r"(?<![\w/.-])([a-z_]+)=(True\b)?('?[\w+-]+'?(?:[.,]\d+)*)?(?![\w/])")
-
-
-def _with_options(text: str) -> str:
-    """A text with options for the arguments of functions: --resume for resume=True."""
-
-    def option(found: re.Match[str]) -> str:
-        name, _, value = found.groups()
-        name = "api_key_env" if name == "api_key" else name
-        if name not in _arguments:
-            return found[0]
-        return f"--{name.replace('_', '-')}{f' {value}' if value else ''}"
-
-    return _ARGUMENT.sub(option, text)
+    typer.echo(wrap(text), err=err)
 
 
 class Warnings(logging.Handler):
@@ -364,12 +332,12 @@ class Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # nobody reads stderr
-            typer.echo(said(record.getMessage()), err=True)
+            say(record.getMessage(), err=True)
 
 
 def tell_names(also: Sequence[str] | None) -> None:
     """Says what models are called whose paths are long."""
-    from st_magnitude.workbench.choice import short_names
+    from st_magnitude.workbench.judging.choice import short_names
 
     for name, path in short_names(also or ()).items():
         if name != path:
@@ -415,11 +383,11 @@ def save_report(
     if verdict is None:
         say("There is no report, as no held-out queries judge the model.")
         return
+    from st_magnitude.workbench.judging.verdict import BEFORE
     from st_magnitude.workbench.report import write_report
-    from st_magnitude.workbench.verdict import BEFORE
 
     of = {system.name: system.ranking for system in verdict.systems}
     said = "\n".join(filter(None, (verdict.deploy, verdict.headline)))
-    systems = [*verdict.systems, *verdict.controls]
+    systems = [*verdict.systems, *verdict.controls.systems]
     write_report(path, title, said, systems, of[BEFORE], of[verdict.name], settings, seed)
     say(f"The report is in {path}.")

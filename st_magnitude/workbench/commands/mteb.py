@@ -40,8 +40,10 @@ def mteb(
         for task in tasks
     ]
     from st_magnitude.mteb import evaluate
-    from st_magnitude.workbench.folds import where
+    from st_magnitude.workbench.judging.folds import where
+    from st_magnitude.workbench.memory import unread
 
+    data = [task if isinstance(task, str) else unread(task, model) for task in data]
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, **encode).task_results
     scores = {result.task_name: result.get_score() for result in results}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from st_magnitude._files import is_moving, refuse_foreign, refuse_used_folder
+from st_magnitude._files import refuse_foreign, refuse_used_run
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -46,10 +46,12 @@ def train(
     five folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current
     step and saves a checkpoint for --resume.
     """
+    from st_magnitude.saving.find import refuse_missing
+
     if report is not None:
         refuse_foreign(report)
-    if not is_moving(output):  # before the data are read
-        refuse_used_folder(output)
+    refuse_used_run(output, settings.resume)  # before the data are read
+    refuse_missing(model, *also or ())
     splits = source.splits()
     source.tell(splits)
     tell_names(also)
@@ -70,7 +72,7 @@ def train(
 
 def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[str, object]:
     """Says how good the model is and where it was saved, and returns the figures."""
-    from st_magnitude.data.memory import notice
+    from st_magnitude.workbench.memory import notice
 
     verdict = trained.verdict
     figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
@@ -98,7 +100,7 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
         if advice := verdict.advice():
             say(advice)
     if settings.confirm is not None and trained.confirmed is not None:
-        counts = "" if verdict is None else verdict.which_counts(trained.confirmed)
+        counts = "" if verdict is None else trained.confirmed.which_counts(verdict)
         say(f"{trained.confirmed} {counts}".strip())
         figures[settings.confirm] = trained.confirmed.to_dict()
     about_hashes = notice(trained.output) if trained.output else ""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Collection
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,21 +17,21 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
-from st_magnitude._files import locked_folder, moved_in, refuse_used_folder, written
+from st_magnitude._files import locked_folder, moved_in, refuse_used_folder
 from st_magnitude.judge import Difference, judge
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
+from st_magnitude.saving.find import refuse_missing
 from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.training.run_folder import refuse_others
-from st_magnitude.workbench.choice import System, short_names
-from st_magnitude.workbench.comparison.config import PROGRESS, Candidate, CompareConfig, seconds_of
+from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.files.pairs import Data, load_splits
-from st_magnitude.workbench.finetune.held_out import controls, encode
 from st_magnitude.workbench.finetune.trainer import reading
-from st_magnitude.workbench.verdict import BEFORE, Verdict
+from st_magnitude.workbench.judging.choice import System, short_names
+from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
+from st_magnitude.workbench.judging.verdict import BEFORE, Verdict, verdict_of
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
@@ -64,98 +63,56 @@ def compare(
             candidates are ranked on held-out queries, and without ``config.test_split`` folds or
             held-out queries have the final figures.
         output: New folder for the winning model (``model``), ``compare.json`` and ``compare.md``.
-            An unfinished comparison is continued.
         also: Folders or hub ids of other models, to weigh against the trained one.
         say: Function that receives the progress line by line.
 
     Raises:
         ValueError: If a query or its text is in two splits, no query of a split has a relevant
             document, or plain cosine diverges at every setting.
-        FileExistsError: If output holds other files, a finished comparison, or other settings.
+        FileExistsError: If output holds other files.
         OSError: If a model cannot be written, or another process writes to output.
-        KeyboardInterrupt: At Ctrl-C. The same call continues.
     """
     config = config or CompareConfig()
     output = Path(output).absolute()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("compare trains in one process; start it without torchrun or accelerate.")
-    if (output / "compare.json").exists():
-        _clean_up(output)  # a process may have been killed before it did
-        raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
+    refuse_used_folder(output)
+    name = model if isinstance(model, str) else None
     base = load(model) if isinstance(model, str) else copy(model)
     with reading(base, config.max_length):
         pass  # it refuses models and lengths that do not fit
     score_by_cosine(base, say)
-    exam = exam_of(load_splits(data), [base, *also], config)
+    refuse_missing(*also)
+    exam = exam_of(load_splits(data), base, [*filter(None, [name]), *also], config)
     for note in exam.notes:
         say(f"Note: {note}")
-    settings = {key: value for key, value in vars(config).items() if key != "budget"}
-    settings["model"] = model if isinstance(model, str) else None
-    settings["also"] = list(also)
-    trials = Trials(base, exam, config)
-    settings["data"] = [data.digest for data in (exam.train, trials.dev, trials.test)]
-    try:
-        with locked_folder(output), remembered_tokens(base):
-            began = time.perf_counter()
-            progress = _begin(trials, output, json.loads(json.dumps(settings)))
-            measured = time.perf_counter() - began
-            start = time.perf_counter()
-            tasks = {BEFORE: encode(base, trials.test)}
-            seconds = time.perf_counter() - start
-            tasks |= {of: encode(load(path), trials.test) for of, path in short_names(also).items()}
-            verdict_on = controls(exam, tasks, config.seed)
-            run = _Run(trials, output, progress, verdict_on, seconds, began, say)
-            if not progress.entries:
-                progress.steps = run.plan(measured)
-            trials.steps = progress.steps
-            return run.finish(model if isinstance(model, str) else model_name(base))
-    except KeyboardInterrupt:
-        message = f"Stopped. Give the same command again to continue with {output}."
-        raise KeyboardInterrupt(message) from None
-
-
-@dataclass
-class _Progress:
-    """The content of progress.json, until the result is written."""
-
-    settings: dict[str, object]
-    pretrained: float  # nDCG@10 on dev
-    steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
-    entries: list[Entry] = field(default_factory=list)  # candidates that are done
-
-
-def _begin(trials: Trials, output: Path, settings: dict[str, object]) -> _Progress:
-    """Measures the pretrained model, or reads what an earlier call measured."""
-    file = output / PROGRESS
-    if not file.exists():
-        refuse_used_folder(output)
-        return _Progress(settings, encode(trials.base, trials.dev).search(10).mean)
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        rows = known.pop("entries")
-        entries = [Entry(**row | {"candidate": Candidate(**row["candidate"])}) for row in rows]
-        progress = _Progress(entries=entries, **known)
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file} is damaged; choose another output folder.") from error
-    refuse_others(output, progress.settings, settings)
-    return progress
+    trials = Trials(base, exam, config, name)
+    with locked_folder(output), remembered_tokens(base), moved_in(output, "compare.json") as new:
+        began = time.perf_counter()
+        pretrained = task_of(base, trials.dev).search(10).mean
+        measured = time.perf_counter() - began
+        start = time.perf_counter()
+        before = search(Contestant(BEFORE, base), exam)
+        seconds = time.perf_counter() - start
+        others = [Contestant(of, load(path)) for of, path in short_names(also).items()]
+        models = [before, *(search(other, exam) for other in others)]
+        run = _Run(trials, new, pretrained, models, seconds, began, say)
+        trials.steps = run.plan(measured)
+        return run.finish(name or model_name(base))
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Trains and compares the candidates, and notes each of them in progress.json."""
+    """Trains and compares the candidates, and keeps the models in a folder until the end."""
 
     trials: Trials
     output: Path
-    progress: _Progress
-    verdict_on: Callable[..., Verdict]  # of `controls`
+    pretrained: float  # nDCG@10 on dev
+    models: list[System]  # the pretrained one, and others to weigh
     seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
-
-    def _save(self) -> None:
-        with written(self.output / PROGRESS) as file:
-            json.dump(asdict(self.progress), file)
+    entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
     def plan(self, measuring: float) -> int | None:
         """The steps of a candidate with which the budget holds `FEWEST` candidates, their second
@@ -179,21 +136,15 @@ class _Run:
         return steps
 
     def finish(self, name: str) -> CompareResult:
-        """Trains and measures what is left, writes the files, and returns the result."""
-        self._save()
-        (self.output / "models").mkdir(exist_ok=True)
-        entries = self.progress.entries
+        """Trains and measures the candidates, writes the files, and returns the result."""
         grid = self.trials.grid
         self.say(f"Up to {len(grid)} candidates of up to {self.trials.rungs[-1]:,} steps")
-        if entries:
-            self.say(f"Continuing after {len(entries)} training runs.")
-        for candidate in grid[len(entries) :]:
-            if entries and self._is_time_up():
+        for candidate in grid:
+            if self.entries and self._is_time_up():
                 break
             self._train(candidate)
         for entry in self._rivals():
-            if entry.second_seed is None:
-                self._train_again(entry)
+            self._train_again(entry)
         return self._conclude(name)
 
     def _is_time_up(self) -> bool:
@@ -208,14 +159,14 @@ class _Run:
 
     @property
     def _longest(self) -> float:
-        return max(entry.seconds for entry in self.progress.entries)
+        return max(entry.seconds for entry in self.entries)
 
     def _budget_needed(self) -> str:
         """The budget in which `FEWEST` candidates have all their steps, if this one has cut the
         steps or left fewer candidates; else empty."""
         last = self.trials.rungs[-1]
         fewest = min(FEWEST, len(self.trials.grid))
-        if last == self.trials.wanted_steps and len(self.progress.entries) >= fewest:
+        if last == self.trials.wanted_steps and len(self.entries) >= fewest:
             return ""
         seconds = self._longest * self.trials.wanted_steps / last
         needed = self._trainings(FEWEST) * seconds + 4 * self.seconds
@@ -223,12 +174,10 @@ class _Run:
 
     def _train(self, candidate: Candidate) -> None:
         folder = self.folder(candidate)
-        shutil.rmtree(folder, ignore_errors=True)  # a process was killed before it noted the model
         is_kept = partial(self._is_kept, candidate)
         entry = self.trials.train(candidate, self.trials.rungs, is_kept, folder)
-        self.progress.entries.append(entry)
-        number = len(self.progress.entries)
-        self._note(f"{number}. {entry.name}", entry)
+        self.entries.append(entry)
+        self._note(f"{len(self.entries)}. {entry.name}", entry)
 
     def _train_again(self, entry: Entry) -> None:
         """Trains a candidate with a second seed."""
@@ -236,12 +185,11 @@ class _Run:
         seed = self.trials.config.seed + 1
         last = self.trials.rungs[-1:]
         again = self.trials.train(entry.candidate, last, lambda *_: False, folder, seed)
-        entries = self.progress.entries
-        entries[entries.index(entry)] = replace(entry, second_seed=again.curve[-1][1])
+        place = self.entries.index(entry)
+        self.entries[place] = replace(entry, second_seed=again.curve[-1][1])
         self._note(f"{entry.name}, second seed", again)
 
     def _note(self, name: str, entry: Entry) -> None:
-        self._save()
         gc.collect()  # the Trainer is part of cycles
         minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
         done = f"[{minutes}:{seconds:02d}] {name}"
@@ -251,7 +199,7 @@ class _Run:
         """The candidates by their steps and nDCG@10; of equal ones, cosine. Those with a second
         seed come first, by their means."""
         return sorted(
-            self.progress.entries,
+            self.entries,
             key=lambda entry: (
                 entry.second_seed is None,
                 -entry.steps,
@@ -264,7 +212,7 @@ class _Run:
         """The candidates that were trained to the last step and did not diverge, by nDCG@10 with
         the first seed; of equal ones, cosine."""
         last = self.trials.rungs[-1]
-        entries = self.progress.entries
+        entries = self.entries
         found = [entry for entry in entries if entry.steps == last and math.isfinite(entry.score)]
         return sorted(found, key=lambda entry: (-entry.score, entry.candidate.loss != "cosine"))
 
@@ -292,7 +240,7 @@ class _Run:
         at the end, as one of the first two or as plain cosine."""
         if math.isnan(ndcg):
             return False
-        rivals = [entry for entry in self.progress.entries if math.isfinite(entry.score)]
+        rivals = [entry for entry in self.entries if math.isfinite(entry.score)]
         ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
         if steps == self.trials.rungs[-1]:
             return len(ahead) < 2 or candidate.loss == "cosine"
@@ -314,7 +262,7 @@ class _Run:
             entries,
             verdict,
             over_cosine,
-            self.progress.pretrained,
+            self.pretrained,
             dev_queries=len(self.trials.dev.query_ids),
             left_out=len(grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
@@ -350,9 +298,16 @@ class _Run:
         if over_cosine is not None and not over_cosine.is_better:
             winner = controls[0]
         after = found.pop(winner.name)
-        verdict = self.verdict_on(after, shown=[*found.values()], decides=decides)
-        folds = len(self.trials.exam.folds)
-        return replace(verdict, folds=folds, split="test"), over_cosine, control
+        verdict = verdict_of(
+            self.trials.exam,
+            self.models[0],
+            after,
+            self.models[1:],
+            shown=[*found.values()],
+            seed=self.trials.config.seed,
+            decides=decides,
+        )
+        return verdict, over_cosine, control
 
     def _search(self, entry: Entry) -> System:
         ranking = self.trials.judge(entry, self.folder(entry.candidate))
@@ -361,18 +316,12 @@ class _Run:
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
         text = "\n\n".join([result.to_markdown(), *result.notes])
-        with moved_in(self.output, "compare.json") as new:
-            shutil.copytree(self.folder(result.winner.candidate), new / "model")
-            table = result.test_table.to_markdown()
-            add_section(new / "model" / "README.md", f"### Retrieval\n\n{table}")
-            if result.test.decision is not None:
-                result.test.decision.save(new / "model")
-            (new / "compare.md").write_text(f"{text}\n", encoding="utf-8")
-            result.save(new / "compare.json")
-        _clean_up(self.output)
-
-
-def _clean_up(output: Path) -> None:
-    """Removes what a finished comparison no longer needs."""
-    (output / PROGRESS).unlink(missing_ok=True)
-    shutil.rmtree(output / "models", ignore_errors=True)
+        model = self.output / "model"
+        self.folder(result.winner.candidate).rename(model)
+        shutil.rmtree(self.output / "models")
+        table = result.test_table.to_markdown()
+        add_section(model / "README.md", f"### Retrieval\n\n{table}")
+        if result.test.decision is not None:
+            result.test.decision.save(model)
+        (self.output / "compare.md").write_text(f"{text}\n", encoding="utf-8")
+        result.save(self.output / "compare.json")

@@ -28,7 +28,6 @@ __all__ = ["Candidate", "CompareConfig", "grid_of", "seconds_of"]
 
 COSINE_PRIOR = "cosine-prior"  # cosine with `st_magnitude.DocumentPrior`
 
-PROGRESS = "progress.json"  # in the output, until the comparison is finished
 # Temperatures and learning rates in the order in which they are tried; the first ones are the
 # defaults of `TrainConfig`.
 USUAL_GRID = (0.05, 0.02, 0.01, 0.1), (2e-5, 5e-5)

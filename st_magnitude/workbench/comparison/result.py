@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.workbench.comparison.config import Candidate
-from st_magnitude.workbench.verdict import Verdict
+from st_magnitude.workbench.judging.verdict import Verdict
 
 __all__ = ["CompareResult", "Entry"]
 

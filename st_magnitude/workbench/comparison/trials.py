@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,20 +29,20 @@ from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry
-from st_magnitude.workbench.exam import Exam
 from st_magnitude.workbench.files.pairs import Splits
-from st_magnitude.workbench.finetune.held_out import DEPTH, cross_validate, encode
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
-    remember_rows,
     sampler_of,
     train_copy,
+    trained_copy,
     warn_of_left_out,
 )
+from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
+from st_magnitude.workbench.judging.exam import Exam
 
 __all__ = ["Trials", "exam_of"]
 
@@ -52,12 +52,13 @@ IsKept = Callable[[int, float], bool]  # by the steps and nDCG@10 on dev at a ru
 
 
 def exam_of(
-    splits: Splits, models: Sequence[SentenceTransformer | str], config: CompareConfig
+    splits: Splits, model: SentenceTransformer, folders: Sequence[str], config: CompareConfig
 ) -> Exam:
-    """The exam of the model to train and of others, with a sample of the documents."""
+    """The exam of the model to train and of those in folders, with a sample of the documents."""
     exam = Exam.of(
         splits,
-        *models,
+        model,
+        *folders,
         train=config.split,
         choose=config.dev_split,
         judge=config.test_split,
@@ -95,6 +96,7 @@ class Trials:
     base: SentenceTransformer
     exam: Exam
     config: CompareConfig
+    folder: str | None = None  # of the pretrained model, if it is known
     steps: int | None = None  # of a candidate, if the budget leaves fewer than the settings
 
     @property
@@ -147,7 +149,7 @@ class Trials:
             # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
-                task = encode(model, self.dev)
+                task = task_of(model, self.dev)
         except NotFiniteError:
             return np.array([np.nan]), float(scoring_of(model).exponents[1])
         if normalizes_output(model):
@@ -160,8 +162,10 @@ class Trials:
         that are trained in folds."""
         if self.exam.folds:
             settings = entry.candidate.settings(self.config, self.rungs[-1])
-            return cross_validate(self.base, self.exam, settings, folder.parent, entry.exponent)
-        return encode(load(str(folder)), self.test).search(DEPTH)
+            trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
+            contestant = Contestant(entry.name, train=trains)
+            return search(contestant, self.exam, entry.exponent).ranking
+        return search(Contestant(entry.name, load(str(folder))), self.exam).ranking
 
     def train(
         self,
@@ -192,8 +196,7 @@ class Trials:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}}
-        remember_rows(trainer)
-        save_trained(trainer, folder, figures, {})
+        save_trained(trainer, folder, figures, {}, base=self.folder)
 
 
 class _Clock(TrainerCallback):

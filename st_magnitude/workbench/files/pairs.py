@@ -6,26 +6,21 @@ import hashlib
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from difflib import SequenceMatcher
 from heapq import nsmallest
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from st_magnitude._checks import counted, in_range
 from st_magnitude._files import moved_in, refuse_used_folder
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import as_document, read_documents
-from st_magnitude.data.memory import AllReadError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
 from st_magnitude.workbench.files.rows import LeftOut, Source, num_held_out, read_columns
 from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 __all__ = ["Splits", "load_splits"]
 
@@ -34,8 +29,6 @@ logger = logging.getLogger(__name__)
 NEAR_RATIO = 0.9  # edit ratio of near-copies
 NEAR_WORDS = 32  # most words of them
 Data = Source | RetrievalData | Mapping[str, RetrievalData]
-
-FEW_UNREAD = 50  # queries of dev, below which test is measured
 
 
 class Splits(dict[str, RetrievalData]):
@@ -92,31 +85,6 @@ class Splits(dict[str, RetrievalData]):
         for name, data in self.items():
             others = later.get(name, ["dev", "test"])
             self[name] = data.apart_from(*(self.get(other) for other in others))
-
-    def unread(self, name: str, *models: SentenceTransformer | str) -> tuple[str, RetrievalData]:
-        """A split without the queries that one of the models was trained on, and its name.
-
-        Where fewer than 50 are left of dev, it is the test split. A model can be its folder.
-
-        Raises:
-            DataError: If the model was trained on all queries.
-        """
-        names = [name, "test"] if name == "dev" and "test" in self else [name]
-        found: dict[str, RetrievalData] = {}
-        for part in names:
-            with suppress(AllReadError):
-                found[part] = self[part].unread_by(*models)
-                if found[part] is self[part] or len(found[part].relevant) >= FEW_UNREAD:
-                    break
-        if not found:
-            self[names[-1]].unread_by(*models)  # raises
-        part = max(found, key=lambda one: len(found[one].relevant))
-        if part != name:
-            logger.warning(
-                f"The model was trained on queries of the {name} split, so the {part} split is"
-                " measured."
-            )
-        return part, found[part]
 
     def save(self, folder: str | Path) -> None:
         """Writes all splits as a new folder in BEIR's layout."""

@@ -80,6 +80,9 @@ class TrainConfig:
         Option(min=0, help="Folds to measure in, without a dev split; default: static table: 5."),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed for the order, the negatives and dropout.")] = 0
+    worth: Annotated[
+        float, Option(min=0, help="Points that a less simple search has to gain to be deployed.")
+    ] = 0.5
     keep_scoring: Annotated[
         bool, Option(help="Score as trained, even if another exponent is clearly better.")
     ] = False
@@ -98,6 +101,6 @@ class TrainConfig:
         has_temperatures = self.temperatures is not None or LOSSES[self.loss].has_temperatures
         if self.temperature is not None and (has_temperatures or self.dims is not None):
             raise InputError(
-                f"temperature={self.temperature} is for a loss of one term. With dims, or a loss of"
-                f" several temperatures, pass temperatures={self.temperature} instead."
+                "temperature is for a loss of one term. With dims, or a loss of several"
+                f" temperatures, pass {self.temperature} as temperatures instead."
             )

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,39 +18,48 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
 from st_magnitude._files import locked_folder
-from st_magnitude.data.ranking import Ranking
-from st_magnitude.judge import norm_warning
+from st_magnitude.data.task import EncodedTask
+from st_magnitude.judge import norm_warning, warn_if_few
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.saving.card import add_section
 from st_magnitude.saving.export import load
+from st_magnitude.saving.find import refuse_missing
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import output_width
-from st_magnitude.surgery.scoring import score_by_cosine
+from st_magnitude.surgery.raw import normalizes_output, output_width
+from st_magnitude.surgery.scoring import score_by_cosine, scoring_of
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
-from st_magnitude.workbench.choice import Decision, short_names
-from st_magnitude.workbench.exam import Exam
+from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.files.pairs import Data, load_splits
-from st_magnitude.workbench.finetune.held_out import (
-    Baseline,
-    RetrievalEvaluator,
-    cross_validate,
-)
+from st_magnitude.workbench.finetune.card import RetrievalEvaluator, card_figures
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     make_trainer,
     reading,
-    remember_rows,
+    trained_copy,
     warn_of_left_out,
 )
-from st_magnitude.workbench.verdict import Confirmation, Verdict
+from st_magnitude.workbench.judging.choice import Decision, System, short_names
+from st_magnitude.workbench.judging.confirmation import Confirmation, confirm
+from st_magnitude.workbench.judging.contestants import Contestant, Encoded, search
+from st_magnitude.workbench.judging.exam import DEPTH, Exam
+from st_magnitude.workbench.judging.verdict import (
+    AFTER,
+    BEFORE,
+    Scoring,
+    Verdict,
+    scored_of,
+    scoring_name,
+    verdict_of,
+)
+from st_magnitude.workbench.memory import write_memory
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
 
@@ -57,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 # Settings that may change when a run is resumed, if the training data stay
 FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16"}
-FREE |= {"save_steps", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+FREE |= {"worth", "save_steps", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,9 @@ def train(
     ``training.json``.
 
     An `Exam` decides which queries judge it: those of ``config.dev_split``, or of folds; none of
-    them, and none of ``config.confirm``, is a text of a training row. The model remembers its
-    training texts by hashes (`st_magnitude.data.memory`), and is not judged by queries that it has
-    read in an earlier training.
+    them, and none of ``config.confirm``, is a text of a training row. Nor do queries judge that a
+    model has read in an earlier training, of which the folder that is given as the model has hashes
+    (`st_magnitude.workbench.memory`).
 
     The model is compared with the pretrained one as it was given and with BM25. It is saved as it
     was trained, unless another document exponent is clearly better. A clearly worse model is saved
@@ -138,10 +148,12 @@ def train(
             pass  # it refuses models and lengths that do not fit
         refuse_frozen(model)
         score_by_cosine(model, say)
+        refuse_missing(*also)
         stack.enter_context(remembered_tokens(model))
         exam = Exam.of(
             load_splits(data),
             model,
+            *filter(None, [name]),
             *also,
             train=config.split,
             judge=config.dev_split,
@@ -157,41 +169,103 @@ def train(
         rows = make_rows(exam.train, config.negatives, config.seed)
         warn_of_left_out(exam.train, rows)
         _warn_without_negatives(config.loss, exam, rows)
-        baseline = of_folds = None
+        models: list[System] = []
+        of_folds = None
         if is_first:
-            if exam.judged is not None and not exam.folds:
-                say(f"Measuring the pretrained model: {len(exam.judged.corpus):,} documents.")
-            others = {of: load(path) for of, path in short_names(also).items()}
-            baseline = Baseline(model, exam, config, others)
-            if exam.folds:
-                of_folds = cross_validate(model, exam, config, output)
+            models, figures = _measure(model, also, exam, config.seed, say)
+        if is_first and exam.folds:
+            trains = partial(trained_copy, model=model, config=config, output=output)
+            of_folds = search(Contestant(AFTER, train=trains), exam)
         trainer = make_trainer(model, exam.train, rows, config, output)
         if is_first and checkpoint is None:
             run_folder.record_run(output, settings)
-        remember_rows(trainer)  # checkpoints, too, say what they have read
         with reading(model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, checkpoint)
-        if baseline is None:
+        if not is_first:
             return TrainedModel(trainer, {}, None, output)
-        if exam.judged is not None and not exam.folds:
-            say(f"Measuring the trained model, about {baseline.seconds:.0f} s.")
-        trained = _judge(trainer, baseline, of_folds)
-        return _save_unless_worse(trained, output, config, baseline.data.name, name)
+        trained = _judge(trainer, exam, models, of_folds, config)
+        trained = replace(trained, geometry={"before": figures} | trained.geometry)
+        held_out = (exam.judged or exam.train).name
+        return _save_unless_worse(trained, output, config, held_out, name)
+
+
+def _measure(
+    model: SentenceTransformer,
+    also: Collection[str],
+    exam: Exam,
+    seed: int,
+    say: Callable[[str], None],
+) -> tuple[list[System], dict[str, float]]:
+    """How the pretrained model and others search, if any query judges or confirms, and the norms
+    of the pretrained one."""
+    if exam.judged is not None:
+        warn_if_few(exam.judged.query_ids, "a model")
+        say(f"Measuring the pretrained model: {len(exam.judged.corpus):,} documents.")
+    encoded = Encoded.of(BEFORE, model, exam)
+    figures = card_figures(model, exam, seed, encoded.judges)
+    if encoded.judges is None and encoded.confirms is None:
+        return [], figures
+    others = [Contestant(name, load(path)) for name, path in short_names(also).items()]
+    return [encoded.system(), *(search(other, exam) for other in others)], figures
 
 
 def _judge(
-    trainer: SentenceTransformerTrainer, baseline: Baseline, of_folds: Ranking | None
+    trainer: SentenceTransformerTrainer,
+    exam: Exam,
+    models: list[System],
+    of_folds: System | None,
+    config: TrainConfig,
 ) -> TrainedModel:
-    """Compares the trained model with the pretrained one, and gives it the scoring to save."""
-    verdict, after = baseline.compare(of_folds)
-    if verdict is not None and verdict.saved != verdict.as_trained:
-        exponent = verdict.saved.exponent
-        prepare(baseline.model, Similarity(gamma_query=1.0, gamma_document=exponent))
-        baseline.tasks.clear()  # of the model before it
-    geometry = {"before": baseline.geometry, "after": after}
-    rows = cast(Dataset, trainer.train_dataset)
-    prior = _about_prior(rows) if baseline.config.prior else None
-    return TrainedModel(trainer, geometry, verdict, None, prior, baseline.confirm(verdict))
+    """Compares the trained model with others, and gives it the scoring to save."""
+    model = trainer.model
+    verdict = scoring = confirmed = None
+    shown: list[System] = []
+    encoded = Encoded.of(AFTER, model, replace(exam, judged=None) if of_folds else exam)
+    if of_folds is not None:
+        exponent = float(scoring_of(model, before_normalize=True).exponents[1])
+        after = replace(of_folds, exponent=exponent)
+        if encoded.confirms is not None:
+            after = replace(after, confirm=encoded.system(exponent).confirm)
+    elif encoded.judges is not None and not normalizes_output(model):
+        after, shown, scoring = choose_scoring(encoded, models[0], config)
+        if after.exponent != scoring.as_trained.exponent:
+            prepare(model, Similarity(gamma_query=1.0, gamma_document=after.exponent))
+    elif models:
+        after = encoded.system()
+    if exam.judged is not None:
+        verdict = verdict_of(
+            exam,
+            models[0],
+            after,
+            models[1:],
+            shown=shown,
+            scoring=scoring,
+            seed=config.seed,
+            worth=config.worth,
+        )
+    if exam.confirm is not None:
+        confirmed = confirm(exam, [*models, after], verdict, config.seed)
+    geometry = {"after": card_figures(model, exam, config.seed, encoded.judges)}
+    prior = _about_prior(cast(Dataset, trainer.train_dataset)) if config.prior else None
+    return TrainedModel(trainer, geometry, verdict, None, prior, confirmed)
+
+
+def choose_scoring(
+    encoded: Encoded, before: System, config: TrainConfig
+) -> tuple[System, list[System], Scoring]:
+    """The model to save, as it was trained or at `ExponentCurve.best`, of which each fold of the
+    queries is ranked by the choice of the others; the other one to show; and both figures."""
+    task = cast(EncodedTask, encoded.judges)
+    curve = exponent_curve(task, seed=config.seed)
+    trained = best = encoded.system()
+    if curve.best != curve.present:
+        options = task.sweep({curve.best, *curve.by_query}, DEPTH)
+        best = replace(encoded.system(curve.best), ranking=curve.of(options))
+    saved, other = (trained, best) if config.keep_scoring else (best, trained)
+    name = f"{AFTER}, {scoring_name(other.exponent)} (not saved)"
+    shown = [] if other is saved else [replace(other, name=name)]
+    as_trained, at_best = (scored_of(one, before, config.seed) for one in (trained, best))
+    return saved, shown, Scoring(as_trained, at_best, curve.to_dict()["ndcg@10"])
 
 
 def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
@@ -199,10 +273,10 @@ def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
     has_negatives = len(rows.column_names) > 2 and never_relevant
     if LOSSES[loss].keeps_norms and not has_negatives:
         logger.warning(
-            f"loss={loss!r} keeps the norms of documents, but no training row has a negative that "
-            "is judged 0 and answers no query, from which norms learn what is never relevant. Add "
-            "such judgments, best of documents that resemble the queries (docs/norms.md), or use "
-            "loss='cosine'."
+            f"The loss {loss} keeps the norms of documents, but no training row has a negative that"
+            " is judged 0 and answers no query, from which norms learn what is never relevant. Add"
+            " such judgments, best of documents that resemble the queries (docs/norms.md), or take"
+            " the loss cosine."
         )
 
 
@@ -227,8 +301,8 @@ def _save_unless_worse(
     model = trained.trainer.model
     if verdict is not None and verdict.is_worse and not config.keep_anyway:
         logger.warning(
-            f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
-            " keep_anyway=True save its model."
+            f"Nothing was saved to {output}. The last checkpoint remains: --resume"
+            " --keep-anyway (in Python resume=True, keep_anyway=True) saves its model."
         )
         return trained
     figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}
@@ -247,7 +321,7 @@ def _save_unless_worse(
         "Norms": trained.norm_warning,
     }
     decision = None if verdict is None else verdict.decision
-    save_trained(trained.trainer, output, figures, sections, decision)
+    save_trained(trained.trainer, output, figures, sections, decision, base)
     if not config.keep_checkpoints:
         shutil.rmtree(output / run_folder.WORK, ignore_errors=True)
     return replace(trained, output=output)
@@ -259,8 +333,10 @@ def save_trained(
     figures: Mapping[str, object],
     sections: Mapping[str, str | None],
     decision: Decision | None = None,
+    base: str | None = None,
 ) -> None:
-    """Writes the model, its card with further sections, ``training.json`` and the decision."""
+    """Writes the model, its card with further sections, ``training.json``, the decision, and the
+    hashes of the texts that it, and before it the base in a folder, has read."""
     loss = cast(MagnitudeRankingLoss, trainer.loss)
     rows = cast(Dataset, trainer.train_dataset)
     # the card describes the loss again, with the exponents that it learned
@@ -275,3 +351,4 @@ def save_trained(
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
         if decision is not None:
             decision.save(folder)
+        write_memory(folder, rows, *filter(None, [base]))

@@ -25,7 +25,6 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set
 
 from st_magnitude._checks import InputError, foreign
 from st_magnitude._upstream import has_fast_bf16, tell_texts_by_numbers
-from st_magnitude.data.memory import remember
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.losses.base import half_weights
 from st_magnitude.losses.exponents import usual_rate
@@ -38,10 +37,11 @@ from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import prompt_of, readers_of
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training.run_folder import WORK
+from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
-__all__ = ["is_uneven", "make_rows", "make_trainer", "reading", "remember_rows"]
-__all__ += ["sampler_of", "train_copy", "warn_of_left_out"]
+__all__ = ["is_uneven", "make_rows", "make_trainer", "reading"]
+__all__ += ["sampler_of", "train_copy", "trained_copy", "warn_of_left_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +81,6 @@ def warn_of_left_out(data: RetrievalData, rows: Dataset) -> None:
             f"Left out {left:,} training pairs of which a text is a query of dev, of test, or of"
             " other held-out queries."
         )
-
-
-def remember_rows(trainer: SentenceTransformerTrainer) -> None:
-    """Makes the trained model remember the texts of its rows."""
-    rows = cast(Dataset, trainer.train_dataset)
-    remember(trainer.model, {text for column in rows.column_names for text in rows[column]})
 
 
 def is_uneven(positives: Iterable[str]) -> bool:
@@ -172,6 +166,16 @@ def train_copy(
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return trainer
+
+
+def trained_copy(
+    data: RetrievalData, model: SentenceTransformer, config: TrainConfig, output: Path
+) -> SentenceTransformer:
+    """A copy of a model that was trained on data, such as those of a fold."""
+    rows = make_rows(data, config.negatives, config.seed)
+    trainer = train_copy(model, data, rows, config, output)
+    refuse_diverged(trainer)
+    return trainer.model
 
 
 def _cast_half_weights(model: SentenceTransformer) -> None:
@@ -271,13 +275,12 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     most = rows // arguments.world_size
     size = arguments.per_device_train_batch_size
     if most < 2:
-        raise InputError(
-            f"{rows} training pairs are too few for {arguments.world_size} processes, of two each."
-        )
+        least = 2 * arguments.world_size
+        raise InputError(f"A training needs at least {least} pairs, got {rows}: add rows.")
     if size > most and arguments.process_index == 0:
         logger.warning(
-            f"batch_size={size:,} is more than the {rows:,} training pairs fill: every step takes"
-            f" {most:,} pairs on each process, and an epoch is one step."
+            f"The batch size of {size:,} is more than the {rows:,} training pairs fill: every step"
+            f" takes {most:,} pairs on each process, and an epoch is one step."
         )
     arguments.per_device_train_batch_size = min(size, most)
 

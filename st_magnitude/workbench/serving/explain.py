@@ -35,8 +35,8 @@ _FINDINGS = {
     "prompt": (
         "Texts are read without the model's prompts, {query!r} for queries and {document!r} for "
         "documents.",
-        "Put them before the texts in your own client (check it with "
-        "send_prompts=True), and let nothing else add a prompt.",
+        "Put them before the texts in your own client (check it with send_prompts), and let "
+        "nothing else add a prompt.",
     ),
     "dimensions": (
         "Vectors have {dim} dimensions; the model's have {full}.",

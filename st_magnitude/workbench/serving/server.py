@@ -21,7 +21,7 @@ from st_magnitude.geometry import Array
 
 BATCH = 8  # texts in a request; all known servers take as many
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
-_REMEDY = "Check the URL, the model there (name=), the key (api_key=) and its log"
+_REMEDY = "Check the URL, the model there (name), the key (api_key) and its log"
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
 logger = logging.getLogger(__name__)
 

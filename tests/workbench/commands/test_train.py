@@ -23,7 +23,7 @@ from st_magnitude.judge import Difference
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.training.run_folder import WORK
 from st_magnitude.workbench.finetune.train import TrainConfig, train
-from st_magnitude.workbench.verdict import BEFORE
+from st_magnitude.workbench.judging.verdict import BEFORE
 
 
 @pytest.fixture
@@ -82,17 +82,18 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(pla
     """
     options = place | {"loss": "qnorm", "learning_rate": 0, "max_steps": 1}
     tied = fit(options, output=place["output"] / ".." / "tied")["dev"]
-    assert tied["best"] == tied["saved"] == tied["as_trained"]
+    assert tied["scoring"]["best"] == tied["saved"] == tied["scoring"]["as_trained"]
     save_dev(place, 20)
     found = fit(options, keep_scoring=keep_scoring)
     dev, names = found["dev"], ("cosine", "dot")
+    scoring = dev["scoring"]
     given = [SentenceTransformer(str(place["model"]), similarity_fn_name=name) for name in names]
     cosine, dot = map(ndcg, given, names)
     assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
-    assert dev["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
-    assert dev["as_trained"]["gain"]["mean"] == pytest.approx(dot - cosine, abs=1e-6)
-    assert (dev["as_trained"]["exponent"], dev["best"]["exponent"]) == (0.0, 1.0)
-    assert dev["saved"] == dev["as_trained" if keep_scoring else "best"]
+    assert scoring["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
+    assert scoring["as_trained"]["gain"]["mean"] == pytest.approx(dot - cosine, abs=1e-6)
+    assert (scoring["as_trained"]["exponent"], scoring["best"]["exponent"]) == (0.0, 1.0)
+    assert dev["saved"] == scoring["as_trained" if keep_scoring else "best"]
     assert not dev["is_better"]
     saved = SentenceTransformer(str(place["output"]))  # without the package
     assert saved.similarity_fn_name == ("dot" if keep_scoring else "cosine")
@@ -122,7 +123,7 @@ def test_max_length_limits_training_alone(place, tiny_path, monkeypatch):
     assert widths == {4}
     model = stm.load(tiny_path)
     assert dev["pretrained"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
-    assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
+    assert dev["saved"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
     assert stm.load(place["output"]).max_seq_length == model.max_seq_length == 64
 
 

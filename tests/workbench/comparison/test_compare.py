@@ -1,4 +1,4 @@
-"""``stm.compare``: which loss to train with, and a comparison that is stopped and continued."""
+"""``stm.compare``: which loss to train with, within a budget."""
 
 import errno
 import json
@@ -18,14 +18,16 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.choice import Decision
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
-from st_magnitude.workbench.verdict import Scored, Verdict
+from st_magnitude.workbench.finetune.train import train
+from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.verdict import Scored, Verdict
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -37,7 +39,7 @@ QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in C
 SMALL = CompareConfig(
     max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], batch_size=8
 )
-NOVICE = bag(["a"])  # which has read nothing
+NOVICE = bag(["a"])
 
 
 def part(first: int, step: int = 3) -> RetrievalData:
@@ -93,7 +95,7 @@ def test_settings_are_checked(settings, message):
 
 
 def exam(data, config):
-    found = exam_of(stm.load_splits(data), [NOVICE], config)
+    found = exam_of(stm.load_splits(data), NOVICE, (), config)
     assert not found.folds
     return found
 
@@ -150,7 +152,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trial
     alone = trained(trials, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert trials.dev.encode(model).search(10).mean == pytest.approx(whole[27], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
@@ -172,9 +174,9 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert trials.dev.encode(model).search(10).mean == pytest.approx(curve[6], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert trials.dev.encode(model).search(10).mean != pytest.approx(curve[6], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean != pytest.approx(curve[6], abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -215,7 +217,7 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     output, figures = finished
     test = figures["test"]
     for path, ndcg in ((output / "model", test["saved"]["ndcg"]), (model_path, test["pretrained"])):
-        found = part(2).encode(stm.load(str(path))).search(10).mean
+        found = stm.encode(stm.load(str(path)), part(2)).search(10).mean
         assert found == pytest.approx(ndcg, abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']}, cosine (saved) | {test['saved']['ndcg']:.4f} |"
@@ -226,68 +228,43 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     command_figures("train", *figures["train_options"].split(), **options)
     again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
     assert all(torch.equal(again[name], value) for name, value in before.items())
-    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+    with pytest.raises(FileExistsError, match="is not empty"):
         stm.compare(model_path, folder, output, SMALL)
 
 
-def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
-    train, seen, lines = Trials.train, [], []
+def test_a_comparison_in_memory_ends_whole_or_leaves_nothing(model_path, tmp_path, monkeypatch):
+    model = SentenceTransformer(model_path, device="cpu")
+    output = tmp_path / "out"
+    config = replace(SMALL, losses=("cosine",), max_steps=2)
 
-    def stop_at_third(self, candidate, rungs, goes_on, folder):
-        def interrupted(steps, ndcg):
-            assert steps == rungs[0]
-            raise KeyboardInterrupt
-
-        if len(seen) == 3:
-            return train(self, candidate, rungs, interrupted, folder)
-        seen.append(candidate.name)
-        return train(self, candidate, rungs, goes_on, folder)
+    def run():
+        data = {"train": part(0), "dev": part(1), "test": part(2)}
+        return stm.compare(model, data, output, config, say=str)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "full")
 
-    model = SentenceTransformer(model_path, device="cpu")
-
-    def run(config=SMALL, say=str):
-        data = {"train": part(0), "dev": part(1), "test": part(2)}
-        return stm.compare(model, data, tmp_path / "out", config, say=say)
+    def stop(*_, **__):
+        raise KeyboardInterrupt
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with monkeypatch.context() as patch:
-        patch.setattr("st_magnitude.training.run_folder.write_model", full)
-        with pytest.raises(OSError, match=r"Make room"):
-            run()
-    monkeypatch.setattr(Trials, "train", stop_at_third)
-    with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
-        run()
-    noted = lambda self, c, *rest: seen.append(c.name) or train(self, c, *rest)  # noqa: E731
-    monkeypatch.setattr(Trials, "train", noted)
-    with pytest.raises(FileExistsError, match=r"batch_size \(8 there, 4 now\)"):
-        run(replace(SMALL, batch_size=4))
-
-    (tmp_path / "out" / ".progress.json.tmp").write_text("{")  # of a full disk
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CompareResult, "save", full)  # at the very end
-        with pytest.raises(OSError, match="full"):
-            run(say=lines.append)
-    assert not (tmp_path / "out" / "model").exists()
-    assert lines[1] == "Continuing after 3 training runs."
+    for place, fault, kind, said in (
+        ("st_magnitude.training.run_folder.write_model", full, OSError, "Make room"),
+        (f"{Trials.__module__}.Trials.judge", stop, KeyboardInterrupt, None),
+        (f"{CompareResult.__module__}.CompareResult.save", full, OSError, "full"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, fault)
+            with pytest.raises(kind, match=said):
+                run()
+        assert not output.exists()
+    (output / ".st-magnitude.new").mkdir(parents=True)  # which a killed process leaves
     result = run()
-    # each of the four once
-    assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]
+    assert len(result.candidates) == len(grid_of(config, is_static=True)) == 2
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert len(result.candidates) == 4
-    (tmp_path / "out" / "models").mkdir()  # which a killed process leaves
-    (tmp_path / "out" / "progress.json").touch()
-    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+    assert {path.name for path in output.iterdir()} == FILES
+    with pytest.raises(FileExistsError, match="is not empty"):
         run()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {".progress.json.tmp", *FILES}
-    (tmp_path / "out" / "compare.json").unlink()
-    for text in ("", "{}", "[]"):
-        (tmp_path / "out" / "progress.json").write_text(text)
-        with pytest.raises(ValueError, match=r"progress\.json is damaged"):
-            run()
 
 
 def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monkeypatch):
@@ -318,27 +295,17 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
     """Of steps that take so many seconds."""
     trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
-    progress = SimpleNamespace(entries=[])
     trials.exam = SimpleNamespace(folds=())
     trials.seconds_per_step = lambda _: pace
     said, now = [], time.perf_counter()
-    run = compare_module._Run(trials, tmp_path, progress, None, 0.0, now, said.append)
+    run = compare_module._Run(trials, tmp_path, 0.5, [], 0.0, now, said.append)
     assert run.plan(0.0) == pytest.approx(steps, abs=1)
     assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
 
 
-def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, monkeypatch):
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
+def test_a_budget_cuts_steps_and_says_so(folder, model_path, tmp_path, monkeypatch):
     monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: 60.0)
     config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
-    with monkeypatch.context() as patch:
-        patch.setattr(Trials, "judge", stop)
-        with pytest.raises(KeyboardInterrupt):
-            stm.compare(model_path, folder, tmp_path / "out", config, say=str)
-    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: pytest.fail("planned again"))
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert result.winner.steps == 10
     assert "--max-steps 40" in result.train_options  # which the budget cut
@@ -349,9 +316,12 @@ def test_a_call_that_continues_has_as_many_steps(folder, model_path, tmp_path, m
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
+    monkeypatch.setattr(EncodedTask, "search", lambda *_, **__: pytest.fail("it has searched"))
     with pytest.raises(ValueError, match="reads texts of any number of tokens"):
         stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
+    for run in (stm.compare, train):
+        with pytest.raises(OSError, match="There is no model at 'no/such'"):
+            run(model_path, "absent.csv", tmp_path / "out", also=["no/such"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one process"):
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
@@ -401,7 +371,7 @@ def test_each_cosine_that_dev_does_not_tell_from_the_best_is_a_control(
         model = stm.load(model_path)
         if (entry.candidate.loss, entry.candidate.temperature) == ("cosine", 0.05):
             model[0].embedding.weight.data[:, 2:] = 0
-        return self.test.encode(model, even_read=True).search(100)
+        return stm.encode(model, self.test).search(100)
 
     monkeypatch.setattr(Trials, "train", fixed)
     monkeypatch.setattr(Trials, "judge", judged)
@@ -431,7 +401,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
     scored = Scored(1.0, 0.5, over_pretrained)
-    test = Verdict(300, 0.5, scored, None, scored, None, over_bm25=over_bm25, split="test")
+    test = Verdict((), scored, "300 test queries", over_bm25=over_bm25)
     return CompareResult("base", ranked, test, over_cosine, 0.4, 100, 0, (), ())
 
 

@@ -14,6 +14,7 @@ import pandas
 import polars
 import pyarrow
 import pytest
+from _calls import call, taking
 from _processes import python
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from datasets.data_files import SPLIT_KEYWORDS
@@ -411,9 +412,8 @@ for command in sys.argv[1:]:
 
 def test_data_are_read_before_torch_is(tmp_path):
     (tmp_path / "a.csv").write_text("title,body\na,b\n")
-    commands = [f"{name} --output out" for name in ("train", "compare")]
-    commands += [f"{name} model" for name in ("search", "compress", "calibrate", "diagnose")]
-    commands = [f"{command} --data a.csv" for command in commands] + ["mteb model a.csv"]
+    names = [*taking("data"), "mteb"]
+    commands = [" ".join(call(name, model="wordllama", data="a.csv")) for name in names]
     done = python("-c", IMPORTED, *commands, cwd=tmp_path)
     assert done.stderr.count("--columns query=title,document=body") == len(commands)
     assert done.stdout.splitlines() == [f"{command} 2 []" for command in commands]

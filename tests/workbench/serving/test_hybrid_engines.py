@@ -15,7 +15,7 @@ import pytest
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run
-from st_magnitude.workbench.choice import fusions
+from st_magnitude.workbench.judging.choice import fusions
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "weight_in_engines.py"
 ENGINES = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))

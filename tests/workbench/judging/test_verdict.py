@@ -1,25 +1,34 @@
 """The trained model next to the pretrained one: which exponent is chosen, and what is said."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from _lookup import bag
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
 
 from st_magnitude.data.ranking import Ranking
-from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import Difference
-from st_magnitude.result import to_plain
-from st_magnitude.workbench import choice
-from st_magnitude.workbench import verdict as verdict_module
-from st_magnitude.workbench.choice import Decision
-from st_magnitude.workbench.exam import Exam
-from st_magnitude.workbench.finetune.held_out import Baseline
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.folds import folds_of
-from st_magnitude.workbench.verdict import BEFORE, CLASSIFIER, Confirmation, Row, Scored, Verdict
+from st_magnitude.workbench.finetune.train import choose_scoring
+from st_magnitude.workbench.judging.choice import Decision, System
+from st_magnitude.workbench.judging.confirmation import Confirmation
+from st_magnitude.workbench.judging.contestants import Contestant, Encoded, search
+from st_magnitude.workbench.judging.controls import CLASSIFIER
+from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.folds import folds_of
+from st_magnitude.workbench.judging.verdict import (
+    AFTER,
+    BEFORE,
+    Row,
+    Scored,
+    Scoring,
+    Verdict,
+    nothing_to_deploy,
+    verdict_of,
+)
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -45,43 +54,39 @@ def planted():
 
 def judged(model: SentenceTransformer, task: RetrievalData, **config) -> Verdict:
     """The verdict on a model that did not change."""
-    baseline = Baseline(model, Exam(task, task), TrainConfig(**config))
-    verdict, _ = baseline.compare()
-    return verdict
+    exam = Exam(task, task)
+    before = search(Contestant(BEFORE, model), exam)
+    encoded = Encoded.of(AFTER, model, exam)
+    after, shown, scoring = choose_scoring(encoded, before, TrainConfig(**config))
+    return verdict_of(exam, before, after, shown=shown, scoring=scoring)
 
 
 def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     model, task = planted
     found = judged(model, task)
     assert found.pretrained == pytest.approx(1 / np.log2(3))  # second, by dot
-    assert found.as_trained.exponent == 0.0
-    assert found.as_trained.ndcg == pytest.approx(1 / np.log2(3))
+    assert found.scoring.as_trained.exponent == 0.0
+    assert found.scoring.as_trained.ndcg == pytest.approx(1 / np.log2(3))
     assert 0 < found.saved.exponent < 1
     assert found.saved.ndcg == 1.0
     assert found.is_better
-    assert (found.gained, found.lost) == (NUMBER, 0)
+    assert f"{NUMBER} queries gained and 0 lost" in str(found)
     assert "Better: +36.9 points" in found.headline
     assert "(saved)" in str(found)
 
     kept = judged(model, task, keep_scoring=True)
-    assert kept.saved == kept.as_trained
-    assert kept.best == found.best
+    assert kept.saved == kept.scoring.as_trained
+    assert kept.scoring.best == found.scoring.best
     assert not kept.is_better
     assert "--keep-scoring" not in kept.advice()  # the same as the pretrained one
     assert "No clear difference" in kept.headline
-    for one, saved, other in ((found, found.saved, "dot"), (kept, kept.saved, kept.best.name)):
+    best = kept.scoring.best.name
+    for one, saved, other in ((found, found.saved, "dot"), (kept, kept.saved, best)):
         names = [row.name for row in one.rows]
         assert names[0] == BEFORE
         assert names[1:3] == [
             f"the trained model, {saved.name} (saved)", f"the trained model, {other} (not saved)"
         ]  # fmt: skip
-
-    modules = [*model, Normalize()]
-    normalised = SentenceTransformer(modules=modules, similarity_fn_name="cosine", device="cpu")
-    found = judged(normalised, task)
-    assert found.saved == found.as_trained  # it has one scoring
-    assert found.saved.exponent == 1.0
-    assert found.to_dict()["best"] is None
 
 
 def test_a_chosen_exponent_is_judged_by_queries_that_did_not_choose_it():
@@ -96,20 +101,15 @@ def test_a_chosen_exponent_is_judged_by_queries_that_did_not_choose_it():
     found = judged(model, data)
     assert found.saved.exponent == 0.9
     assert found.saved.ndcg == pytest.approx(np.mean(expected))
-    assert found.saved.ndcg < found.curve["0.9"]
+    assert found.saved.ndcg < found.scoring.curve["0.9"]
 
 
 def test_a_tie_keeps_the_scoring_of_the_loss(planted):
     model, task = planted
     few = task.only({f"q{i}" for i in range(3)})
     found = judged(model, few)  # too few queries for a difference
-    assert found.saved == found.as_trained
-    assert found.curve["0.5"] > found.saved.ndcg
-
-
-def test_too_few_documents_are_refused(planted):
-    with pytest.raises(DataError, match="one document"):
-        judged(planted[0], RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
+    assert found.saved == found.scoring.as_trained
+    assert found.scoring.curve["0.5"] > found.saved.ndcg
 
 
 # Each query k asks for "wk". Its documents ak, bk and ck have the word three times, twice and once,
@@ -125,34 +125,35 @@ def test_too_few_documents_are_refused(planted):
 #
 # The changes are -.36907, +.33033, +.5, 0 and -.63093: two gained, two lost; the third of the four
 # is the median change, by the order from the largest gain down.
-JUDGED = ({"a1": 1}, {"b2": 2, "c2": 1}, {"c3": 1}, {"a4": 1}, {"b5": 1})
-RUN = (["b1", "a1"], ["b2", "c2"], ["c3"], ["a4"], [])
+# The queries six to ten are the same again, as fewer than ten decide nothing.
+JUDGED = [{"a": 1}, {"b": 2, "c": 1}, {"c": 1}, {"a": 1}, {"b": 1}] * 2
+RUN = ["ba", "bc", "c", "a", ""] * 2
 
 
 @pytest.fixture(scope="module")
 def by_hand() -> Verdict:
-    words = [f"w{k}" for k in range(1, 6)]
+    words = [f"w{k}" for k in range(1, 11)]
     corpus = {
-        f"{x}{w[1]}": " ".join([w] * n) for w in words for x, n in (("a", 3), ("b", 2), ("c", 1))
+        f"{x}{w}": " ".join([w] * n) for w in words for x, n in zip("abc", (3, 2, 1), strict=True)
     }
-    corpus["a5"] += " and so on" * 8
-    relevant = dict(zip(words, JUDGED, strict=True))
-    model = bag(words)
-    data = RetrievalData({word: word for word in words}, corpus, relevant)
-    run = {w: {d: -float(i) for i, d in enumerate(of)} for w, of in zip(words, RUN, strict=True)}
-    found = Ranking.of_run(data, run)
+    corpus["aw5"] += " and so on" * 8
+    corpus["aw10"] += " and so on" * 8
+    answers, run = {}, {}
+    for w, grades, found in zip(words, JUDGED, RUN, strict=True):
+        answers[w] = {f"{x}{w}": grade for x, grade in grades.items()}
+        run[w] = {f"{x}{w}": -float(i) for i, x in enumerate(found)}
+    data = RetrievalData({w: w for w in words}, corpus, answers)
     exam = Exam(data, data, folds_of(data, 5, 0))
-    verdict, _ = Baseline(model, exam, TrainConfig()).compare(found)
-    return verdict
+    before = search(Contestant(BEFORE, bag(words)), exam)
+    return verdict_of(exam, before, System(AFTER, Ranking.of_run(data, run)))
 
 
 def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
-    assert (by_hand.queries, by_hand.folds) == (5, 5)
+    assert by_hand.where == "10 queries, held out in 5 folds"
     assert by_hand.pretrained == pytest.approx(0.76012, abs=1e-5)
     assert by_hand.saved.ndcg == pytest.approx(0.72619, abs=1e-5)
     assert by_hand.saved.gain.mean == pytest.approx(-0.03393, abs=1e-5)
-    assert (by_hand.saved.gain.changed, by_hand.gained, by_hand.lost) == (4, 2, 2)
-    assert by_hand.saved.exponent == 0.0
+    assert (by_hand.saved.gain.changed, by_hand.saved.exponent) == (8, 0.0)
     before, after, bm25, *fused = by_hand.rows
     assert [one.name for one in (before, after, bm25, *fused)] == [
         BEFORE,
@@ -162,8 +163,8 @@ def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
         "the trained model with BM25",
     ]
     assert by_hand.over_bm25.mean == pytest.approx(-0.10775, abs=1e-5)
-    assert by_hand.decision.name == "BM25"  # five queries tell nothing apart
     assert str(by_hand.decision) == "Deploy BM25 (words): nDCG@10 0.8339. Nothing else is better."
+    assert not by_hand.decision.is_trained
     assert (bm25.ndcg, bm25.gain) == (pytest.approx(0.83393, abs=1e-5), None)
     assert before.gain.mean == pytest.approx(0.83393 - 0.76012, abs=1e-5)
     assert after.gain.mean == pytest.approx(0.10775, abs=1e-5)
@@ -171,35 +172,17 @@ def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
         assert gain.low < gain.mean < gain.high
 
 
-def test_a_system_with_bm25_is_recorded_by_its_weight_and_scales(monkeypatch):
-    """Of one system, the trained model with BM25, which is the last."""
-
-    def last(systems, seed):
-        return choice.decide(systems[-1:], seed)
-
-    monkeypatch.setattr(verdict_module, "decide", last)
-    words = [f"w{k}" for k in range(1, 6)]
-    corpus = {f"d{w}": f"{w} {w}" for w in words}
-    relevant = {w: {f"d{w}"} for w in words}
-    data = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
-    model = bag(words)
-    verdict, _ = Baseline(model, Exam(data, data), TrainConfig()).compare()
-    how = to_plain(verdict)["decision"]["how"]
-    assert how.keys() == {"weight", "unit", "scale", "tokens"}
-    assert choice.Fusion(**how) == verdict.decision.how
-    assert f"with BM25 ({verdict.decision.how}): nDCG" in str(verdict.decision)
-
-
 def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
-    gain, median, loss = by_hand.changes
-    assert [change.query for change in by_hand.changes] == ["w3", "w1", "w5"]
-    assert gain.ndcg == (0.5, 1.0)
-    assert (gain.before, gain.after) == ("w3 w3 w3", "w3")
-    assert median.ndcg == pytest.approx((1.0, 0.63093), abs=1e-5)
-    assert (loss.before, loss.after) == ("w5 w5 w5" + " and so on" * 8, "nothing")
+    """Of queries that change alike, a hash of the text is first."""
     shown = str(by_hand)
-    assert "2 queries gained and 2 lost" in shown
-    assert "w1  (1.00 -> 0.63)\n      before: w1 w1 w1\n      now:    w1 w1" in shown
+    assert "4 queries gained and 4 lost" in shown
+    assert re.search(
+        r"(w3|w8)  \(0.50 -> 1.00\)\n      before: \1 \1 \1\n      now:    \1\n", shown
+    )
+    assert re.search(
+        r"(w1|w6)  \(1.00 -> 0.63\)\n      before: \1 \1 \1\n      now:    \1 \1\n", shown
+    )
+    assert re.search(r"(w5|w10)  \(0.63 -> 0.00\)\n.*\n      now:    nothing", shown)
 
 
 BETTER = Difference(0.05, 0.01, 0.09, 200, 100)
@@ -207,13 +190,16 @@ OPEN = Difference(0.02, -0.01, 0.08, 200, 100)
 WORSE = Difference(-0.04, -0.07, -0.01, 200, 100)
 
 
-def verdict_of(gain, changed=100, best=None, over_bm25=None, **options) -> Verdict:
+def made(gain, changed=100, best=None, **options) -> Verdict:
     """A verdict on 200 queries, of a model with .5 before; a gain of the exponent .5, if given."""
     trained = Scored(0.0, 0.5 + gain.mean, replace(gain, changed=changed))
-    chosen = best and Scored(0.5, 0.5 + best.mean, replace(best, changed=changed))
+    scoring = None
+    if best is not None:
+        chosen = Scored(0.5, 0.5 + best.mean, replace(best, changed=changed))
+        scoring = Scoring(trained, chosen, {})
     rows = (Row(BEFORE, 0.5, trained.gain), Row("the trained model, dot", trained.ndcg, None))
-    given = {"rows": rows, "over_bm25": over_bm25, "split": "dev"} | options
-    return Verdict(200, 0.5, trained, chosen, trained, None, **given)
+    given = {"rows": rows, "where": "200 dev queries", "scoring": scoring} | options
+    return Verdict(saved=trained, **given)
 
 
 TRAIN = "Train on more pairs or with another learning rate, or keep the old model. "
@@ -224,15 +210,15 @@ POWER = f"{TRAIN}So many queries show a gain of about 4.3 points in four of five
 @pytest.mark.parametrize(
     ("found", "name", "advice"),
     [
-        (verdict_of(BETTER, changed=29), "Better: +5.0 points [+1.0, +9.0]", ""),
-        (verdict_of(OPEN, changed=30), "No clear difference: +2.0 points", POWER),
-        (verdict_of(OPEN, changed=29), "No clear", f"{TRAIN}nDCG@10 changed for 29 queries only"),
+        (made(BETTER, changed=29), "Better: +5.0 points [+1.0, +9.0]", ""),
+        (made(OPEN, changed=30), "No clear difference: +2.0 points", POWER),
+        (made(OPEN, changed=29), "No clear", f"{TRAIN}nDCG@10 changed for 29 queries only"),
         # an end at 0 is not above or below it
-        (verdict_of(replace(OPEN, low=0.0)), "No clear difference: +2.0", TRAIN),
-        (verdict_of(replace(OPEN, high=0.0)), "No clear difference: +2.0", TRAIN),
-        (verdict_of(WORSE), "Worse: -4.0 points", POWER),
-        (verdict_of(WORSE, best=WORSE), "Worse: -4.0 points", POWER),
-        (verdict_of(WORSE, best=OPEN), "Worse: -4.0 points", "Another exponent is better"),
+        (made(replace(OPEN, low=0.0)), "No clear difference: +2.0", TRAIN),
+        (made(replace(OPEN, high=0.0)), "No clear difference: +2.0", TRAIN),
+        (made(WORSE), "Worse: -4.0 points", POWER),
+        (made(WORSE, best=WORSE), "Worse: -4.0 points", POWER),
+        (made(WORSE, best=OPEN), "Worse: -4.0 points", "Another exponent is better"),
     ],
 )
 def test_the_interval_of_the_saved_model_decides(found, name, advice):
@@ -253,7 +239,7 @@ def test_the_interval_of_the_saved_model_decides(found, name, advice):
     ],
 )
 def test_what_is_said_about_bm25(over_bm25, headline):
-    found = verdict_of(BETTER, over_bm25=over_bm25, no_control="" if over_bm25 else "BM25 is none.")
+    found = made(BETTER, over_bm25=over_bm25, no_control="" if over_bm25 else "BM25 is none.")
     assert found.headline.endswith(f"on 200 dev queries. {headline}".strip())
     assert found.advice() == ""
     assert ("BM25 is none." in str(found)) == (over_bm25 is None)
@@ -268,7 +254,7 @@ def test_what_is_said_about_bm25(over_bm25, headline):
 def test_a_gain_of_training_is_said_once(training, said):
     """It is the lead where the pretrained model with BM25 is the best simpler system."""
     decision = Decision("the trained model with BM25", 0.6, "", "the pretrained one", BETTER)
-    found = verdict_of(BETTER, decision=decision, training=training).deploy
+    found = made(BETTER, decision=decision, training=training).deploy
     assert found.count("the training changes") == said
     assert found.count(str(BETTER)) == 1
 
@@ -279,44 +265,64 @@ def test_a_gain_of_training_is_said_once(training, said):
 def test_a_classifier_is_named_where_nothing_clearly_beats_it(gain, said):
     rows = (Row(CLASSIFIER, 0.6, gain),)
     decision = Decision("the trained model", 0.6, "", "", None)
-    found = verdict_of(BETTER, rows=rows, decision=decision).deploy
+    found = made(BETTER, rows=rows, decision=decision).deploy
     assert (CLASSIFIER.capitalize() in found) == bool(said)
     assert said in found
 
 
 @pytest.mark.parametrize(
-    ("over_chance", "finds"),
+    ("over_chance", "queries", "said"),
     [
-        (Difference(0.01, 0.005, 0.019, 2000, 99), False),  # clear, and nothing to speak of
-        (Difference(0.01, 0.005, 0.02, 2000, 99), True),
-        (Difference(0.09, -0.01, 0.2, 60, 9), False),  # open, and small
-        (Difference(0.3, -0.1, 0.6, 5, 4), True),  # too few queries to tell
-        (Difference(0.05, 0.01, 0.09, 200, 99), True),
+        (Difference(0.01, 0.005, 0.019, 2000, 99), 2000, "[+0.5, +1.9] against the results"),
+        (Difference(0.01, 0.005, 0.02, 2000, 99), 2000, ""),
+        (Difference(0.09, -0.01, 0.2, 60, 9), 60, "is 0.5200, which is +9.0"),  # open, and small
+        (Difference(0.3, -0.1, 0.6, 10, 4), 10, ""),
+        (Difference(0.3, -0.1, 0.6, 9, 4), 9, "At least ten queries are needed, and 9 different"),
+        (Difference(0.05, 0.01, 0.09, 200, 99), 200, ""),
     ],
 )
-def test_nothing_is_recommended_where_chance_finds_as_much(over_chance, finds):
-    found = verdict_of(OPEN, over_chance=over_chance)
-    assert bool(found.nothing) != finds
-    assert found.deploy == found.nothing
-    assert bool(found.advice()) == finds
-    if not finds:
-        assert f"is 0.5200, which is {over_chance} against the" in found.nothing
+def test_nothing_is_recommended_where_chance_finds_as_much(over_chance, queries, said):
+    nothing = nothing_to_deploy(0.52, over_chance, queries)
+    assert said in nothing
+    assert bool(nothing) == bool(said)
+    found = made(OPEN, nothing=nothing)
+    assert found.deploy == nothing
+    assert bool(found.advice()) != bool(said)
+
+
+def test_nine_queries_and_a_copy_decide_nothing(by_hand):
+    data = by_hand.systems[0].ranking.data
+    queries = data.queries | {"w10": "W9 "}
+    same = RetrievalData(queries, data.corpus, data.relevant)
+    exam = Exam(same, same)
+    before, after = (search(Contestant(x, bag([*queries])), exam) for x in (BEFORE, AFTER))
+    found = verdict_of(exam, before, after)
+    assert found.decision is None
+    assert found.deploy.startswith("At least ten queries are needed, and 9 different queries judge")
+
+
+def test_only_the_trained_model_is_trained(by_hand):
+    """BM25 has no model, and another one was not trained here."""
+    data = by_hand.systems[0].ranking.data
+    right = System(
+        "other",
+        Ranking.of_run(data, {q: dict.fromkeys(of, 1.0) for q, of in data.relevant.items()}),
+    )
+    before, after = by_hand.systems[1], by_hand.systems[3]
+    exam = Exam(data, data)
+    found = [
+        verdict_of(exam, before, after, [right]),
+        verdict_of(exam, before, replace(right, name=AFTER)),
+    ]
+    assert [one.decision.name for one in found] == ["other", AFTER]
+    assert [one.decision.is_trained for one in found] == [False, True]
 
 
 def test_low_figures_of_every_model_are_said_to_be_of_the_data():
-    low = verdict_of(BETTER)
-    low = replace(low, pretrained=0.03, saved=replace(low.saved, ndcg=0.08))
+    low = made(Difference(0.05, 0.01, 0.09, 200, 100))
+    low = replace(low, saved=replace(low.saved, ndcg=0.08))
     assert "nDCG@10 is low for every model" in low.advice()
-    assert "low" not in replace(low, pretrained=0.11).advice()
-
-
-def test_other_grades_are_other_data():
-    """A comparison that continues would mix figures of two gains otherwise."""
-    one, other, same = (
-        RetrievalData({"q": "who?"}, {"d": "he", "e": "she"}, {"q": relevant})
-        for relevant in ({"d": 1, "e": 2}, {"d": 1, "e": 1}, {"e": 1, "d": 1})
-    )
-    assert one.digest != other.digest == same.digest
+    assert "low" not in replace(low, saved=replace(low.saved, ndcg=0.11)).advice()
 
 
 def confirmed(gain, queries) -> Confirmation:
@@ -327,25 +333,25 @@ def confirmed(gain, queries) -> Confirmation:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (verdict_of(BETTER), confirmed(BETTER, 90), ""),
+        (made(BETTER), confirmed(BETTER, 90), ""),
         (
-            verdict_of(BETTER),
+            made(BETTER),
             confirmed(OPEN, 90),
             "The verdict on held-out queries counts, as it rests on more of them (200 against 90).",
         ),
         # 90 * (1.43 * 6 / 5)^2 = 265.01, of which the lower half of an interval has 5 points
         (
-            verdict_of(BETTER),
+            made(BETTER),
             confirmed(replace(OPEN, low=-0.04), 90),
             "To show 5.0 points in four of five draws, the test split would need about 266.",
         ),
-        (verdict_of(BETTER), confirmed(OPEN, 200), "This line counts"),
-        (verdict_of(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
+        (made(BETTER), confirmed(OPEN, 200), "This line counts"),
+        (made(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
         # the pretrained model is deployed
-        (verdict_of(BETTER), Confirmation("test", 90, (Row(BEFORE, 0.5, None),)), ""),
+        (made(BETTER), Confirmation("test", 90, (Row(BEFORE, 0.5, None),)), ""),
     ],
 )
 def test_which_of_two_verdicts_counts(first, second, said):
-    found = first.which_counts(second)
+    found = second.which_counts(first)
     assert said in found
     assert bool(found) == bool(said)

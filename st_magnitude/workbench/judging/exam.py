@@ -5,27 +5,34 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 
 from st_magnitude._checks import InputError
-from st_magnitude.data.beir import canonical
-from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.workbench.files.pairs import Splits
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.judging.folds import (
+    DEFAULT_FOLDS,
+    folds_of,
+    number_of_different,
+    where,
+)
+from st_magnitude.workbench.memory import unread, unread_split
 
 __all__ = ["Exam"]
 
+DEPTH = 100  # documents of every search for each query
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
 MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
 
 
 @dataclass(frozen=True)
 class Exam:
-    """Data to train on, and queries that no row of them holds and no model has read."""
+    """Data to train on, and queries that no row of them holds and no model has read, as far as the
+    folders of the models know (`st_magnitude.workbench.memory`)."""
 
     train: RetrievalData
     judged: RetrievalData | None = None  # None: nobody judges
@@ -39,7 +46,8 @@ class Exam:
     def of(
         cls,
         splits: Splits,
-        *models: SentenceTransformer | str,
+        model: SentenceTransformer,
+        *folders: str,
         train: str = "train",
         judge: str = "dev",
         choose: str | None = None,
@@ -47,45 +55,49 @@ class Exam:
         folds: int | None = None,
         seed: int = 0,
     ) -> Exam:
-        """The exam of a model, which is loaded, and of others next to it.
+        """The exam of a model, of which only the kind counts. No query judges that a model of the
+        folders has read: its own, if it has one, and those of others next to it.
 
         Where the split that judges is missing or was drawn at random, folds of the training queries
         judge, by default five for a static table. With ``choose``, queries are held out for any
         other split that is missing.
 
         Raises:
-            DataError: If splits share queries, or a model was trained on all queries of one.
+            DataError: If splits share queries, a model was trained on all queries of one, or there
+                is one document.
             InputError: If there are fewer queries than folds, or several processes for folds.
         """
         notes: list[str] = []
         training = splits[train]
         name = judged = chooses = None
         if judge in splits and judge != train:
-            name, judged = splits.unread(judge, *models)
+            name, judged = unread_split(splits, judge, *folders)
         if confirm is not None and confirm == name:
             said = f"--confirm {confirm} is left out, as the {name} split judges the model already."
             notes.append(said)
             confirm = None
         splits.check_held_out(choose, name, confirm, train=train)
         if choose is not None and choose in splits:
-            chooses = splits[choose].unread_by(*models)
+            chooses = unread(splits[choose], *folders)
         elif choose is not None:
-            training, chooses = _held_out(training, choose, models, seed, notes)
+            training, chooses = _held_out(training, choose, folders, seed, notes)
         in_folds: list[set[str]] = []
         if judged is None or (name == judge and judge in splits.drawn):
             whole = training if judged is None else training.joined(splits[judge])
-            unread, in_folds = _in_folds(whole, models, folds, seed)
+            rest, in_folds = _in_folds(whole, model, folders, folds, seed)
             if in_folds:
-                training, judged = whole, unread
+                training, judged = whole, rest
             if in_folds and choose is not None:
                 notes.append(
-                    f"The {len(unread.query_ids):,} queries outside of {choose} judge the result,"
+                    f"The {len(rest.query_ids):,} queries outside of {choose} judge the result,"
                     f" held out in {len(in_folds)} folds."
                 )
         if judged is None and choose is not None:
-            training, judged = _held_out(training, judge, models, seed, notes)
-        confirmed = None if confirm is None else splits[confirm].unread_by(*models)
+            training, judged = _held_out(training, judge, folders, seed, notes)
+        confirmed = None if confirm is None else unread(splits[confirm], *folders)
         training = training.apart_from(chooses, None if in_folds else judged, confirmed)
+        if len((judged or training).corpus) < 2:
+            raise DataError("The corpus has one document: there is nothing to tell apart.")
         answers = {
             document
             for data in splits.values()
@@ -95,31 +107,45 @@ class Exam:
         return cls(training, judged, in_folds, chooses, confirmed, answers, tuple(notes))
 
     def papers(self) -> Iterator[tuple[RetrievalData, RetrievalData]]:
-        """For each fold the data to train on and the queries that judge."""
+        """The data to train on and the queries that judge, for each fold if there are any."""
+        if not self.folds and self.judged is not None:
+            yield self.train, self.judged
         for fold in self.folds:
             asked = cast(RetrievalData, self.judged).only(fold)
             yield self.train.only(self.train.queries.keys() - fold).apart_from(asked), asked
 
+    @property
+    def where(self) -> str:
+        """The queries that judge, as "998 dev queries"."""
+        data = cast(RetrievalData, self.judged)
+        if not self.folds:
+            return where(data)
+        return f"{len(data.query_ids):,} queries, held out in {len(self.folds)} folds"
+
 
 def _in_folds(
-    data: RetrievalData, models: Sequence[SentenceTransformer | str], wanted: int | None, seed: int
+    data: RetrievalData,
+    model: SentenceTransformer,
+    folders: Sequence[str],
+    wanted: int | None,
+    seed: int,
 ) -> tuple[RetrievalData, list[set[str]]]:
     """The queries that no model has read, and their folds, if there are any."""
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if wanted and not is_alone:
-        raise InputError(f"folds={wanted} train one after another: start one process.")
-    is_table = has_static_embedding_input(cast(SentenceTransformer, models[0]))
+        raise InputError(f"{wanted} folds train one after another: start one process.")
+    is_table = has_static_embedding_input(model)
     if wanted == 0 or not is_alone or (wanted is None and not is_table):
         return data, []
-    data = data.unread_by(*models)
-    different = len(set(map(canonical, data.asked.values()))) if data.relevant else 0
+    data = unread(data, *folders)
+    different = number_of_different(data) if data.relevant else 0
     if wanted is None and not 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES:
         return data, []
     number = wanted or DEFAULT_FOLDS
     if not 2 <= number <= different:
         raise InputError(
-            f"folds={number}: at least 2, and at most the number of different queries with an"
-            f" answer that the model was not trained on, which are {different:,}."
+            f"folds is {number}; give at least 2, and at most the number of different queries with"
+            f" an answer that the model was not trained on, which are {different:,}."
         )
     return data, folds_of(data, number, seed)
 
@@ -127,13 +153,14 @@ def _in_folds(
 def _held_out(
     data: RetrievalData,
     name: str,
-    models: Sequence[SentenceTransformer | str],
+    folders: Sequence[str],
     seed: int,
     notes: list[str],
 ) -> tuple[RetrievalData, RetrievalData]:
     """The data without a part of the queries that no model has read, and this part, as a split."""
     number = max(DEFAULT_FOLDS, math.ceil(len(data.queries) / MOST_HELD_OUT))
-    part = data.only(folds_of(data.unread_by(*models), number, seed)[0])
+    part = data.only(folds_of(unread(data, *folders), number, seed)[0])
+    part = replace(part, name=f"{data.name.partition(', ')[0]}, {name} split")
     said = f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
     notes.append(said)
     return data.only(data.queries.keys() - part.queries.keys()), part

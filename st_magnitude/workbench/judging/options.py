@@ -14,7 +14,7 @@ from typing_extensions import Self
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.geometry import Array
 from st_magnitude.judge import Difference
-from st_magnitude.workbench.folds import DEFAULT_FOLDS, folds_of
+from st_magnitude.workbench.judging.folds import DEFAULT_FOLDS, folds_of
 
 __all__ = ["Options"]
 

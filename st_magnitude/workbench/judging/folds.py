@@ -27,6 +27,11 @@ def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:
     return folds
 
 
+def number_of_different(data: RetrievalData) -> int:
+    """The number of different queries with an answer."""
+    return len(set(map(canonical, data.asked.values())))
+
+
 def split_of(data: RetrievalData) -> str:
     """The name of the split, "held-out" for data without one."""
     named = re.search(r", (.+) split$", data.name)

@@ -15,8 +15,9 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 import st_magnitude as stm
 from st_magnitude.evaluation import bm25_run
 from st_magnitude.evaluation.lexical import TOKENS
-from st_magnitude.workbench.choice import DEPLOY
-from st_magnitude.workbench.verdict import BEFORE, CLASSIFIER
+from st_magnitude.workbench.judging.choice import DEPLOY
+from st_magnitude.workbench.judging.controls import CLASSIFIER
+from st_magnitude.workbench.judging.verdict import BEFORE
 
 SHARED = 8  # words of which a query and its document have the same one
 TAUGHT = 12  # words that only a training brings together

@@ -1,6 +1,5 @@
-"""What held-out queries measure, against figures that were computed by hand, and short runs."""
+"""Short runs: the figures for the card, the warm-up, and how often a text is read."""
 
-import sys
 from itertools import permutations
 
 import pytest
@@ -11,75 +10,10 @@ from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.lexical import TOKENS
 from st_magnitude.surgery import raw
-from st_magnitude.workbench.finetune import held_out
-from st_magnitude.workbench.finetune.held_out import (
-    DEPTH,
-    NUM_DOCUMENTS,
-    bm25_control,
-    card_figures,
-)
+from st_magnitude.workbench.finetune.card import NUM_DOCUMENTS, card_figures
 from st_magnitude.workbench.finetune.train import TrainConfig, train
-
-
-def four(*answers):
-    """Four queries of a word each, and their answers."""
-    queries = {f"q{i}": f"word{i} please" for i in range(4)}
-    corpus = {f"d{i}": text for i, text in enumerate(answers)}
-    return RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in range(4)})
-
-
-@pytest.mark.parametrize(
-    ("answers", "number"),
-    [
-        (["word0 it is", "word1", "two", "three"], None),  # a half is enough
-        (["word0 it is", "one", "two", "three"], 1),
-        (["word1", "word0", "word3", "please"], 1),  # all find documents, and one an answer
-        (["A", "B", "?", "\ue000"], 0),
-    ],
-)
-def test_a_search_that_shares_no_words_is_no_control(answers, number):
-    run, said = bm25_control(four(*answers))
-    if number is None:
-        assert (list(run), list(run["words"]["q0"]), said) == ([*TOKENS], ["d0"], "")
-        return
-    assert run == {}
-    assert said == (
-        f"BM25 finds a word in common with an answer for {number} of 4 queries only, so it is no"
-        " control."
-    )
-
-
-def test_a_word_of_many_documents_says_nothing_against_a_control():
-    """Of 200 documents with a word of the query, a run has the first 100."""
-    many = {f"a{i:03}": "please" for i in range(2 * DEPTH)}
-    data = four("one please", "two", "three", "four")
-    assert bm25_control(data)[0] == {}
-    run, no_control = bm25_control(
-        RetrievalData(data.queries, data.corpus | many, {q: {"d3"} for q in data.queries})
-    )
-    assert no_control == ""
-    assert {len(found) for found in run["words"].values()} == {DEPTH}
-    assert "d3" not in run["words"]["q3"]
-
-
-def test_grams_of_a_corpus_that_is_too_large_are_left_out(monkeypatch, caplog):
-    data = four("word0", "word1", "word2", "word3")
-    characters = sum(map(len, data.corpus.values()))
-    monkeypatch.setattr(held_out, "MOST_CHARACTERS", characters)
-    assert list(bm25_control(data)[0]) == [*TOKENS]
-    assert "4-grams" not in caplog.text
-    monkeypatch.setattr(held_out, "MOST_CHARACTERS", characters - 1)
-    run, no_control = bm25_control(data)
-    assert (list(run), no_control) == (["words"], "")
-    assert f"the 4-grams of a corpus of {characters} characters" in caplog.text
-
-
-def test_without_bm25s_there_is_no_control_and_the_log_says_so(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    assert bm25_control(four("word0", "word1", "word2", "word3")) == ({}, "")
-    assert "Not measured: BM25 needs bm25s" in caplog.text
+from st_magnitude.workbench.judging.exam import Exam
 
 
 def test_figures_of_a_sample_for_a_card():
@@ -89,16 +23,18 @@ def test_figures_of_a_sample_for_a_card():
     relevant = {word: {f"{word}-4"} for word in words}
     task = RetrievalData(dict(zip(words, words, strict=True)), corpus, relevant)
     answers = {"word0-4", "word1-4"}
-    found = card_figures(model, task, answers, seed=0)
-    among = task.encode(model, before_normalize=True)
-    assert card_figures(model, task, answers, 0, among) == found
+    exam = Exam(task, answers=answers)
+    found = card_figures(model, exam, seed=0)
+    among = stm.encode(model, task, before_normalize=True)
+    assert card_figures(model, exam, 0, among) == found
     assert found["document_norm_mean"] == geometry.norms(among.documents).mean()
     assert found["document_norm_mean"] == pytest.approx((1 + 4 + 6) / 3)
     assert "cohens_d" in found
-    assert "cohens_d" not in card_figures(model, task, {}, 0, among)
+    assert "cohens_d" not in card_figures(model, Exam(task), 0, among)
     corpus = {f"{i}": "word0 " * (1 + i % 50) for i in range(2 * NUM_DOCUMENTS)}
     data = RetrievalData({"q": "word0"}, corpus, {"q": {"0"}})
-    assert len({card_figures(model, data, {}, seed)["document_norm_mean"] for seed in (0, 1)}) == 2
+    figures = [card_figures(model, Exam(data), seed)["document_norm_mean"] for seed in (0, 1)]
+    assert figures[0] != figures[1]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 11])
@@ -175,7 +111,7 @@ def test_a_corpus_is_encoded_once_for_dev_and_test(model, tmp_path, splits, monk
     trained = train(model, splits, tmp_path / "out", config, also=[str(other)])
     assert sides.count(("document", 60)) == 3
     assert sides.count(("query", 6)) == 6
-    after = splits["test"].encode(trained.trainer.model).search()
+    after = stm.encode(trained.trainer.model, splits["test"]).search()
     first = trained.confirmed.rows[0]
     if first.name == "the trained model":
         assert first.ndcg == pytest.approx(after.mean, abs=1e-9)

@@ -2,13 +2,16 @@
 
 import pytest
 from _lookup import tokenizer_of
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.data.memory import remember
-from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.workbench.exam import Exam
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.workbench.judging import exam as exam_module
+from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.folds import where
+from st_magnitude.workbench.memory import write_memory
 
 NUMBER = 20
 CORPUS = {
@@ -66,8 +69,8 @@ def test_who_trains_and_who_judges(model, parts, drawn, options, trains, judges,
     assert (set() if exam.judged is None else exam.judged.queries.keys()) == ids(*judges)
     assert len(exam.folds) == folds
     assert exam.answers == ids(*parts)
-    papers = [*exam.papers()] or [(exam.train, exam.judged)]
-    assert sum(len(asked.queries) for _, asked in papers if asked) == NUMBER * len(judges)
+    papers = [*exam.papers()]
+    assert sum(len(asked.queries) for _, asked in papers) == NUMBER * len(judges)
     for train, asked in papers:
         read = {*train.triplets(0)["anchor"]}
         for others in filter(None, (asked, exam.choose, exam.confirm)):
@@ -86,22 +89,52 @@ def test_queries_are_held_out_for_what_a_comparison_lacks():
     assert "16 queries outside of dev judge the result, held out in 5 folds." in exam.notes[1]
 
 
-def test_what_a_model_has_read_judges_nothing():
-    model = encoder()
-    remember(model, [f"where is dev-{i}?" for i in range(NUMBER)])
-    exam = Exam.of(splits_of(*ALL, drawn=["dev", "test"]), model, confirm="test", folds=5)
+def test_what_a_model_has_read_judges_nothing(tmp_path):
+    folder = str(tmp_path)
+    rows = Dataset.from_dict({"anchor": [f"where is dev-{i}?" for i in range(NUMBER)]})
+    write_memory(tmp_path, rows)
+    splits = splits_of(*ALL, drawn=["dev", "test"])
+    exam = Exam.of(splits, encoder(), "a hub id", folder, confirm="test", folds=5)
     assert exam.judged.queries.keys() == ids("test")  # and not in folds
     assert (exam.confirm, exam.folds) == (None, [])
     assert exam.notes == (
         "--confirm test is left out, as the test split judges the model already.",
     )
     with pytest.raises(ValueError, match="trained on all 20 queries"):
-        Exam.of(splits_of("train", "dev"), encoder(), model)
+        Exam.of(splits_of("train", "dev"), encoder(), folder)
+
+
+@pytest.mark.parametrize("name", ["choose", "judge", "confirm"])
+def test_a_query_that_is_asked_later_is_no_text_to_train_on(name):
+    """It is the answer to another query of train."""
+    splits = splits_of(*ALL)
+    asked = "where is test-0?"
+    train = splits["train"]
+    corpus = CORPUS | {"train-0": asked}
+    changed = RetrievalData(train.queries, corpus, train.relevant)
+    options = {"judge": "dev"} | {name: "test"}
+    exam = Exam.of(stm.load_splits({**splits, "train": changed}), encoder(), **options)
+    rows = exam.train.triplets(0)
+    assert asked not in {*rows["positive"]}
+    assert len(rows) == NUMBER - 1
+
+
+def test_at_most_so_many_queries_are_held_out(monkeypatch):
+    monkeypatch.setattr(exam_module, "MOST_HELD_OUT", 3)  # of 20
+    exam = Exam.of(splits_of("train", "test"), encoder(), **COMPARE)
+    assert 1 <= len(exam.choose.query_ids) <= 3
+    assert where(exam.choose).endswith(" dev queries")
+
+
+def test_one_document_is_refused():
+    data = RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}})
+    with pytest.raises(DataError, match="one document"):
+        Exam.of(stm.load_splits({"train": data}), encoder())
 
 
 @pytest.mark.parametrize("folds", [1, NUMBER + 1])
 def test_folds_that_cannot_be_made(folds, monkeypatch):
-    with pytest.raises(ValueError, match=f"folds={folds}: at least 2, .* which are 20"):
+    with pytest.raises(ValueError, match=f"folds is {folds}; give at least 2, .* which are 20"):
         Exam.of(splits_of("train"), encoder(), folds=folds)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="start one process"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,15 @@ from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.options import Options
+from st_magnitude.workbench.judging.options import Options
 
-__all__ = ["Decision", "Fusion", "System", "decide", "fusions", "short_names", "systems_of"]
+__all__ = ["Decision", "Fusion", "System", "decide", "fusions", "queries_that_show", "short_names"]
+__all__ += ["systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
 WITH_BM25 = " with BM25"
+WORTH = 0.5  # points of nDCG@10 that a less simple system has to gain
+POWER = 1.43  # (1.96 + .84) / 1.96: times half of an interval, the gain found in four of five draws
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 
 
@@ -124,6 +128,7 @@ class System:
     ranking: Ranking
     exponent: float = 0.0  # of the documents of a model; 1 is cosine
     how: Fusion | str = ""  # with BM25: the fusion, or the tokens of BM25 alone
+    confirm: Ranking | None = None  # of a model, for the queries that confirm
 
     @property
     def tokens(self) -> str:
@@ -171,7 +176,7 @@ def systems_of(
 
 @dataclass(frozen=True)
 class Decision:
-    """The system to deploy, the simplest that no other one clearly beats.
+    """The system to deploy, by `decide`.
 
     Attributes:
         name: Name of the system.
@@ -182,7 +187,6 @@ class Decision:
         is_trained: Whether it searches with the trained model.
         rival: Name of the best other system, which searches otherwise, or "".
         over_rival: The difference to that one.
-        beats_over: Name of the system that clearly beats `over`, if this one does not, or "".
     """
 
     name: str
@@ -193,16 +197,19 @@ class Decision:
     is_trained: bool = False
     rival: str = ""
     over_rival: Difference | None = None
-    beats_over: str = ""
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
         said = f"Deploy {self.name}{how}: nDCG@10 {self.ndcg:.4f}"
-        said += "" if self.lead is None else f", {self.lead} over {self.over}"
-        said += f", which {self.beats_over} clearly beats." if self.beats_over else "."
+        if self.lead is not None:
+            said += f", {self.lead} over {self.over}"
+            if not self.lead.is_better:
+                needed = queries_that_show(self.lead, self.lead.mean)
+                said += f", not certain on {self.lead.queries:,} queries; about"
+                said += f" {float(f'{needed:.2g}'):,.0f} would tell"
         if self.over_rival is not None and self.over_rival.mean < 0:
-            return f"{said} It is not clearly behind {self.rival}, the best: {self.over_rival}."
-        return f"{said} Nothing else is better." if self.lead is None else said
+            return f"{said}. It is simpler than {self.rival}, the best: {self.over_rival}."
+        return f"{said}. Nothing else is better." if self.lead is None else f"{said}."
 
     def save(self, folder: Path) -> None:
         """Writes the decision into the folder of a model."""
@@ -221,6 +228,7 @@ class Decision:
             known["how"] = how if isinstance(how, str) else Fusion(**how)
             for name in ("lead", "over_rival"):
                 known[name] = Difference(**known[name]) if known.get(name) else None
+            known.pop("beats_over", None)  # of older folders
             return cls(**known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error
@@ -232,26 +240,30 @@ def short_names(models: Collection[str]) -> dict[str, str]:
     return found if len(found) == len({*models}) else dict(zip(models, models, strict=True))
 
 
-def decide(systems: Sequence[System], seed: int = 0) -> Decision:
-    """Decides among systems, the simplest first. Nothing clearly beats the highest mean."""
+def decide(systems: Sequence[System], seed: int = 0, worth: float = WORTH) -> Decision:
+    """The simplest system, of those in order, that is at most ``worth`` points below the best."""
     falling = sorted(systems, key=lambda system: -system.ranking.mean)
-
-    def beater(system: System) -> str:
-        better = (other for other in falling if other.ranking.mean > system.ranking.mean)
-        gains = ((other.name, other.ranking.minus(system.ranking, seed=seed)) for other in better)
-        return next((name for name, gain in gains if gain.is_better), "")
-
-    place, system = next(pair for pair in enumerate(systems) if not beater(pair[1]))
+    least = falling[0].ranking.mean - worth / 100 - 1e-12
+    pairs = enumerate(systems)
+    place, system = next(pair for pair in pairs if pair[1].ranking.mean >= least)
     simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
-    lead = None if simpler is None else system.ranking.minus(simpler.ranking, seed=seed)
-    others = [other for other in falling if other.way != system.way]
+    rival = next((other for other in falling if other.way != system.way), None)
+
+    def over(other: System | None) -> Difference | None:
+        return None if other is None else system.ranking.minus(other.ranking, seed=seed)
+
     return Decision(
         system.name,
         system.ranking.mean,
         system.how,
         over="" if simpler is None else simpler.name,
-        lead=lead,
-        rival=others[0].name if others else "",
-        over_rival=system.ranking.minus(others[0].ranking, seed=seed) if others else None,
-        beats_over="" if simpler is None or (lead and lead.is_better) else beater(simpler),
+        lead=over(simpler),
+        rival="" if rival is None else rival.name,
+        over_rival=over(rival),
     )
+
+
+def queries_that_show(seen: Difference, gain: float) -> int:
+    """How many queries show a gain in four of five draws, if they vary as those that were seen."""
+    width = POWER * (seen.mean - seen.low)
+    return math.ceil(seen.queries * (width / gain) ** 2)

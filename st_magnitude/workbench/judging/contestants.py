@@ -1,0 +1,101 @@
+"""Contestants: models to weigh, each as it comes or trained, on the queries of an exam."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import has_static_embedding_input
+from tqdm import tqdm
+
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask, encode
+from st_magnitude.evaluation.lexical import LARGE
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import is_cut, normalizes_output
+from st_magnitude.workbench.judging.choice import System
+from st_magnitude.workbench.judging.exam import DEPTH, Exam
+
+__all__ = ["Contestant", "Encoded", "search", "task_of"]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model to weigh.
+
+    Attributes:
+        name: Its name in tables.
+        model: The model as it comes; None if it has to be trained.
+        train: Returns a copy of it that was trained on data, such as those of a fold.
+    """
+
+    name: str
+    model: SentenceTransformer | None = None
+    train: Callable[[RetrievalData], SentenceTransformer] | None = None
+
+
+def search(contestant: Contestant, exam: Exam, exponent: float | None = None) -> System:
+    """How a contestant searches for the queries of an exam.
+
+    One that has to be trained is trained on each paper, and searches for its queries alone, by a
+    document exponent or as it was trained.
+    """
+    if contestant.train is None:
+        model = cast(SentenceTransformer, contestant.model)
+        return Encoded.of(contestant.name, model, exam).system()
+    found = []
+    number = len(exam.folds)
+    shown = f"Training and measuring in {number} folds"
+    for train, asked in tqdm(exam.papers(), shown, number, disable=not number):
+        task = task_of(contestant.train(train), asked)
+        if exponent is not None:
+            task = replace(task, similarity=Similarity(1.0, exponent))
+        found.append(task.search(DEPTH))
+    ranking = Ranking.joined(cast(RetrievalData, exam.judged), found)
+    return System(contestant.name, ranking, float(task.similarity.exponents[1]))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A model with its embeddings of the queries that judge and of those that confirm."""
+
+    name: str
+    judges: EncodedTask | None
+    confirms: EncodedTask | None
+
+    @classmethod
+    def of(cls, name: str, model: SentenceTransformer, exam: Exam) -> Encoded:
+        judges = None if exam.judged is None else task_of(model, exam.judged)
+        confirms = None if exam.confirm is None else task_of(model, exam.confirm, judges)
+        return cls(name, judges, confirms)
+
+    def system(self, exponent: float | None = None) -> System:
+        """Its searches, by a document exponent or as it is scored. Where nobody judges, those for
+        the queries that confirm."""
+        tasks = [task for task in (self.judges, self.confirms) if task is not None]
+        if exponent is None:
+            exponent = float(tasks[0].similarity.exponents[1])
+        similarity = Similarity(1.0, exponent)
+        found = [replace(task, similarity=similarity).search(DEPTH) for task in tasks]
+        confirm = None if self.confirms is None else found[-1]
+        return System(self.name, found[0], exponent, confirm=confirm)
+
+
+def task_of(
+    model: SentenceTransformer, data: RetrievalData, other: EncodedTask | None = None
+) -> EncodedTask:
+    """The raw embeddings of queries and corpus; scores divide by the norm of the query.
+
+    The corpus is not encoded again if it is that of another task of the same model.
+    """
+    is_fast = has_static_embedding_input(model) and len(data.corpus) < LARGE
+    shows = sys.stderr.isatty() and not is_fast
+    # parts of unit vectors are ranked as they are served
+    before = not (normalizes_output(model) and is_cut(model))
+    known = None if other is None or other.data.corpus != data.corpus else other.documents
+    task = encode(model, data, before_normalize=before, show_progress_bar=shows, known=known)
+    return replace(task, similarity=Similarity(1.0, task.similarity.exponents[1]))

@@ -1,0 +1,320 @@
+"""What to deploy, next to all other searches of the same queries, and what training changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from st_magnitude._checks import counted
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.judge import Difference, judge, nothing_found
+from st_magnitude.result import UNSAVED, Result, Table, shortened
+from st_magnitude.workbench.judging.choice import (
+    POWER,
+    WITH_BM25,
+    WORTH,
+    Decision,
+    Fusion,
+    System,
+    decide,
+    systems_of,
+)
+from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
+from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.folds import number_of_different
+
+__all__ = ["AFTER", "BEFORE", "Row", "Scored", "Scoring", "Verdict"]
+__all__ += ["nothing_to_deploy", "row_of", "scored_of", "scoring_name", "table_of", "verdict_of"]
+
+BEFORE = "the pretrained model"
+AFTER = "the trained model"
+
+FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
+FEWEST = 10  # different queries that can decide what to deploy
+LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
+LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
+NONE = Controls({})
+
+
+def scoring_name(exponent: float) -> str:
+    """The name of a scoring by its document exponent."""
+    return {0.0: "dot", 1.0: "cosine"}.get(exponent, f"exponent {exponent:.2f}")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The trained model under one similarity."""
+
+    exponent: float  # of documents
+    ndcg: float  # mean nDCG@10
+    gain: Difference  # over the pretrained model
+
+    @property
+    def name(self) -> str:
+        return scoring_name(self.exponent)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The document exponents that a trained model could be saved with."""
+
+    as_trained: Scored  # under the similarity of the loss
+    # at `ExponentCurve.best`: as trained, unless the queries have chosen another exponent, which is
+    # clearly better
+    best: Scored
+    curve: dict[str, float]  # nDCG@10 by document exponent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A search of the same queries."""
+
+    name: str
+    ndcg: float
+    gain: Difference | None  # of what is deployed over this search; None for what is deployed
+
+
+def table_of(where: str, rows: Iterable[Row], deployed: str = "", note: str = "") -> Table:
+    """The rows, next to what is deployed, or to another one of a name."""
+    mark = "" if deployed else "deployed"
+    cells = [[row.name, row.ndcg, mark if row.gain is None else row.gain] for row in rows]
+    columns = ["search", "nDCG@10", f"{deployed or 'what is deployed'} over it"]
+    return Table(columns, cells, f"nDCG@10 on {where}", note)
+
+
+@dataclass(frozen=True)
+class Verdict(Result):
+    """All ways to search the same queries, what to deploy, and what training changed."""
+
+    rows: tuple[Row, ...]  # the pretrained and the trained model, BM25, with BM25, others
+    saved: Scored  # the trained model as it is saved
+    where: str  # the queries that judge
+    decision: Decision | None = None  # what to deploy; None where nothing is recommended
+    nothing: str = ""  # why nothing is recommended
+    training: Difference | None = None  # inside what to deploy: trained minus pretrained
+    over_bm25: Difference | None = None  # of the saved model
+    no_control: str = ""  # why BM25 is none, in a sentence
+    scoring: Scoring | None = None  # if these queries could choose one
+    name: str = AFTER
+    # all ways to search, the simplest first
+    systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
+    controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
+
+    @property
+    def pretrained(self) -> float:
+        """nDCG@10 of the pretrained model."""
+        return self.saved.ndcg - self.saved.gain.mean
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the saved model is clearly better."""
+        return self.saved.gain.is_better
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the saved model is clearly worse, at the best exponent too."""
+        best = self.saved if self.scoring is None else self.scoring.best
+        return self.saved.gain.is_worse and best.gain.is_worse
+
+    @property
+    def deploy(self) -> str:
+        """The decision, and the gain of training inside it, or `nothing`; then the classifier, in a
+        line of its own."""
+        if self.decision is None:
+            return self.nothing
+        said = str(self.decision)
+        if self.training not in (None, self.decision.lead):
+            said += f" With BM25, the training changes nDCG@10 by {self.training}."
+        return f"{said}\n{self._about_classifier}".strip()
+
+    @property
+    def headline(self) -> str:
+        """Better, worse or no clear difference, by how much and on how many queries."""
+        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against the pretrained model"
+        return f"{said}, on {self.where}. {self._about_bm25}".strip()
+
+    def advice(self) -> str:
+        """Recommended next steps; none where nothing was found."""
+        if self.nothing:
+            return ""
+        found: list[str] = []
+        if self.saved.gain.is_worse and not self.is_worse:
+            found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
+        elif not self.is_better:
+            remedy = "Train on more pairs or with another learning rate, or keep the old model."
+            found += [remedy, self._power()]
+        if max(self.pretrained, self.saved.ndcg) < LOW:
+            found.append(
+                "nDCG@10 is low for every model. If several documents answer a query and the data"
+                " name one of them, no model can score high: judge the others, too."
+            )
+        return " ".join(filter(None, found))
+
+    def _power(self) -> str:
+        gain = self.saved.gain
+        if gain.changed < FEW_CHANGES:
+            return f"nDCG@10 changed for {gain.changed:,} queries only: add queries."
+        smallest = 100 * POWER * (gain.mean - gain.low)
+        return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
+
+    @property
+    def _about_bm25(self) -> str:
+        """A sentence where the saved model is not clearly better than BM25."""
+        if self.over_bm25 is None:
+            return self.no_control
+        if self.over_bm25.is_worse:
+            return "BM25, which needs no training, is better."
+        if self.over_bm25.is_better:
+            return ""
+        return "It is not clearly better than BM25, which needs no training."
+
+    @property
+    def _about_classifier(self) -> str:
+        """Sentences where what is deployed is not clearly better than a classifier."""
+        gain = next((row.gain for row in self.rows if row.name == CLASSIFIER), None)
+        if gain is None or gain.is_better:
+            return ""
+        said = "is better" if gain.is_worse else "is not clearly worse"
+        return (
+            f"{CLASSIFIER.capitalize()} {said}: {gain} over it. It cannot find a document that has"
+            " no training queries."
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        figures = {"queries": self.saved.gain.queries, "pretrained": self.pretrained}
+        return figures | super().to_dict()
+
+    def tables(self) -> Iterable[Table | str]:
+        reference = "" if self.decision else self.name
+        yield table_of(self.where, self.rows, reference, self.no_control)
+        found = {system.name: system.ranking for system in self.systems}
+        if found:
+            yield from _changes(found[BEFORE], found[self.name])
+
+
+def scored_of(model: System, before: System, seed: int = 0) -> Scored:
+    """A trained model next to the pretrained one."""
+    gain = model.ranking.minus(before.ranking, seed=seed)
+    return Scored(model.exponent, model.ranking.mean, gain)
+
+
+def verdict_of(
+    exam: Exam,
+    before: System,
+    after: System,
+    also: Sequence[System] = (),
+    *,
+    shown: Sequence[System] = (),
+    scoring: Scoring | None = None,
+    seed: int = 0,
+    worth: float = WORTH,
+    decides: bool = True,
+) -> Verdict:
+    """The verdict on a trained model, next to the controls of an exam.
+
+    Args:
+        also: Other models to weigh.
+        shown: Further rows of the table, which are not weighed.
+        worth: Points that a less simple system has to gain (`decide`).
+        decides: Whether to decide what to deploy.
+    """
+    controls = Controls.of(exam, seed)
+    systems = systems_of([before, after, *also], controls.lexical, seed)
+    found = {system.name: system for system in systems}
+    nothing = _nothing(systems, seed)
+    decision = training = None
+    deployed = after
+    if decides and not nothing:
+        decision = decide(systems, seed, worth)
+        deployed = found[decision.name]
+        decision = replace(decision, is_trained=deployed.model == after.name)
+    if isinstance(deployed.how, Fusion) and deployed.model in (after.name, before.name):
+        pair = [found[f"{model.name}{WITH_BM25}"].ranking for model in (after, before)]
+        training = pair[0].minus(pair[1], seed=seed)
+    over_bm25 = None
+    if controls.lexical:
+        over_bm25 = after.ranking.minus(found["BM25"].ranking, seed=seed)
+    saved = scored_of(after, before, seed)
+    label = f"{after.name}, {saved.name}{' (saved)' if shown else ''}"
+    others = [one for one in systems if one is not before and one is not after]
+    rows = [before, replace(after, name=label), *shown, *others, *controls.systems]
+    return Verdict(
+        rows=tuple(row_of(system, deployed, seed) for system in rows),
+        saved=saved,
+        where=exam.where,
+        decision=decision,
+        nothing=nothing,
+        training=training,
+        over_bm25=over_bm25,
+        no_control=controls.no_control,
+        scoring=scoring,
+        name=after.name,
+        systems=tuple(systems),
+        controls=controls,
+    )
+
+
+def row_of(system: System, deployed: System, seed: int = 0) -> Row:
+    """A system next to what is deployed."""
+    of = "" if system.model else f" of {system.tokens}"
+    is_deployed = system.ranking is deployed.ranking
+    gain = None if is_deployed else deployed.ranking.minus(system.ranking, seed=seed)
+    return Row(f"{system.name}{of}", system.ranking.mean, gain)
+
+
+def _nothing(systems: Sequence[System], seed: int) -> str:
+    """Why nothing is recommended: no search finds anything to speak of, by which a gain over chance
+    is small or open, or few queries judge. Else empty."""
+    best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
+    over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
+    return nothing_to_deploy(best.mean, over_chance, number_of_different(best.data))
+
+
+def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str:
+    """Why a best nDCG@10 with this gain over chance, on so many different queries, recommends
+    nothing; else empty."""
+    if found := nothing_found(ndcg):
+        return found
+    if over_chance.high < LEAST or (not over_chance.is_better and over_chance.mean < LOW):
+        return (
+            f"No search finds anything to speak of: the best nDCG@10 is {ndcg:.4f}, which is"
+            f" {over_chance} against the results of other queries. The rows may not belong"
+            " together, for example if a column was sorted alone: look at some of them. If they do,"
+            " nothing can be recommended without more queries."
+        )
+    if queries < FEWEST:
+        judges = counted(queries, "different query")
+        return f"At least ten queries are needed, and {judges} judge: nothing is recommended."
+    return ""
+
+
+def _changes(before: Ranking, after: Ranking) -> Iterable[str]:
+    """How many queries gained and lost, and the largest gain, the median change and the largest
+    loss; ties by a hash of the query."""
+    data = after.data
+    differences = dict(zip(after, after.ndcg - before.ndcg, strict=True))
+    gained = sum(difference > 0 for difference in differences.values())
+    lost = sum(difference < 0 for difference in differences.values())
+
+    def place(query: str) -> tuple[float, str]:
+        return -differences[query], hashlib.sha256(data.queries[query].encode()).hexdigest()
+
+    changed = sorted((query for query, difference in differences.items() if difference), key=place)
+    if changed:
+        chosen = dict.fromkeys([changed[0], changed[len(changed) // 2], changed[-1]])
+        yield f"{gained:,} queries gained and {lost:,} lost. For example:"
+        yield "\n".join(_change(query, before, after) for query in chosen)
+
+
+def _change(query: str, before: Ranking, after: Ranking) -> str:
+    """A query, its nDCG@10 and its first document before and after the training."""
+    data = after.data
+    row = after.query_ids.index(query)
+    was, now = (shortened(data.corpus.get(x.first(query), "nothing"), 60) for x in (before, after))
+    of = f"({before.ndcg[row]:.2f} -> {after.ndcg[row]:.2f})"
+    lines = [f"  {shortened(data.queries[query], 60)}  {of}"]
+    if was != now:
+        lines.append(f"      before: {was}")
+    lines.append(f"      now:    {now}")
+    return "\n".join(lines)
