@@ -200,7 +200,7 @@ def table() -> list[str]:
             gains = [f"{100 * (ends[seed][2] - ndcg):+.1f}" for seed, (*_, ndcg) in mnrl.items()]
             line.append("" if loss == MNRL else ", ".join(gains))
             lines.append([str(x) for x in line])
-    return markdown(head, lines, "rrlrrlrrl")
+    return markdown(head, lines, "lrlrrlrrl")
 
 
 def draw(file: Path) -> None:

@@ -23,9 +23,8 @@ the peak beyond inputs and the gradients that a step begins with. The share is 6
 three matrix products, over the time and over the speed of the largest product that is timed here,
 in bfloat16: shares of one device can be compared.
 
-Expected, before measuring: one term in TF32 at most 2 x the time of MNRL from B = 4,096; in float32
-at most 2 x its own floor of three float32 products; memory of one term linear in B, and under 1/10
-of MNRL's from B = 16,384.
+Expected: one term in TF32 at most 2 x the time of MNRL from B = 4,096; in float32 at most 2 x its
+own floor of three products; memory of one term linear, under 1/10 of MNRL's from B = 16,384.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ ENCODERS = {
     "ModernBERT base": ModernBertConfig(vocab_size=30_522, pad_token_id=0),
 }
 SETTINGS = ("encoder", "attention", "data", "batch")
-# Quantiles of the tokens of queries and of documents, as all-MiniLM-L6-v2 counts and cuts them, and
-# the number of different documents
+# Quantiles of the tokens of queries and of documents by all-MiniLM-L6-v2, and how many documents
 QUANTILES = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1)
 LENGTHS = {
     "BANKING77": (
@@ -323,17 +321,16 @@ def main(given: Sequence[str] | None = None) -> None:
     versions = {name: version(name) for name in packages}
     versions |= {"python": platform.python_version(), "CUDA": str(torch.version.cuda)}
     peak = peak_speed(device, 256 if options.quick else 8192)
-    record = {
+    record: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "tests": tested(device),
         "TFLOP/s in bfloat16": round(peak / 1e12, 3),
     }
     names, batches = (["tiny"], (4, 8)) if options.quick else (list(ENCODERS)[1:], BATCHES)
-    middle = start + 40 * options.minutes  # two thirds of the time
-    encoders, overheads = measure_encoders(names, batches, device, middle)
-    costs = [f"{number:,} ({name})" for name, number in overheads.items()]
-    record["tokens that a pass costs"] = ", ".join(costs)
+    end = start + 40 * options.minutes  # two thirds of the time
+    encoders, overheads = measure_encoders(names, batches, device, end)
+    record["tokens that a pass costs"] = overheads
     sizes, dims = ((64, 128), (32,)) if options.quick else (SIZES, DIMS)
     rows = measure(sizes, dims, device, peak, start + 60 * options.minutes)
     record["minutes"] = round((perf_counter() - start) / 60, 1)
