@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
 from st_magnitude._files import locked_folder, moved_in, refuse_used_folder
-from st_magnitude.judge import Difference, judge
+from st_magnitude.judge import Difference
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.saving.find import refuse_missing
@@ -114,8 +113,8 @@ class _Run:
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
     def plan(self, measuring: float) -> int | None:
-        """The steps of a candidate with which the budget holds one of each loss, second seeds and
-        the test; None if those of the settings fit.
+        """The steps of a candidate with which the budget holds one of each loss and the test; None
+        if those of the settings fit.
 
         Args:
             measuring: The seconds of a measurement on dev.
@@ -142,8 +141,6 @@ class _Run:
             if self.entries and self._is_time_up():
                 break
             self._train(candidate)
-        for entry in self._rivals():
-            self._train_again(entry)
         return self._conclude(name)
 
     def _is_time_up(self) -> bool:
@@ -159,9 +156,8 @@ class _Run:
 
     @property
     def _later(self) -> int:
-        """The trainings after the candidates, at most: three with a second seed, and in folds the
-        first candidate and plain cosine."""
-        return 3 + 2 * len(self.trials.exam.folds)
+        """The trainings after the candidates: of the first one and plain cosine in folds."""
+        return 2 * len(self.trials.exam.folds)
 
     @property
     def _longest(self) -> float:
@@ -182,35 +178,16 @@ class _Run:
         is_kept = partial(self._is_kept, candidate)
         entry = self.trials.train(candidate, self.trials.rungs, is_kept, folder)
         self.entries.append(entry)
-        self._note(f"{len(self.entries)}. {entry.name}", entry)
-
-    def _train_again(self, entry: Entry) -> None:
-        """Trains a candidate with a second seed."""
-        folder = self.folder(entry.candidate)
-        seed = self.trials.config.seed + 1
-        last = self.trials.rungs[-1:]
-        again = self.trials.train(entry.candidate, last, lambda *_: False, folder, seed)
-        place = self.entries.index(entry)
-        self.entries[place] = replace(entry, second_seed=again.curve[-1][1])
-        self._note(f"{entry.name}, second seed", again)
-
-    def _note(self, name: str, entry: Entry) -> None:
         gc.collect()  # the Trainer is part of cycles
         minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
-        done = f"[{minutes}:{seconds:02d}] {name}"
+        done = f"[{minutes}:{seconds:02d}] {len(self.entries)}. {entry.name}"
         self.say(f"{done}: {entry.shown_score} after {entry.steps:,} steps")
 
     def _ranked(self) -> list[Entry]:
-        """The candidates by their steps and nDCG@10; of equal ones, cosine. Those with a second
-        seed come first, by their means."""
+        """The candidates by their steps and nDCG@10; of equal ones, cosine."""
         return sorted(
             self.entries,
-            key=lambda entry: (
-                entry.second_seed is None,
-                -entry.steps,
-                -entry.mean_score,
-                entry.candidate.loss != "cosine",
-            ),
+            key=lambda entry: (-entry.steps, -entry.score, entry.candidate.loss != "cosine"),
         )
 
     def _finished(self) -> list[Entry]:
@@ -218,24 +195,11 @@ class _Run:
         last = self.trials.rungs[-1]
         return [x for x in self._ranked() if x.steps == last and math.isfinite(x.score)]
 
-    def _is_tied(self, best: Entry, other: Entry) -> bool:
-        """Whether dev does not tell two candidates apart."""
-        differences = np.subtract(best.ndcg, other.ndcg)
-        return judge(differences, seed=self.trials.config.seed).verdict == "undecided"
-
     def _tested(self) -> list[Entry]:
         """The first candidate, and plain cosine at its best setting on dev, if it is another."""
         finished = self._finished()
         plain = [entry for entry in finished if entry.candidate.loss == "cosine"]
         return finished[:1] + plain[: finished[:1] != plain[:1]]
-
-    def _rivals(self) -> list[Entry]:
-        """The first candidate, and the second one and plain cosine where dev does not tell them
-        from it; empty if it tells both."""
-        finished = self._finished()
-        others = finished[1:2] + [entry for entry in self._tested() if entry not in finished[:2]]
-        tied = [entry for entry in others if self._is_tied(finished[0], entry)]
-        return finished[:1] + tied if tied else []
 
     def _is_kept(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """Whether a candidate trains on after the first rung, as the best of its loss, or is saved

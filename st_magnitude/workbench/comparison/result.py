@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table, to_plain
@@ -22,9 +22,6 @@ class Entry:
     curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
     exponent: float  # of documents, the best one on dev; 1 is cosine
     seconds: float
-    # nDCG@10 of every dev query after the last of these steps; nothing if training diverged
-    ndcg: list[float] = field(default_factory=list)
-    second_seed: float | None = None  # nDCG@10 at the end, trained again with another seed
 
     @property
     def name(self) -> str:
@@ -36,25 +33,17 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """nDCG@10 with the first seed; -inf if training diverged."""
-        return _or_lowest(self.curve[-1][1])
-
-    @property
-    def mean_score(self) -> float:
-        """The mean over both seeds; without a second one, `score`."""
-        if self.second_seed is None:
-            return self.score
-        return (self.score + _or_lowest(self.second_seed)) / 2
+        """nDCG@10 at the end; -inf if training diverged."""
+        ndcg = self.curve[-1][1]
+        return -math.inf if math.isnan(ndcg) else ndcg
 
     @property
     def shown_score(self) -> str:
         return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
 
     def to_dict(self) -> dict[str, object]:
-        """The figures as plain JSON values, without those of every query."""
-        figures = {"name": self.name} | to_plain(self)
-        del figures["ndcg"]
-        return figures
+        """The figures as plain JSON values."""
+        return {"name": self.name} | to_plain(self)
 
 
 @dataclass(frozen=True)
@@ -77,7 +66,7 @@ class CompareResult(Result):
 
     @property
     def first(self) -> Entry:
-        """The best candidate on dev at the end; where some are tied, by a second seed."""
+        """The best candidate on dev at the end."""
         return self.candidates[0]
 
     @property
@@ -168,9 +157,6 @@ class CompareResult(Result):
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
         title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
         note = f"The pretrained model has {self.pretrained:.4f}."
-        if again := [entry for entry in self.candidates if entry.second_seed is not None]:
-            shown = ", ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
-            note += f" Dev does not tell the first ones apart; a second seed gave {shown}."
         if stopped := len(self.candidates) - len(whole):
             note += (
                 f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
@@ -179,7 +165,3 @@ class CompareResult(Result):
         yield self.recommendation
         if self.train_options and not self.test.nothing:
             yield f"Train again with the options {self.train_options}"
-
-
-def _or_lowest(ndcg: float) -> float:
-    return -math.inf if math.isnan(ndcg) else ndcg

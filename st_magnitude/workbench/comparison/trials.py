@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -149,19 +148,19 @@ class Trials:
         train_copy(self.base, self.exam.train, self.rows, settings, folder, clock)
         return float(np.median(np.diff(clock.times)))
 
-    def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
-        """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
+    def measure(self, model: SentenceTransformer) -> tuple[float, float]:
+        """nDCG@10 on dev, nan if training diverged, and `ExponentCurve.best`."""
         try:
             # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 task = task_of(model, self.dev)
         except NotFiniteError:
-            return np.array([np.nan]), float(scoring_of(model).exponents[1])
+            return math.nan, float(scoring_of(model).exponents[1])
         if normalizes_output(model):
-            return task.search(10).ndcg, 1.0
+            return task.search(10).mean, 1.0
         curve = exponent_curve(task, seed=self.config.seed)
-        return curve.at(curve.best).ndcg, curve.best
+        return curve.at(curve.best).mean, curve.best
 
     def judge(self, entry: Entry, folder: Path) -> System:
         """How a candidate searches for the test queries: by the model in a folder, or by five that
@@ -178,14 +177,11 @@ class Trials:
         rungs: list[int],
         is_kept: IsKept,
         folder: Path,
-        seed: int | None = None,
     ) -> Entry:
         """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
         At the last rung ``is_kept`` says whether to save it in the folder."""
         began = time.perf_counter()
         settings = candidate.settings(self.config, rungs[-1])
-        if seed is not None:
-            settings = replace(settings, seed=seed)
         at_rungs = _AtRungs(self, rungs, is_kept)
         train = self.exam.train
         trainer = train_copy(self.base, train, self.rows, settings, folder.parent, at_rungs)
@@ -193,7 +189,7 @@ class Trials:
             self._save(trainer, at_rungs, folder)
         seconds = time.perf_counter() - began
         curve = sorted(at_rungs.curve.items())
-        return Entry(candidate, curve, at_rungs.exponent, seconds, at_rungs.ndcg.tolist())
+        return Entry(candidate, curve, at_rungs.exponent, seconds)
 
     def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
         model = trainer.model
@@ -222,12 +218,10 @@ class _AtRungs(TrainerCallback):
         self.rungs = rungs
         self.is_kept = is_kept
         self.curve: dict[int, float] = {}
-        self.ndcg = np.empty(0)  # of every query at the last rung
         self.exponent = 1.0
 
     def measure(self, model: SentenceTransformer, steps: int) -> bool:
-        self.ndcg, self.exponent = self.trials.measure(model)
-        self.curve[steps] = float(self.ndcg.mean())
+        self.curve[steps], self.exponent = self.trials.measure(model)
         return self.is_kept(steps, self.curve[steps])
 
     def on_step_end(
