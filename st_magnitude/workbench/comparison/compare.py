@@ -144,8 +144,11 @@ class _Run:
         return self._conclude(name)
 
     def _is_time_up(self) -> bool:
-        """Whether the budget leaves no time for one more candidate and what comes after it."""
-        needed = (1 + self._later) * self._longest + 2 * self.seconds
+        """Whether the budget leaves no time for one more candidate and the test of what is first,
+        in folds if there are any."""
+        tested = len(self._tested())
+        trainings = 1 + tested * len(self.trials.exam.folds)
+        needed = trainings * self._mean_seconds + tested * self.seconds
         return time.perf_counter() - self.began + needed >= seconds_of(self.trials.config.budget)
 
     @property
@@ -156,12 +159,12 @@ class _Run:
 
     @property
     def _later(self) -> int:
-        """The trainings after the candidates: of the first one and plain cosine in folds."""
+        """The most trainings after the candidates: of the first one and plain cosine in folds."""
         return 2 * len(self.trials.exam.folds)
 
     @property
-    def _longest(self) -> float:
-        return max(entry.seconds for entry in self.entries)
+    def _mean_seconds(self) -> float:
+        return sum(entry.seconds for entry in self.entries) / len(self.entries)
 
     def _budget_needed(self) -> str:
         """The budget in which a candidate of each loss has all its steps, if this one has cut the
@@ -169,7 +172,7 @@ class _Run:
         last = self.trials.rungs[-1]
         if last == self.trials.wanted_steps and len(self.entries) >= self._fewest:
             return ""
-        seconds = self._longest * self.trials.wanted_steps / last
+        seconds = self._mean_seconds * self.trials.wanted_steps / last
         needed = (self._fewest + self._later) * seconds + 4 * self.seconds
         return f"{max(1, math.ceil(MARGIN * needed / 60))}m"
 

@@ -343,14 +343,15 @@ def test_a_budget_is_used_up_and_kept(folder, model_path, tmp_path, monkeypatch,
 
     monkeypatch.setattr(Trials, "train", slow)
     monkeypatch.setattr(Trials, "judge", judged)
-    # what comes after the candidates takes 100 s at most in folds
+    # in folds, the test takes 50 s, or 100 s if the first candidate is not plain cosine
     config = replace(SMALL, budget=f"{70 + 20 * folds}s", temperatures=[0.05, 0.1, 0.2, 0.02])
     data = RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}) if folds else folder
     result = stm.compare(model_path, data, tmp_path / "out", config, say=str)
     assert bool(folds) == ("folds" in result.test.where)
     assert result.not_compared == ()
-    assert len(result.candidates) == 6
-    assert "The budget held 6 of 8 candidates." in result.recommendation
+    number = 6 if not folds or result.over_cosine else 8
+    assert len(result.candidates) == number
+    assert ("The budget held 6 of 8 candidates." in result.recommendation) == (number == 6)
     assert clock[0] <= 70 + 20 * folds
 
 
