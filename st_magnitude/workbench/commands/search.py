@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,13 +24,6 @@ from st_magnitude.workbench.commands.core import (
 if TYPE_CHECKING:
     from st_magnitude.data.ranking import Ranking
     from st_magnitude.workbench.searcher import Searcher
-
-
-class Only(str, Enum):
-    """A part of what was recommended, to search with alone."""
-
-    MODEL = "model"
-    BM25 = "bm25"
 
 
 SHOWN = 150  # columns of a document
@@ -60,8 +52,9 @@ def search(
         str | None, Option(help="Folder or hub id of another model, to show its ranks, too.")
     ] = None,
     top_k: Annotated[int, Option(min=1, help="Documents of each model to show.")] = 5,
-    only: Annotated[
-        Only | None, Option(help="Search with the model or BM25 alone; default: as recommended.")
+    system: Annotated[
+        str | None,
+        Option(help="A search of the folder's deploy.json, as BM25; default: as recommended."),
     ] = None,
 ) -> Figures:
     """Show what a retriever finds for a question.
@@ -88,16 +81,13 @@ def search(
         says_share = False
     from st_magnitude.workbench.searcher import Searcher
 
-    alone = None if only is None else only.value
     bar = show_progress()
-    searchers = [
-        Searcher.from_folder(name, known, alone, show_progress_bar=bar)
-        for name in (model, against)
-        if name
-    ]
+    searchers = [Searcher.from_folder(model, known, system, show_progress_bar=bar)]
+    if against:
+        searchers.append(Searcher.from_folder(against, known, show_progress_bar=bar))
     for about in (searcher.about for searcher in searchers):
         if about:
-            say(about if about.endswith(".") else f"{about}: --only model leaves it out.")
+            say(about)
     searches = []
     for text in [question] if question else _questions():
         rankings = [searcher.search([text], top_k) for searcher in searchers]

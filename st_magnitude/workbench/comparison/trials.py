@@ -30,13 +30,14 @@ from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry
 from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.finetune.save import save_trained
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
     sampler_of,
+    seconds_per_step,
     train_copy,
     trained_copy,
     warn_of_left_out,
@@ -138,10 +139,8 @@ class Trials:
 
     def seconds_per_step(self, folder: Path) -> float:
         """How long a step of training takes, by a few steps of the first candidate."""
-        clock = _Clock()
         settings = self.grid[0].settings(self.config, TIMED_STEPS)
-        train_copy(self.base, self.exam.train, self.rows, settings, folder, clock)
-        return float(np.median(np.diff(clock.times)))
+        return seconds_per_step(self.base, self.exam.train, self.rows, settings, folder)
 
     def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
         """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
@@ -196,17 +195,7 @@ class Trials:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}}
-        save_trained(trainer, folder, figures, {}, base=self.folder)
-
-
-class _Clock(TrainerCallback):
-    """The times at which steps end."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self.times.append(time.perf_counter())
+        save_trained(trainer, folder, figures, {}, None, *filter(None, [self.folder]))
 
 
 class _AtRungs(TrainerCallback):
