@@ -78,12 +78,9 @@ class Searcher:
         decision = Decision.load(folder)
         if decision is None:
             if system is not None:
-                raise InputError(
-                    f"{folder} has no {DEPLOY}, which names systems: leave {system!r} out."
-                )
+                raise InputError(f"{folder} has no {DEPLOY}, so {system!r} is unknown there.")
             return cls(load(str(folder)), data, **options)
-        way = decision.way(system)
-        name = system or decision.name
+        name, way = decision.way(system)
         place = str(folder) if way.model in ("", HERE) else way.model
         try:
             model = load(place)

@@ -273,7 +273,7 @@ class Run:
             seconds_of(config.budget or BUDGET),
             texts,
             cost.documents,
-            searches=len(papers) + int(exam.confirm is not None),
+            searches=len(papers) + int(bool(exam.folds) and exam.confirm is not None),
             steps=sum(steps_of(config, size) for size in sizes),
             epochs=epochs_of(config, len(self.rows)),
             step=lambda: seconds_per_step(model, exam.train, self.rows, timed, output),

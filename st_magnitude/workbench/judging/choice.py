@@ -236,15 +236,15 @@ class Decision:
         model = found[self.name].model if self.name in found else self.name
         return replace(self, model=model, systems=found)
 
-    def way(self, name: str | None = None) -> Way:
-        """How the system of a name searches, by default the one to deploy."""
+    def way(self, name: str | None = None) -> tuple[str, Way]:
+        """A system by its name, in small or capital letters, and by default the one to deploy."""
         if name is None:
-            return Way(self.model, self.how)
-        by_name = {system.casefold(): way for system, way in self.systems.items()}
-        if name.casefold() not in by_name:
-            known = ", ".join(map(repr, self.systems)) or "none"
-            raise InputError(f"There is no system {name!r}; the folder knows {known}.")
-        return by_name[name.casefold()]
+            return self.name, Way(self.model, self.how)
+        for known, way in self.systems.items():
+            if known.casefold() == name.casefold():
+                return known, way
+        names = ", ".join(map(repr, self.systems)) or "none"
+        raise InputError(f"There is no system {name!r}; the folder knows {names}.")
 
     def save(self, folder: Path) -> None:
         """Writes the decision into the folder of a model."""

@@ -103,7 +103,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(pla
     assert "### Retrieval (data, dev split)" in card
     assert f"(saved) | {dev['saved']['ndcg']:.4f} |" in card
     gain = dev["rows"][0]["gain"]
-    said = "deployed" if gain is None else Difference(**gain)
+    said = "deployed" if gain is None else str(Difference(**gain)).replace(" points", "")
     assert f"| {BEFORE} | {dev['pretrained']:.4f} | {said} |" in card
     assert "trained on the data dataset" in card
     assert "Unnamed Dataset" not in card
