@@ -3,7 +3,6 @@ from . import geometry as geometry
 from . import revela as revela
 from .data.retrieval import RetrievalData as RetrievalData
 from .data.task import encode as encode
-from .evaluation.mining import mine_negatives as mine_negatives
 from .kernel.infonce import infonce as infonce
 from .kernel.terms import Term as Term
 from .losses import CosineRankingLoss as CosineRankingLoss
@@ -36,7 +35,6 @@ from .training.attach import attach as attach
 from .training.monitor import NormMonitor as NormMonitor
 from .workbench.calibration import calibrate_exponent as calibrate_exponent
 from .workbench.comparison.compare import compare as compare
-from .workbench.diagnosis.diagnose import diagnose as diagnose
 from .workbench.files.pairs import load_splits as load_splits
 from .workbench.serving.check import check_serving as check_serving
 

@@ -112,7 +112,7 @@ def cell(value: object) -> str:
 
 
 def wrap(text: str, width: int | None = None) -> str:
-    """Breaks lines between words, and indents what follows a bullet or a [name].
+    """Breaks lines between words, and indents what follows a bullet.
 
     Example:
         >>> print(wrap("- Do: store the norm of each document next to its bits.", width=40))
@@ -122,7 +122,7 @@ def wrap(text: str, width: int | None = None) -> str:
     width = width or shutil.get_terminal_size().columns
     lines = []
     for line in text.splitlines():
-        indent = {"-": 2, "[": 5}.get(line[:1], len(line) - len(line.lstrip()))
+        indent = 2 if line.startswith("-") else len(line) - len(line.lstrip())
         lines += _lines_of(line, width, " " * indent)
     return "\n".join(lines)
 

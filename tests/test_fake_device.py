@@ -7,6 +7,7 @@ on two devices. The backward pass needs a real device.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from st_magnitude import DOT, Similarity, Term, infonce
 from st_magnitude.data import task
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.kernel.batch import Above
-from st_magnitude.losses import groups
+from st_magnitude.losses import groups, probe
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
 
@@ -153,17 +154,26 @@ def test_a_step_of_a_loss(
     (loss_class, options), model = DEVICE_LOSSES[name], load_transformer(folder)
     if options.get("prior"):
         prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
-        prior._has_begun = True
         options = options | {"prior": prior}
     loss = loss_class(model, scale=3.0, **options)
     loss._has_begun = True
+    if loss_has_prior := options.get("prior"):
+        loss_has_prior._has_begun = True
     is_ranking = isinstance(loss, stm.MagnitudeRankingLoss)
     texts = list(zip(*TEXTS, strict=True))[: 3 if is_ranking else 2]
     batch = [model.preprocess(list(column)) for column in texts]
     reads = [groups._on_cpu(batch)]
-    monkeypatch.setattr(groups, "_on_cpu", lambda _: reads.pop())
+
+    def read(columns):
+        return [
+            replace(column, like={name: columns[column.place][name] for name in column.like})
+            for column in reads.pop()
+        ]
+
+    monkeypatch.setattr(groups, "_on_cpu", read)
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
         loss.model = Encoder()
+        probe.traits_of(loss.model).reads_padding = False
         columns = on_device(batch)
         if mini_batch_size is None or not is_ranking:
             value = loss(columns, None if is_ranking else torch.empty(6, device="cuda"))

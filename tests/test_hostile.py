@@ -220,7 +220,6 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
     commands = [
         f"train --data data --model model --output out/trained {options}",
         "calibrate out/trained --data data --output out/calibrated",
-        "diagnose out/trained --data data --output out/diagnosis",
         "compress out/trained --data data",
     ]
     scratch = tmp_path / "scratch"

@@ -29,7 +29,7 @@ def test_no_gain_is_found_where_few_lose_much_and_many_gain_little(number):
 
 @pytest.mark.parametrize("number", [25, 50])
 def test_the_interval_of_few_queries_is_wider_than_a_bootstraps(number):
-    """As docs/diagnose.md says."""
+    """As docs/evaluation.md says."""
     rng = np.random.default_rng(0)
     shares = []
     for _ in range(30):

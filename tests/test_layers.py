@@ -24,7 +24,7 @@ WORKBENCH = (
     ("_config", "files", "memory"),
     ("judging",),
     ("calibration", "report", "searcher"),
-    ("diagnosis", "serving", "finetune"),
+    ("serving", "finetune"),
     ("comparison",),
     ("commands",),
 )

@@ -17,7 +17,7 @@ PUBLIC = [
     "",  # st_magnitude itself
     *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela"),
     *("similarity", "training"),
-    *("data.retrieval", "workbench.calibration", "workbench.diagnosis.findings"),
+    *("data.retrieval", "workbench.calibration"),
     *("workbench.judging.options", "workbench.serving"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]

@@ -203,45 +203,43 @@ def cells_of(found: Mapping[Format, Ranking]) -> list[CompressionCell]:
     return cells
 
 
-def recommended(
-    cells: Sequence[CompressionCell], tolerance: float = TOLERANCE
-) -> tuple[CompressionCell, str]:
-    """The smallest cell that clearly costs no more than a share of nDCG@10, or the one that comes
-    nearest to it, and a sentence on what to store.
+def recommended(cells: Sequence[CompressionCell]) -> str:
+    """A sentence on what to store: the smallest cell that clearly costs no more than 5 % of
+    nDCG@10, or the one that comes nearest to it.
 
     Example:
         >>> whole = CompressionCell(256, "float32", "none", 1024, 0.9, 1.0, judge([0.0] * 900))
         >>> bits = CompressionCell(256, "binary", "none", 32, 0.88, 0.98, judge([-0.02] * 900))
-        >>> print(recommended([whole, bits])[1])  # doctest: +NORMALIZE_WHITESPACE
+        >>> print(recommended([whole, bits]))  # doctest: +NORMALIZE_WHITESPACE
         Store 256 dimensions in binary, 32 bytes a document: it costs 2.0 points of nDCG@10
         [1.6, 2.4]; allowed are 4.5 (5 %).
     """
     full, *others = cells
-    allowed = tolerance * full.ndcg
+    if nothing := nothing_found(full.ndcg):
+        return nothing
+    if not others:
+        return ""
+    allowed = TOLERANCE * full.ndcg
     fitting = [cell for cell in others if cell.fits(allowed)]
     if fitting:
         cell = min(fitting, key=lambda cell: (cell.bytes_per_document, -cell.ndcg))
     else:
-        cell = max(others, key=lambda cell: cell.change.low, default=full)
-    if nothing := nothing_found(full.ndcg):
-        return cell, nothing
+        cell = max(others, key=lambda cell: cell.change.low)
     change = cell.change
     mean, low, high = (round(-100 * x, 1) + 0 for x in (change.mean, change.high, change.low))
     cost = (
         f"{mean:.1f} points of nDCG@10 [{low:.1f}, {high:.1f}]; allowed are {100 * allowed:.1f}"
-        f" ({100 * tolerance:g} %)."
+        f" ({100 * TOLERANCE:g} %)."
     )
-    if cell in fitting:
+    if fitting:
         size = cell.bytes_per_document
         unit = "byte" if size == 1 else "bytes"
-        return cell, f"Store {cell}, {size:,} {unit} a document: it costs {cost}"
-    if cell is full:
-        return cell, ""
+        return f"Store {cell}, {size:,} {unit} a document: it costs {cost}"
     until = "" if cell.fits(allowed) is False else ", or measure more queries"
-    return cell, f"Keep all {full}{until}: {cell} costs {cost}"
+    return f"Keep all {full}{until}: {cell} costs {cost}"
 
 
-def summary(cells: Sequence[CompressionCell], tolerance: float = TOLERANCE) -> Table:
+def summary(cells: Sequence[CompressionCell]) -> Table:
     """A row for each cell; a star marks those that no other beats in size and in nDCG@10."""
     full = cells[0]
     columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention"]
@@ -254,7 +252,7 @@ def summary(cells: Sequence[CompressionCell], tolerance: float = TOLERANCE) -> T
         ratio = f"{full.bytes_per_document / size:.1f}x"
         figures = [size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"]
         rows.append(["" if is_beaten else "*", cell.dim, cell.precision, cell.rescoring, *figures])
-    return Table([*columns, "100M docs"], rows, note=recommended(cells, tolerance)[1])
+    return Table([*columns, "100M docs"], rows, note=recommended(cells))
 
 
 def search_compressed(

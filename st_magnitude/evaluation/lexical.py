@@ -1,12 +1,13 @@
-"""BM25, with words or 4-grams of characters."""
+"""BM25, with words or 4-grams of characters, and runs of several searches fused by rank."""
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from st_magnitude._checks import foreign, needs
+from st_magnitude._checks import InputError, foreign, needs
 from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
@@ -168,3 +169,44 @@ class LexicalIndex:
         scores = self.bm25.get_scores_from_ids(ids)  # (m,)
         places = np.flatnonzero(scores > 0)
         return places, scores[places]
+
+
+def reciprocal_rank_fusion(
+    runs: Sequence[Mapping[str, Mapping[str, float]]], k: float = 60, top_k: int | None = None
+) -> dict[str, dict[str, float]]:
+    """Fuses several runs by rank alone, so their scores need no common scale.
+
+        score(d) = sum_r  1 / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
+
+    Equal scores rank by document id, the lower first, as in sentence-transformers.
+
+    Args:
+        runs: Runs, ``{query id: {document id: score}}``, where a higher score is better.
+        k: Constant that damps the weight of the first ranks.
+        top_k: Number of documents to keep for each query; all by default.
+
+    Example:
+        >>> dense = {"q": {"d1": 0.9, "d2": 0.8}}
+        >>> bm25 = {"q": {"d2": 7.1, "d3": 4.0}}
+        >>> reciprocal_rank_fusion([dense, bm25], k=1)
+        {'q': {'d2': 0.8333333333333333, 'd1': 0.5, 'd3': 0.3333333333333333}}
+
+    Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and
+    Individual Rank Learning Methods, 2009 (k = 60).
+    """
+    fused = {}
+    for query in dict.fromkeys(query for run in runs for query in run):
+        shares: dict[str, list[float]] = {}
+        for run in runs:
+            for position, (document, _) in enumerate(_ranked(run.get(query, {})), start=1):
+                shares.setdefault(document, []).append(1 / (k + position))
+        # exact in any order of the runs
+        scores = {document: math.fsum(parts) for document, parts in shares.items()}
+        fused[query] = dict(_ranked(scores)[:top_k])
+    return fused
+
+
+def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    if lost := next((document for document, score in scores.items() if math.isnan(score)), None):
+        raise InputError(f"A run has the score nan for {lost!r}; remove what has no score.")
+    return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -96,12 +96,18 @@ class Batch:
 
     @property
     def excluded_ids(self) -> list[Ids]:
-        ids = [x for x in self.excluded if not isinstance(x, Above)]
-        return [x if isinstance(x, Ids) else Ids(x, x) for x in ids]
+        ids = []
+        for rule in self.excluded:
+            if not isinstance(rule, Above):
+                ids.append(rule if isinstance(rule, Ids) else Ids(rule, rule))
+        return ids
 
     @property
     def above(self) -> Above | None:
-        return next((x for x in self.excluded if isinstance(x, Above)), None)
+        for rule in self.excluded:
+            if isinstance(rule, Above):
+                return rule
+        return None
 
     @property
     def positive_ids(self) -> list[Ids]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
@@ -22,11 +23,12 @@ from sentence_transformers.sentence_transformer.losses.matryoshka import (
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
-from st_magnitude._checks import InputError, positive
+from st_magnitude._checks import InputError, one_of, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.groups import Numbers, embed_in_groups
+from st_magnitude.losses.groups import embed_in_groups
+from st_magnitude.losses.passes import Numbers
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
@@ -119,12 +121,15 @@ class EmbeddingLoss(nn.Module):
         similarity: Similarity | str,
         scale: float | Literal["auto"],
         unit: float,
+        group_by_length: bool = True,
     ) -> None:
         super().__init__()
         self.name = type(self).__name__
         refuse_other_models(model, self.name)
         positive("scale", scale, ["auto"])
         self.model = model
+        one_of("group_by_length", group_by_length, (False, True))
+        self.group_by_length = group_by_length
         self._similarity = Similarity.named(similarity)
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
@@ -191,6 +196,8 @@ class EmbeddingLoss(nn.Module):
         """The raw embeddings of each column of texts, (B, D)."""
         model: Any = partial(raw_features, self.model)
         self.order = []
+        if not self.group_by_length:
+            return embed_columns(model, columns)
         if all(features.keys() == {"input_ids", "offsets"} for features in columns):
             # a static table, whose dense gradient is as large as the table for each pass
             tokens, first = ([x[name] for x in columns] for name in ("input_ids", "offsets"))
@@ -203,11 +210,13 @@ class EmbeddingLoss(nn.Module):
         embeddings, self.order = embed_in_groups(model, columns, self.model)
         return embeddings
 
-    def start(self) -> None:
-        """Calls `begin` on the first batch of a run."""
-        if torch.is_grad_enabled() and not self._has_begun:
-            self._has_begun = True
-            self.begin()
+    def start(self) -> bool:
+        """Calls `begin` on the first batch of a run, and returns whether it is that."""
+        if self._has_begun or not torch.is_grad_enabled():
+            return False
+        self._has_begun = True
+        self.begin()
+        return True
 
     def begin(self) -> None:
         """Checks the engine and the weights, and warns if the saved model will score in another
@@ -261,6 +270,7 @@ class EmbeddingLoss(nn.Module):
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
             "scale": self.scale,
+            "group_by_length": self.group_by_length,
         }
 
     def get_log(self) -> dict[str, float]:
@@ -309,39 +319,34 @@ class EmbeddingLoss(nn.Module):
 
     def by_mean_norms(
         self,
-        queries: Tensor,
-        documents: list[Tensor],
+        columns: list[Tensor],
         similarity: Similarity,
         longest: int | None = None,
         gathers: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Divides queries (B, D) and the documents (B, D) of each column by the mean norms of
-        queries and of positives, over all ranks if the loss ``gathers``.
+    ) -> list[Tensor]:
+        """Divides the queries (B, D) of the first column, and the documents of the others, by the
+        mean norms of queries and of positives, over all ranks if the loss ``gathers``.
 
         Norms are those of the ``longest`` prefix. Dividing x by mean|x| divides s by
         mean|x|^(1 - gamma), for learned exponents too.
         """
         if self.scale != "auto":
-            return queries, documents
-        (queries,) = _by_mean_norm([queries], similarity.gamma_query, longest, gathers)
-        return queries, _by_mean_norm(documents, similarity.gamma_document, longest, gathers)
-
-
-def _by_mean_norm(
-    embeddings: list[Tensor], gamma: float | Tensor, dim: int | None, gathers: bool
-) -> list[Tensor]:
-    """Divides the embeddings (B, D) of each column by the mean norm of the first column."""
-    if not isinstance(gamma, Tensor) and gamma == 1:
-        return embeddings  # the similarity removes the norm
-    embeddings = [at_least_float32(x) for x in embeddings]
-    norms = torch.linalg.vector_norm(embeddings[0][:, :dim], dim=1)
-    total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
-    if gathers and num_ranks() > 1:
-        total = all_gather_with_grad(total[None]).sum(dim=0)
-    mean = total[0] / total[1]
-    # without norms there is no size, and a division would make gradients overflow
-    mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
-    return [x / mean for x in embeddings]
+            return columns
+        sides = (columns[:1], similarity.gamma_query), (columns[1:], similarity.gamma_document)
+        found = []
+        for side, gamma in sides:
+            if isinstance(gamma, Tensor) or gamma != 1:  # else the similarity removes the norm
+                side = [at_least_float32(x) for x in side]
+                norms = torch.linalg.vector_norm(side[0][:, :longest], dim=1)
+                total = torch.stack([norms.sum(), torch.ones_like(norms).sum()])  # (2,)
+                if gathers and num_ranks() > 1:
+                    total = all_gather_with_grad(total[None]).sum(dim=0)
+                mean = total[0] / total[1]
+                # without norms there is no size, and a division would make gradients overflow
+                mean = torch.where(mean > SMALLEST_NORM, mean, torch.ones_like(mean))
+                side = [x / mean for x in side]
+            found += side
+        return found
 
 
 def to_host(x: Tensor) -> Tensor:
@@ -365,14 +370,16 @@ class FiniteWatch:
         """Looks at embeddings (B, D) of each column, labels of any shape, and losses by name."""
         if self._has_warned or not torch.is_grad_enabled():
             return
+        are_finite = True  # the losses, which anything else that is not finite reaches
+        for loss in losses.values():
+            are_finite &= loss.is_cpu and math.isfinite(loss.detach())  # a GPU would be waited for
+        if are_finite:
+            return
         number = len(embeddings)
         watched = {f"text column {i} of {number}": x for i, x in enumerate(embeddings, start=1)}
         if labels is not None:
             watched["the labels"] = labels
         watched |= losses
-        # A sum is finite if all numbers are, unless it overflows; a GPU would be waited for.
-        if all(x.is_cpu and math.isfinite(x.detach().sum()) for x in watched.values()):
-            return
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
         flags = to_host(broken)
         ready = self._found if broken.is_cuda else (list(watched), flags)

@@ -127,11 +127,11 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
 
-    def start(self) -> None:
-        super().start()
+    def start(self) -> bool:
+        is_first = super().start()
         norm = exponent_norm(self.model)
         if self._has_warned or norm is None or not torch.is_grad_enabled():
-            return
+            return is_first
         exponents = torch.stack(self._learned()).detach()
         copied = to_host(exponents)
         ready, self._copied = self._copied if exponents.is_cuda else copied, copied
@@ -145,6 +145,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 " its own. If you have not, fix them: MagnitudeRankingLoss(model,"
                 f" stm.Similarity({reached[0]:.0f}, {reached[1]:.0f}))."
             )
+        return is_first
 
     def get_log(self) -> dict[str, float]:
         query, document = (float(exponent.detach()) for exponent in self._learned())

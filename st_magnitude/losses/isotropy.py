@@ -60,7 +60,7 @@ def over_all_directions(
     dimension; with ``gather``, of the rows of all ranks."""
     gather = gather and num_ranks() > 1
     with torch.no_grad():
-        everyone = Gathered(x, gather).join(x.detach())
+        everyone = Gathered([x], gather).join(x.detach())
         factor = (1 if statistic == "plain_mean" else len(everyone)) / len(dims)
         value, gradient = x.new_zeros(()), torch.zeros_like(x)
         for dim in dims:

@@ -1,8 +1,12 @@
-"""The keys of texts: hashes of their tokens, by which a loss recognises equal texts."""
+"""What a ranking loss reads of a batch, and the rules that read it.
+
+A text has a key, a hash of its tokens, by which a loss recognises equal texts.
+"""
 
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,6 +20,7 @@ from sentence_transformers.util import get_rank
 from torch import Tensor, nn
 
 from st_magnitude._upstream import batch_size_of, tokenizer_of
+from st_magnitude.losses.ranks import Gathered
 from st_magnitude.surgery.raw import unwrapped
 
 Features = Mapping[str, Any]
@@ -26,14 +31,51 @@ class Texts:
     """The texts and labels of a batch as a ranking loss sees them, column by column."""
 
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
-    bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty like keys
-    log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
+    bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty with "keep"
     labels: Tensor | None = None  # as the data have them
     sizes: Sequence[Sequence[int]] = ()  # of the columns of each rank, if the loss gathers
     learned: Sequence[Tensor] = ()  # exponents of a cached step, 0-d; else the model has them
     are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
     order: Sequence[NDArray[np.int64]] = ()  # (B,) each, of `sorted_by_length` in a cached step
     losses: dict[str, Tensor] = field(default_factory=dict)  # by name, which a cached step fills
+
+
+class BatchRule(ABC):
+    """What a batch says beyond its embeddings: which texts are no negatives, labels, a prior."""
+
+    def start(self) -> None:  # noqa: B027
+        """Starts a new run, whose first batch may warn."""
+
+    @abstractmethod
+    def fields(self, texts: Texts, ranks: Gathered) -> dict[str, Any]:
+        """Fields of the `Batch` of these texts, whose embeddings are ``ranks.columns``."""
+
+    def get_log(self) -> dict[str, float]:
+        """Figures for a line of the log."""
+        return {}
+
+    @abstractmethod
+    def get_config_dict(self) -> dict[str, object]: ...
+
+
+def read_texts(
+    columns: Sequence[Features], model: nn.Module, vocabularies: dict[str | None, int]
+) -> Texts:
+    """The keys of all texts; ``vocabularies`` notes those of tasks for the next batch."""
+    keys, has_prompts = [], False
+    for column, features in enumerate(columns):
+        task = features.get("task")
+        if task not in vocabularies:
+            vocabularies[task] = vocabulary_of(features, model)
+        keys.append(text_keys(features, column, vocabulary=vocabularies[task]))
+        has_prompts |= "prompt_length" in features
+    bare = keys
+    if has_prompts:
+        bare = [
+            text_keys(x, column, begin_of_text(x, model), vocabularies[x.get("task")])
+            for column, x in enumerate(columns)
+        ]
+    return Texts(keys, bare, are_plain=all(map(is_plain_text, columns)))
 
 
 def is_plain_text(features: Features) -> bool:
@@ -43,8 +85,11 @@ def is_plain_text(features: Features) -> bool:
     """
     if "input_ids" not in features or features.get("modality", "text") not in ("text", "message"):
         return False
-    media = (name for name, x in features.items() if torch.is_tensor(x) and x.is_floating_point())
-    return all("embedding" in name for name in media)  # which a model has added
+    for name, x in features.items():
+        is_media = torch.is_tensor(x) and x.is_floating_point()
+        if is_media and "embedding" not in name:  # which a model has added
+            return False
+    return True
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -99,24 +144,17 @@ def vocabulary_of(features: Features, model: nn.Module) -> int:
     return zlib.crc32(repr(sorted(words.items())).encode()) << 31  # above the ids
 
 
-def bare_keys(
-    columns: Sequence[Features], keys: list[Tensor], model: nn.Module, vocabularies: Sequence[int]
-) -> list[Tensor]:
-    """The keys of the texts of columns without their prompts, whose length a Transformer notes."""
-    if not any("prompt_length" in features for features in columns):
-        return keys
-    found = []
-    for column, features in enumerate(columns):
-        start, is_table = features.get("prompt_length", 0), "offsets" in features
-        if isinstance(start, Tensor):
-            start = start.flatten()[0]
-        elif "prompt_length" not in features and is_plain_text(features) and not is_table:
-            # the special tokens with which every text begins, as a prompt does; a table has none
-            tokenizer = tokenizer_of(cast(BaseModel, unwrapped(model)), features.get("task"))
-            mask = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
-            start = [*mask, 0].index(0)
-        found.append(text_keys(features, column, start, vocabularies[column]))
-    return found
+def begin_of_text(features: Features, model: nn.Module) -> int | Tensor:
+    """The place at which texts begin behind their prompt, whose length a Transformer notes, or
+    behind the special tokens with which every text begins; a table has none."""
+    if "prompt_length" in features:
+        length = features["prompt_length"]
+        return length.flatten()[0] if isinstance(length, Tensor) else length
+    if not is_plain_text(features) or "offsets" in features:
+        return 0
+    tokenizer = tokenizer_of(cast(BaseModel, unwrapped(model)), features.get("task"))
+    mask = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+    return [*mask, 0].index(0)
 
 
 def unlike_all(rows: Tensor, column: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from st_magnitude._checks import InputError, one_of, positive
 from st_magnitude.losses.base import to_host
-from st_magnitude.losses.keys import unlike_all
+from st_magnitude.losses.keys import BatchRule, Texts, unlike_all
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import at_least_float32, without_autocast
 
@@ -21,7 +21,7 @@ Labels = Literal["weights", "classes", "teacher"]
 Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 
 
-class LabelRule:
+class LabelRule(BatchRule):
     """What the labels of a batch give its `Batch`: weights, positives of a class, or targets.
 
     Without a kind, labels have to say nothing: all 1, or all 0. One value holds for a run. On a GPU
@@ -40,11 +40,14 @@ class LabelRule:
             raise InputError("teacher_temperature and teacher_weight are for labels='teacher'.")
         self.name = name
         self.kind = kind
-        self.teacher = Teacher(teacher_temperature, teacher_weight) if kind == "teacher" else None
-        self.start()
+        positive("teacher_temperature", teacher_temperature, [None])
+        if not 0 <= teacher_weight <= 1:
+            raise InputError(f"teacher_weight must lie in [0, 1], got {teacher_weight}.")
+        self.temperature = teacher_temperature
+        self.weight = teacher_weight
 
     def start(self) -> None:
-        """Starts a new run, whose labels may have another value."""
+        self._has_scores = False  # of a teacher, so far
         self._value: float | None = None
         self._differs = torch.zeros(())  # on a GPU, those of the batch before
 
@@ -60,7 +63,7 @@ class LabelRule:
                 " 'score'."
             )
         shapes: list[tuple[int, ...]] = [(sizes[0],)]
-        if self.teacher is not None:
+        if self.kind == "teacher":
             shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
         fits_type = labels.is_floating_point() == (self.kind != "classes")
         if tuple(labels.shape) not in shapes or not fits_type:
@@ -94,49 +97,35 @@ class LabelRule:
                 " as relevant, as MultipleNegativesRankingLoss does."
             )
 
-    def fields(
-        self, labels: Tensor | None, documents: Sequence[Tensor], ranks: Gathered
-    ) -> dict[str, Any]:
-        """The fields that labels give a Batch, for documents (B, D) of each column."""
+    def fields(self, texts: Texts, ranks: Gathered) -> dict[str, Any]:
+        """``weights``, ``positives``, or ``targets`` of both sides."""
+        labels = texts.labels
         if labels is None or self.kind is None:
             return {}
         if self.kind == "weights":
             return {"weights": labels}
-        if self.teacher is not None:
-            of_queries, of_documents = self.teacher.targets(labels, ranks)
+        if self.kind == "teacher":
+            of_queries, of_documents = self._targets(labels, ranks)
             return {"targets": of_queries, "targets_queries": of_documents}
-        negatives = [unlike_all(x, i) for i, x in enumerate(documents[1:], start=1)]
+        negatives = [unlike_all(x, i) for i, x in enumerate(ranks.columns[2:], start=1)]
         classes = labels.where(labels >= 0, -1 - unlike_all(labels, 0))  # -1 is one of its own
         return {"positives": ranks.join_columns([classes, *negatives])}
 
     def get_config_dict(self) -> dict[str, object]:
-        teacher = None
-        if self.teacher is not None:
-            teacher = {"temperature": self.teacher.temperature, "weight": self.teacher.weight}
-        return {"labels": self.kind, "teacher": teacher}
+        teacher = {"temperature": self.temperature, "weight": self.weight}
+        return {"labels": self.kind, "teacher": teacher if self.kind == "teacher" else None}
 
+    def _targets(self, labels: Tensor, ranks: Gathered) -> tuple[Rows, Rows]:
+        """Targets that follow the scores t of a teacher.
 
-class Teacher:
-    """Targets of a ranking loss that follow the scores t of a teacher.
+            T_ij = (1 - weight) · [j is the positive of i]
+                   + weight · softmax_j( t(q_i, d_j) / temperature )
 
-        T_ij = (1 - weight) · [j is the positive of i]
-               + weight · softmax_j( t(q_i, d_j) / temperature )
+        Scores (B, n) of the documents of each row give no target to the documents of other rows.
+        Embeddings (B, 1 + n, T) of all columns score each query with all documents of the batch.
 
-    Scores (B, n) of the documents of each row give no target to the documents of other rows.
-    Embeddings (B, 1 + n, T) of all columns score each query with all documents of the batch.
-
-    Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
-    """
-
-    def __init__(self, temperature: float | None, weight: float) -> None:
-        positive("teacher_temperature", temperature, [None])
-        if not 0 <= weight <= 1:
-            raise InputError(f"teacher_weight must lie in [0, 1], got {weight}.")
-        self.temperature = temperature
-        self.weight = weight
-        self._has_begun = False
-
-    def targets(self, labels: Tensor, ranks: Gathered) -> tuple[Rows, Rows]:
+        Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
+        """
         if labels.ndim == 2:
             self._warn_of_sigmoid(labels)
             return self._of_scores(labels, ranks)
@@ -181,8 +170,8 @@ class Teacher:
 
     def _warn_of_sigmoid(self, scores: Tensor) -> None:
         """Warns if the first scores lie in [0, 1], where a softmax hardly tells them apart."""
-        is_first = not self._has_begun
-        self._has_begun = True
+        is_first = not self._has_scores
+        self._has_scores = True
         if is_first and self.temperature in (None, 1) and scores.sub(0.5).abs().max() <= 0.5:
             logger.warning(
                 "The teacher's scores lie in [0, 1], where the softmax at teacher_temperature=1 is"

@@ -6,19 +6,27 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude._checks import InputError, positive
-from st_magnitude.losses.keys import Features, text_keys, tokens_of
+from st_magnitude.losses.keys import (
+    BatchRule,
+    Features,
+    Texts,
+    text_keys,
+    tokens_of,
+    vocabulary_of,
+)
 from st_magnitude.losses.ranks import Gathered
 
 logger = logging.getLogger(__name__)
 
 
-class DocumentPrior:
+class DocumentPrior(BatchRule):
     """The sampling probabilities q of documents, ``prior=`` of a ranking loss.
 
     With in-batch negatives, which are drawn as often as they occur in the training pairs, a softmax
@@ -56,12 +64,17 @@ class DocumentPrior:
     """
 
     def __init__(
-        self, positives: _Frequencies, negatives: _Frequencies | None, smoothing: float
+        self,
+        positives: _Frequencies,
+        negatives: _Frequencies | None,
+        smoothing: float,
+        vocabulary: int,
     ) -> None:
         self._positives = positives
         self._negatives = negatives
         self._smoothing = smoothing
-        self._has_begun = False
+        self._vocabulary = vocabulary
+        self.start()
 
     @classmethod
     def from_texts(
@@ -90,6 +103,12 @@ class DocumentPrior:
             ValueError: If there are no texts, a number is out of range, or the model has no tokens.
         """
         positive("smoothing", smoothing)
+        features = dict(model.preprocess([""], prompt, task=task))
+        if tokens_of(features) is None:
+            raise InputError(
+                "A DocumentPrior tells texts apart by their token ids, and this model has none."
+            )
+        vocabulary = vocabulary_of(features | {"task": task}, model)
         tables = []
         for name, texts in (("positives", positives), ("negatives", negatives)):
             if texts is None:
@@ -104,14 +123,23 @@ class DocumentPrior:
                     f"Counts must be 0 or more; got {counts[wrong[0]]} for {wrong[0]!r} of the"
                     f" {name}."
                 )
-            keys = _keys_of(model, list(counts), prompt, task)
+            given = list(counts)
+            parts = [given[start : start + 1024] for start in range(0, len(given), 1024)]
+            read = (model.preprocess(part, prompt, task=task) for part in parts)
+            keys = torch.cat([text_keys(x, vocabulary=vocabulary).cpu() for x in read])
             numbers = torch.tensor(list(counts.values()), dtype=torch.float64)
             tables.append(_Frequencies(keys, numbers, smoothing))
-        return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing)
+        return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing, vocabulary)
+
+    def start(self) -> None:
+        self._has_begun = False
 
     def log_q(self, documents: Sequence[Features]) -> list[Tensor]:
         """log q of the texts of each column of documents, the positives first, (B,) each."""
-        first, *others = (text_keys(features) for features in documents)
+        return self._log_q([text_keys(x, vocabulary=self._vocabulary) for x in documents])
+
+    def _log_q(self, keys: Sequence[Tensor]) -> list[Tensor]:
+        first, *others = keys
         log_q = [self._positives(first), *map(self._negatives or self._positives, others)]
         if not self._has_begun:
             self._has_begun = True
@@ -126,20 +154,25 @@ class DocumentPrior:
                 )
         return log_q
 
-    def of_batch(self, log_q: Sequence[Tensor], ranks: Gathered) -> dict[str, Tensor]:
-        """``log_q`` (M,) and ``log_q_queries`` (Q,) of a Batch, from `log_q` by columns."""
-        of_documents = ranks.join_columns(log_q)
+    def fields(self, texts: Texts, ranks: Gathered) -> dict[str, Any]:
+        """``log_q`` and ``log_q_queries``."""
+        if not texts.keys:
+            raise InputError(
+                "A DocumentPrior needs the texts of a batch, and compute_loss_from_embeddings gets"
+                " embeddings alone. Call the loss with the features of the batch. A loss of"
+                " sentence-transformers around it does not: give its other terms to this one as"
+                " regularizers=."
+            )
+        of_documents = ranks.join_columns(self._log_q(texts.keys[1:]))
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
         of_queries = of_documents.new_full((ranks.num_columns,), of_a_query)
         return {"log_q": of_documents, "log_q_queries": of_queries}
 
     def get_config_dict(self) -> dict[str, object]:
         negatives = None if self._negatives is None else len(self._negatives.keys)
-        return {
-            "texts": len(self._positives.keys),
-            "negatives": negatives,
-            "smoothing": self._smoothing,
-        }
+        texts = len(self._positives.keys)
+        found = {"texts": texts, "negatives": negatives, "smoothing": self._smoothing}
+        return {"prior": found}
 
 
 class _Frequencies:
@@ -158,17 +191,3 @@ class _Frequencies:
             self.keys, self.values = self.keys.to(keys.device), self.values.to(keys.device)
         place = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
         return torch.where(self.keys[place] == keys, self.values[place], self.floor)
-
-
-def _keys_of(
-    model: SentenceTransformer, texts: list[str], prompt: str | None, task: str | None
-) -> Tensor:
-    keys = []
-    for start in range(0, len(texts), 1024):
-        features = model.preprocess(texts[start : start + 1024], prompt, task=task)
-        if tokens_of(features) is None:
-            raise InputError(
-                "A DocumentPrior tells texts apart by their token ids, and this model has none."
-            )
-        keys.append(text_keys(features).cpu())
-    return torch.cat(keys)

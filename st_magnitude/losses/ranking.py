@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -21,14 +21,13 @@ from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
 from st_magnitude.kernel.terms import Term, check_terms, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
-from st_magnitude.losses.keys import Texts
+from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts
 from st_magnitude.losses.labels import LabelRule, Labels
 from st_magnitude.losses.negatives import (
     FalseNegatives,
     MarginStrategy,
     SameText,
-    left_out,
-    sizes_without_lists,
+    sizes_of_rows,
 )
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.prompts import warn_without_prompts
@@ -48,6 +47,7 @@ class RankingOptions(TypedDict, total=False):
     temperature: float | None
     regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
     mini_batch_size: int | None
+    group_by_length: bool
     gather_across_devices: bool
     directions: Sequence[Direction]
     partition_mode: PartitionMode
@@ -95,6 +95,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             sums and logs. A method ``of_columns`` gets the list of columns, (B, D) each, instead.
         mini_batch_size: Number of texts for which the model holds activations at a time, by
             gradient caching (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
+        group_by_length: Whether texts of like length share a forward pass, copies once, which is
+            faster. False: the passes of sentence-transformers, equally many in each step, as a
+            static graph (DDP) and ``torch.compile(dynamic=False)`` need them.
         gather_across_devices: Whether the documents of all ranks, gathered on each of them, are
             negatives. Batches may differ in size.
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
@@ -156,6 +159,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         temperature: float | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
+        group_by_length: bool = True,
         gather_across_devices: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint",
@@ -175,7 +179,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f"{type(self).__name__} has the similarity {fixed.name!r}; got {similarity!r}. Use "
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
-        super().__init__(model, fixed or similarity or DOT, scale, SCALE)
+        super().__init__(model, fixed or similarity or DOT, scale, SCALE, group_by_length)
         self.terms = with_temperature(terms, temperature)
         self.longest = longest_prefix(self.terms)
         self.scaled_terms = self.terms
@@ -195,10 +199,13 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         if hardness_strength and same_text == "once":
             same_text = "exclude"  # copies of the positive would weigh as negatives
         self.false_negatives = FalseNegatives(
-            same_text, margin, margin_strategy, keep_explicit_negatives
+            same_text, margin, margin_strategy, keep_explicit_negatives, self.directions
         )
         self.labels = LabelRule(self.name, labels, teacher_temperature, teacher_weight)
         self.prior = prior
+        self.rules: list[BatchRule] = [self.false_negatives, self.labels]
+        if prior is not None:  # whose log q takes the place of the numbers of copies
+            self.rules.append(prior)
         self.hardness_strength = hardness_strength
         if mini_batch_size is not None:
             at_least("mini_batch_size", mini_batch_size, 1, ", or None for no caching")
@@ -216,7 +223,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         texts = self.read(columns, labels)
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
-            columns, self.order = sorted_by_length(columns, self.model)
+            if self.group_by_length:
+                size = self.mini_batch_size
+                columns, self.order = sorted_by_length(columns, self.model, size)
             texts = replace(texts, order=self.order)
             total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
             if not self.has_penalties:
@@ -234,33 +243,39 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             sizes = check_on_all_ranks(check, next(self.model.parameters()).device)
         else:
             self._check_inputs(columns, labels)
-        kind = tuple("prompt_length" in features for features in columns)
-        if kind not in self._kinds:  # data sets differ, as in prompts for their columns
-            self._kinds.add(kind)
-            warn_without_prompts(columns, self.model, self.name)
-        texts = self.false_negatives.texts(self.model, columns)
-        log_q = () if self.prior is None else self.prior.log_q(columns[1:])
-        return replace(texts, labels=labels, log_q=log_q, sizes=sizes)
+        return replace(self.texts_of(columns), labels=labels, sizes=sizes)
+
+    def texts_of(self, columns: Sequence[Features]) -> Texts:
+        """The keys of the texts of a batch, if a rule compares them."""
+        keeps_all = self.false_negatives.same_text == "keep"
+        if keeps_all and self.prior is None:
+            return Texts()
+        texts = read_texts(columns, self.model, self._vocabularies)
+        return replace(texts, bare=()) if keeps_all else texts
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings, (B, D) each. Without texts ``same_text`` excludes nothing."""
-        sizes = [len(x) for x in embeddings]
-        if isinstance(labels, Texts):
-            texts = labels
-        else:
-            self.refuse_unequal(sizes)
-            self.labels.check(labels, sizes)
-            if self.prior is not None:
-                raise InputError(
-                    f"{self.name} has a DocumentPrior, which needs the texts of a batch, and"
-                    " compute_loss_from_embeddings gets embeddings alone. Call the loss with the"
-                    " features of the batch. A loss of sentence-transformers around it does not:"
-                    " give its other terms to this one as regularizers=."
-                )
-            texts = Texts(labels=labels)
-        losses = self._losses(embeddings, texts)
+        texts = labels if isinstance(labels, Texts) else self._without_texts(embeddings, labels)
+        is_first = self.start()
+        similarity = Similarity(*texts.learned) if texts.learned else self.similarity
+        gathers = self.gather_across_devices
+        columns = self.by_mean_norms(embeddings, similarity, self.longest, gathers)
+        ranks = Gathered(columns, gathers, self.directions, texts.sizes)
+        fields: dict[str, Any] = {"hardness_strength": self.hardness_strength}
+        for rule in self.rules:
+            fields |= rule.fields(texts, ranks)
+        documents = ranks.join_columns(columns[1:])  # (M, D)
+        batch = Batch(columns[0], documents, ranks.offset, ranks.all_queries, **fields)
+        if is_first:
+            batch.check_embeddings()
+            check_terms(self.terms, columns[0].shape[1])
+        self.false_negatives.count(batch, texts, ranks, similarity, self.longest)
+        losses = {"infonce": ranks.share * self.loss_of(batch, similarity)}
+        if self.has_penalties:
+            losses |= self.regularizers(embeddings)
+        self.watch(embeddings, texts.labels, losses)
         return losses if self.has_penalties else losses["infonce"]
 
     def loss_of(self, batch: Batch, similarity: Similarity) -> Tensor:
@@ -270,41 +285,6 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         :class:`~st_magnitude.kernel.plain.Comparison` has scores, targets and what is left out.
         """
         return infonce_of(batch, self.scaled_terms, similarity, self.softmaxes)
-
-    def _losses(self, embeddings: list[Tensor], texts: Texts) -> dict[str, Tensor]:
-        """The loss and the penalties by name, from raw embeddings (B, D) of each column."""
-        self.start()
-        queries, *documents = embeddings
-        similarity = Similarity(*texts.learned) if texts.learned else self.similarity
-        gathers = self.gather_across_devices
-        queries, documents = self.by_mean_norms(
-            queries, documents, similarity, self.longest, gathers
-        )
-        ranks = Gathered(queries, gathers, self.directions, texts.sizes)
-        copies = self.false_negatives.copies(texts, ranks)
-        log_q = {name: x.numbers.log() for name, x in copies.items()}
-        if self.prior is not None:
-            log_q = self.prior.of_batch(texts.log_q, ranks)
-        batch = Batch(
-            queries,
-            ranks.join_columns(documents),
-            ranks.offset,
-            ranks.all_queries,
-            exclude=self.false_negatives.exclude(texts, ranks, documents),
-            hardness_strength=self.hardness_strength,
-            **self.labels.fields(texts.labels, documents, ranks),
-            **log_q,
-        )
-        batch.check_embeddings()
-        check_terms(self.terms, queries.shape[1])
-        if torch.is_grad_enabled() and (texts.keys or self.false_negatives.margin is not None):
-            numbers = left_out(batch, copies.get("log_q"), similarity, self.longest)
-            self.false_negatives.count(numbers, len(batch.documents) - 1, texts.are_plain)
-        losses = {"infonce": ranks.share * self.loss_of(batch, similarity)}
-        if self.has_penalties:
-            losses |= self.regularizers(embeddings)
-        self.watch(embeddings, texts.labels, losses)
-        return losses
 
     # --- gradient caching (GradCache, arXiv 2101.06983): what CachedLossMixin calls ---------------
 
@@ -354,9 +334,10 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     # --- checks -----------------------------------------------------------------------------------
 
     def prepare_model(self) -> None:
-        self._kinds: set[tuple[bool, ...]] = set()  # of batches, by which columns have a prompt
-        self.labels.start()
-        self.false_negatives.start()
+        self._kinds: set[tuple[object, ...]] = set()  # of batches that were checked
+        self._vocabularies: dict[str | None, int] = {}  # of the columns of a task
+        for rule in self.rules:
+            rule.start()
         super().prepare_model()
 
     def check_model(self) -> None:
@@ -373,23 +354,34 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         return super().uses_norms or self.regularizers.uses_norms
 
     def get_log(self) -> dict[str, float]:
-        return self.false_negatives.get_log()
+        found: dict[str, float] = {}
+        for rule in self.rules:
+            found |= rule.get_log()
+        return found
 
     def _check_inputs(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> list[int]:
         """Refuses a batch that cannot be trained on; returns the sizes of its columns."""
+        # Data sets differ in columns and in their prompts, and another loss may go around this one
+        around = type(self.model.forward), type(self.calculate_loss), self.has_adaptive_layers()
+        kind = (labels is None, *around, *map(frozenset, columns))
+        if kind not in self._kinds:
+            self._check_kind(columns)
+            self._kinds.add(kind)
+        sizes = list(map(batch_size_of, columns))
+        asks_whose = self.labels.kind == "teacher" or self.false_negatives.asks_whose
+        of_rows = sizes_of_rows(self.name, columns, sizes, takes_lists=not asks_whose)
+        self.refuse_unequal(of_rows)
+        if labels is not None or self.labels.kind is not None:
+            self.labels.check(labels, of_rows)
+        return sizes
+
+    def _check_kind(self, columns: list[dict[str, Tensor]]) -> None:
+        """Refuses what depends on the names of the features of a batch alone."""
         if len(columns) < 2:
             raise InputError(
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )
-        asks_whose = (
-            self.labels.teacher is not None
-            or "doc_to_doc" in self.directions
-            or self.false_negatives.keep_explicit_negatives
-        )
-        sizes = sizes_without_lists(self.name, columns, not asks_whose)
-        self.refuse_unequal(sizes)
-        self.labels.check(labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if (self.uses_gradient_cache or self.has_penalties) and self.has_adaptive_layers():
             raise InputError(
@@ -400,10 +392,16 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             self.refuse_matryoshka(advice)
         elif self.has_penalties:
             self.refuse_matryoshka(advice, "takes no {} with regularizers")
-        return [batch_size_of(features) for features in columns]
+        warn_without_prompts(columns, self.model, self.name)
+
+    def _without_texts(self, embeddings: list[Tensor], labels: Tensor | None) -> Texts:
+        sizes = list(map(len, embeddings))
+        self.refuse_unequal(sizes)
+        self.labels.check(labels, sizes)
+        return Texts(labels=labels)
 
     def get_config_dict(self) -> dict[str, object]:
-        return {
+        found = {
             **super().get_config_dict(),
             "terms": [vars(term) for term in self.terms],
             "mini_batch_size": self.mini_batch_size,
@@ -411,8 +409,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             "directions": self.directions,
             "partition_mode": self.partition_mode,
             "hardness_strength": self.hardness_strength,
-            **self.labels.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),
-            "prior": None if self.prior is None else self.prior.get_config_dict(),
-            **self.false_negatives.get_config_dict(),
+            "prior": None,
         }
+        for rule in self.rules:
+            found |= rule.get_config_dict()
+        return found

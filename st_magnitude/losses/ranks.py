@@ -16,37 +16,43 @@ from st_magnitude.kernel.batch import Direction
 class Gathered:
     """The rows of all W ranks, or those of this rank alone if a loss does not gather.
 
-    Queries (B, D) are gathered if a softmax of the directions runs over them. Without the sizes of
-    the columns of each rank, these have one size, which the ranks tell each other.
+    Of the columns (B, D), the queries first, these are gathered if a softmax of the directions runs
+    over them. Without the sizes of the columns of each rank, these have one size, which the ranks
+    tell each other.
     """
 
     def __init__(
         self,
-        queries: Tensor,
+        columns: Sequence[Tensor],
         gathers: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         sizes: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
-        self.has_queries = any(x.endswith("query") for x in directions)  # among the columns
-        self._dtype = torch.promote_types(queries.dtype, torch.float32)
+        self.columns = columns  # of this rank
+        queries = columns[0]
         self._gathers = gathers and num_ranks() > 1
         self.num_queries = len(queries)  # whom documents belong to
         self.offset = 0  # of our first query
         self.share = 1.0  # of the loss of this rank in the mean over the ranks
+        self.all_queries: Tensor | None = None  # of all ranks, if a softmax runs over them
         if self._gathers:
             self._sizes = sizes or agree(queries.device, lambda: [len(queries)], 1)
             numbers = [of_rank[0] for of_rank in self._sizes]
             self.num_queries = sum(numbers)
             self.offset = sum(numbers[: get_rank()])
             self.share = len(numbers) * len(queries) / self.num_queries
-        self.all_queries: Tensor | None = None  # of all ranks, if a softmax runs over them
-        self.num_columns = len(queries)  # of a softmax over queries
-        self.first_column = 0  # our first query there
-        if self._gathers and tuple(directions) != ("query_to_doc",):
-            self.all_queries = self.join(queries)
-            self.num_columns = self.num_queries
-            self.first_column = self.offset
+            if tuple(directions) != ("query_to_doc",):
+                self.all_queries = self.join(queries)
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of a softmax over queries."""
+        return len(self.columns[0]) if self.all_queries is None else self.num_queries
+
+    @property
+    def first_column(self) -> int:
+        """The column of our first query there."""
+        return 0 if self.all_queries is None else self.offset
 
     def join(self, x: Tensor, column: int = 0) -> Tensor:
         """The rows of a column of all ranks, with their gradients: (B, ...) -> (sum of B, ...)."""
@@ -63,18 +69,13 @@ class Gathered:
 
     def join_columns(self, columns: Sequence[Tensor]) -> Tensor:
         """The rows of the documents of all ranks, column by column, (M, ...)."""
-        joined = [self.join(x, column) for column, x in enumerate(columns, start=1)]
-        return torch.cat(joined) if len(joined) > 1 else joined[0]
+        if self._gathers:
+            columns = [self.join(x, column) for column, x in enumerate(columns, start=1)]
+        return torch.cat(list(columns)) if len(columns) > 1 else columns[0]
 
     def join_queries(self, x: Tensor) -> Tensor:
         """Likewise for rows of queries, if a softmax runs over queries."""
         return x if self.all_queries is None else self.join(x)
-
-    def numbers(self, keys: Tensor) -> Tensor:
-        """How many texts have each of the joined keys (M,)."""
-        ordered = keys.sort().values
-        ends = torch.searchsorted(ordered, keys, right=True)
-        return (ends - torch.searchsorted(ordered, keys)).to(self._dtype)
 
 
 def check_on_all_ranks(check: Callable[[], list[int]], device: torch.device) -> list[list[int]]:

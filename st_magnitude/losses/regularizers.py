@@ -109,6 +109,11 @@ class SIGReg(nn.Module):
     projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from the
     target have the expectation sum_k w_k (1 - exp(-t_k²)) = 1.0525 for any N.
 
+    A text that is twice in a batch counts twice, because its frequency belongs to the distribution:
+    the expected gradient of N drawn rows is then N - 1 times that of the distance between the
+    distribution and the target. Without copies it would be that of another distribution, which
+    changes with N. Pairs of copies add a constant to the value.
+
     The mean over all directions is exact: N · mean_ij P(cos(x_i, x_j)), with a polynomial P that
     :mod:`st_magnitude.losses.isotropy` gives, in time that grows with N², and memory with N.
 

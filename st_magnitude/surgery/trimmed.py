@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,9 @@ from st_magnitude._checks import InputError
 from st_magnitude._upstream import num_writes
 
 logger = logging.getLogger(__name__)
+
+CHUNK = 4096  # rows whose state a new optimizer makes at once
+SHRINKING = ("weight_decay", "lambd")  # options; the second one is ASGD's
 
 
 @dataclass
@@ -71,6 +76,12 @@ class Trimmed(nn.Module):
     def take_written(self) -> None:
         """Takes what a program has written into the state dict, which is live as any other."""
         rows = self.rows
+        if len(self.weight) != len(rows.kept):
+            raise InputError(
+                f"The word table was resized to {len(self.weight):,} rows within"
+                f" trimmed_vocabulary, where it has {len(rows.kept):,} of its"
+                f" {len(rows.whole):,}. Resize it before the block."
+            )
         if num_writes(rows.whole) != rows.num_writes:
             self.weight.copy_(rows.whole[rows.kept])
             rows.num_writes = num_writes(rows.whole)
@@ -149,10 +160,19 @@ def trimmed(table: Any, kept: Tensor) -> Iterator[None]:
             table.padding_idx = int(places[table.padding_idx])
         _give(table.weight, whole[kept])
         yield
+    except (IndexError, RuntimeError) as error:
+        if {str(len(kept)), str(len(whole))} <= set(re.findall(r"\d+", str(error))):
+            raise InputError(
+                f"{error}. Within trimmed_vocabulary the word table has {len(kept):,} of its"
+                f" {len(whole):,} rows. Make within the block what has the shape of the table, such"
+                " as an average or a copy of the weights, or train without the block."
+            ) from error
+        raise
     finally:
         steps.close()
         for member in list(family):
             _close(member)
+    steps.resize_averages()
 
 
 def _close(table: Any) -> None:
@@ -191,6 +211,11 @@ class _Steps:
         self.is_open = False
         self.hook.remove()
 
+    def resize_averages(self) -> None:
+        """Gives all rows to optimizers such as ScheduleFree's, whose ``eval`` reads their state."""
+        for optimizer in [x for x in self.joined if hasattr(x, "eval")]:
+            self._before(optimizer)
+
     def _places(self, optimizer: Optimizer) -> dict[int, Any]:
         """Where an optimizer has the weights of the tables."""
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -200,11 +225,24 @@ class _Steps:
     def _join(self, optimizer: Optimizer, *_: object) -> None:
         if optimizer in self.joined or not self._places(optimizer):
             return
+        kind = type(optimizer)
+        is_alone = trains_rows_alone(kind, optimizer.defaults, self.kept.device)
+        if is_alone is False:
+            raise InputError(
+                f"{kind.__name__} reads other rows of the word table to update a row, so it would"
+                " train other weights within trimmed_vocabulary. Use another optimizer, such as"
+                " AdamW, or train without the block."
+            )
+        if is_alone is None:
+            logger.warning(
+                f"{kind.__name__} cannot be tried on a small table. If it reads other rows of the"
+                " word table to update a row, it trains other weights within trimmed_vocabulary."
+            )
         self.joined.add(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
         optimizer.register_state_dict_post_hook(self._save_whole)
-        for name in ("weight_decay", "lambd"):  # the second one is ASGD's
+        for name in SHRINKING:
             if any(group.get(name) for group in optimizer.param_groups):
                 logger.warning(
                     f"{name} does not shrink the {self.whole[0] - len(self.kept):,} rows of the"
@@ -215,10 +253,13 @@ class _Steps:
         if optimizer not in self.joined:
             return
         for table in self._places(optimizer).values():
+            state = optimizer.state.get(table.weight, {})
             if self.is_open:
                 table.take_written()
-            state = optimizer.state.get(table.weight, {})
-            state.update(self._resized(state, is_whole=not self.is_open))
+                for name, x in _of_rows(state, self.whole[0]).items():
+                    state[name] = x[self.kept.to(x.device)]
+            else:
+                state.update(self._of_all_rows(optimizer, table, state))
         if not self.is_open:
             self.joined.discard(optimizer)
 
@@ -228,27 +269,73 @@ class _Steps:
                 table.show()
 
     def _save_whole(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-        if optimizer in self.joined:
-            for place in self._places(optimizer).keys() & saved["state"].keys():
-                state = saved["state"][place]
-                saved["state"][place] = state | self._resized(state, is_whole=True)
+        if optimizer not in self.joined:
+            return
+        for place, table in self._places(optimizer).items():
+            if state := saved["state"].get(place):
+                saved["state"][place] = state | self._of_all_rows(optimizer, table, state)
 
-    def _resized(self, state: dict[str, Any], is_whole: bool) -> dict[str, Tensor]:
-        """The moments of a state (K, D) or (V, D) as the other one, with zeros in other rows."""
-        sizes = len(self.kept), self.whole[0]
-        resized = {}
-        for name, value in state.items():
-            if not torch.is_tensor(value) or value.ndim == 0 or len(value) not in sizes:
-                continue
-            if value.shape[1:] != self.whole[1:]:
-                raise InputError(
-                    f"The optimizer's {name} has one number for a row of the word table, as"
-                    " Adafactor's has, and not for each weight. trimmed_vocabulary cannot take such"
-                    " a state: use another optimizer, such as AdamW, or train without the block."
-                )
-            kept = self.kept.to(value.device)
-            if is_whole and len(value) == sizes[0]:
-                resized[name] = value.new_zeros(self.whole).index_copy_(0, kept, value)
-            elif not is_whole and len(value) == sizes[1]:
-                resized[name] = value[kept]
-        return resized
+    def _of_all_rows(
+        self, optimizer: Optimizer, table: Any, state: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """The numbers of a state by row, for all rows (V, D): others have those of a new one."""
+        numbers = _of_rows(state, len(self.kept))
+        weight = table.rows.whole if isinstance(table, Trimmed) else table.weight
+        new = _new_state(optimizer, weight) if numbers else {}
+        for name, x in numbers.items():
+            whole = new[name].to(x) if name in new else x.new_zeros(self.whole[0], *x.shape[1:])
+            numbers[name] = whole.index_copy_(0, self.kept.to(x.device), x)
+        return numbers
+
+
+def _of_rows(state: dict[str, Any], number: int) -> dict[str, Tensor]:
+    """The tensors of an optimizer's state that have so many rows."""
+    tensors = {name: x for name, x in state.items() if torch.is_tensor(x)}
+    return {name: x for name, x in tensors.items() if x.ndim and len(x) == number}
+
+
+def _new_state(optimizer: Optimizer, weight: Tensor) -> dict[str, Tensor]:
+    """The state of a table (V, D) whose rows have had no gradient; empty if the optimizer cannot be
+    made anew."""
+    options = optimizer.defaults | dict.fromkeys(SHRINKING, 0)
+    try:
+        states = [
+            _of_rows(_stepped(type(optimizer), options, rows, [0 * rows])[1], len(rows))
+            for rows in weight.detach().split(CHUNK)
+        ]
+    except Exception:  # which belongs to a constructor that is not known
+        return {}
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+
+
+def trains_rows_alone(kind: Any, options: dict[str, Any], device: torch.device) -> bool | None:
+    """Whether an optimizer of a class, with its options, updates the rows of a small table as it
+    would without the others; None if it cannot be tried."""
+    place = torch.arange(128.0, device=device).view(8, 16)
+    gradients = [4**i * (place + i).sin() for i in range(3)]  # as some clip what grows
+    if options.get("lr") is not None:
+        options = options | {"lr": 1.0}
+    try:
+        few, whole = (
+            _stepped(kind, options, (place[:n] / 7).cos(), [x[:n] for x in gradients])[0]
+            for n in (2, 8)
+        )
+    except Exception:  # which belongs to a constructor or a step that is not known
+        return None
+    return torch.allclose(few, whole[:2], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def _stepped(
+    kind: Any, options: dict[str, Any], rows: Tensor, gradients: list[Tensor]
+) -> tuple[Tensor, dict[str, Any]]:
+    """Rows (n, D) after steps of a new optimizer, and its state."""
+    weight = nn.Parameter(rows.clone())
+    taken = options.keys() & inspect.signature(kind).parameters.keys()
+    with torch.random.fork_rng([weight.device] if weight.is_cuda else []), torch.enable_grad():
+        optimizer = kind([weight], **{name: options[name] for name in taken})
+        if hasattr(optimizer, "train"):  # of ScheduleFree and its like
+            optimizer.train()
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+    return weight.detach(), optimizer.state[weight]

@@ -21,7 +21,7 @@ from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.surgery.trimmed import Trimmed, trimmed
+from st_magnitude.surgery.trimmed import Trimmed, trains_rows_alone, trimmed
 
 logger = logging.getLogger(__name__)
 
@@ -43,22 +43,25 @@ def trimmed_vocabulary(
     error too, the table has all its rows, and so has each deep copy that was made in the block.
 
     The weights are those of training without it: bit for bit on one thread of a CPU, for every
-    optimizer that treats each number alone, such as AdamW and SGD. Adafactor does not, and trains
-    the whole table in a Trainer (ValueError in other loops). The norm by which gradients are
-    clipped may differ in its last digit on several threads, and if the width of the table is no
-    multiple of 8. ``weight_decay`` does not shrink the other rows, and a warning says so.
+    optimizer that trains each row by itself, such as AdamW and SGD. One that reads other rows for
+    it, such as Muon and Adafactor, trains the whole table in a Trainer (ValueError in other loops).
+    The norm by which gradients are clipped may differ in its last digit on several threads, and if
+    the width of the table is no multiple of 8. ``weight_decay`` does not shrink the other rows, and
+    a warning says so.
 
-    An optimizer can live on from before the block, and after it. Moments of the other rows are
-    zero from then on. The gradient of the table does not cross either end of the block.
+    An optimizer can live on from before the block, and after it. The state of the other rows is
+    that of a new optimizer from then on. The gradient of the table does not cross either end of the
+    block. What has the shape of the table from before, such as an average or a copy of the weights,
+    does not fit it within the block (ValueError): make it there.
 
     ``encode`` and evaluators read any text. A batch that needs gradients must not have a token
     without a row, which on CUDA is torch's error for an index out of range. Static tables tokenize
     a text once, not in every epoch.
 
     Left as they are, with a line in the log: tied and sparse tables, streams of texts, FSDP,
-    DeepSpeed and DataParallel, a Trainer with ``model_init``, a block in a block, and tables whose
-    other rows are less than a tenth of the model's weights. Frozen and quantized tables have
-    nothing to save.
+    DeepSpeed and DataParallel, a Trainer with ``model_init``, a block in a block, tables with a
+    hook on their gradient, and those whose other rows are less than a tenth of the model's weights.
+    Frozen and quantized tables have nothing to save.
 
     Args:
         trained: A Trainer, whose data set its collator reads once, with prompts. Or a model, which
@@ -121,9 +124,11 @@ def _tables(model: SentenceTransformer, trainer: Trainer | None) -> list[Table]:
             found.append(part.embedding)
         elif isinstance(part, PreTrainedModel):
             try:
-                found.append(part.get_input_embeddings())
+                table = part.get_input_embeddings()
             except (AttributeError, NotImplementedError):  # it reads no text
                 continue
+            weight = getattr(table, "weight", None)  # peft's modules_to_save wraps what has it
+            found += [x for x in table.modules() if getattr(x, "weight", None) is weight]
     parts = {*model.modules(), *_modules(trainer)}
     tables = []
     for table in dict.fromkeys(found):
@@ -142,14 +147,17 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
             return f"{engine} divides it among processes"
         if trainer.model_init is not None:
             return "model_init makes another model when training begins"
-        if trainer.args.optim == "adafactor":
-            return "Adafactor has no number for each of its weights"
+        kind, options = _optimizer_of(trainer)
+        if trains_rows_alone(kind, options, table.weight.device) is False:
+            return f"{kind.__name__} reads other rows of it to update a row"
         if trainer.args.n_gpu > 1:
             return f"one process trains it on {trainer.args.n_gpu} GPUs"
         if isinstance(trainer.train_dataset, IterableDataset):
             return "its texts are a stream, which cannot be read in advance"
     if isinstance(table, Trimmed):
         return "an outer block has trimmed it"
+    if table.weight._backward_hooks or table.weight._post_accumulate_grad_hooks:
+        return "a hook on its gradient may know its rows"
     if "forward" in vars(table):
         return "accelerate, or another library, has replaced its forward"
     named: Any = {"recurse": False, "remove_duplicate": False}
@@ -160,6 +168,15 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
     if table.sparse or table.max_norm is not None or is_masked_bag:
         return "it has sparse gradients, a limit of norms, or a bag with padding"
     return None
+
+
+def _optimizer_of(trainer: Any) -> tuple[Any, dict[str, Any]]:
+    """The class and the options of the optimizer that will train."""
+    if trainer.optimizer is not None:
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's
+        return type(optimizer), optimizer.defaults
+    given: tuple[Any, dict[str, Any]] | None = trainer.optimizer_cls_and_kwargs
+    return given or trainer.get_optimizer_cls_and_kwargs(trainer.args)
 
 
 def _used_tokens(

@@ -30,8 +30,9 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log the figures of losses, and checks that it can train them on its data.
 
-    The log shows as ``excluded_negatives`` the share of documents that are no negatives, since the
-    line before. This figure and those of a NormMonitor reach Weights & Biases and others.
+    The log shows as ``excluded_negatives`` the share of documents that are no negatives, in the
+    first batch since the line before. This figure and those of a NormMonitor reach Weights & Biases
+    and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
@@ -212,7 +213,8 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         chosen = rows.select(range(start, min(start + size, len(rows))))
         batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
-        shares.append(loss.false_negatives.share_without_negatives(loss.model, features))
+        texts = loss.texts_of(features)
+        shares.append(loss.false_negatives.share_without_negatives(texts))
     if (share := sum(shares) / len(shares)) > 0.5:
         raise InputError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would learn"

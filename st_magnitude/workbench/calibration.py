@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +15,13 @@ from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode
+from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
 from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.surgery.scoring import are_unit, scoring_of
+from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.judging.folds import where
 from st_magnitude.workbench.judging.options import Options, Rule, highest_rows
 
@@ -28,6 +29,12 @@ __all__ = ["ExponentCurve", "calibrate_exponent"]
 
 EXPONENTS = np.linspace(0.0, 1.0, 21)  # the document exponents of a sweep
 FEW_DRAWS = 2_000  # of `judge`, enough to choose by
+GEOMETRY = {
+    "norm_mean": "mean norm",
+    "norm_cv": "its coefficient of variation",
+    "mean_cosine": "mean cosine of two of them",
+    "isoscore": "IsoScore (1: even in all dimensions)",
+}
 UNIT_NORMS = (
     "The model normalises its embeddings, as after a training with the cosine loss: all norms are"
     " 1, and every exponent ranks alike. To choose an exponent, train with a loss that keeps norms"
@@ -44,9 +51,11 @@ class ExponentCurve(Options[float], Result):
 
     Attributes:
         present: The exponent at which the model is scored today.
+        geometry: Norms and directions of the embeddings, with the keys of `MagnitudeEvaluator`.
     """
 
     present: float = 0.0
+    geometry: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def exponents(self) -> Array:
@@ -113,6 +122,19 @@ class ExponentCurve(Options[float], Result):
                 f'For stock modules, stm.prepare(model, "{name}") rounds the exponent'
                 f" {self.present:.3g} to {self.stock:g}: today's is {today} over it."
             )
+        if self.geometry:
+            yield self._geometry()
+
+    def _geometry(self) -> Table:
+        found = self.geometry
+        rows: list[list[object]] = []
+        for key, name in GEOMETRY.items():
+            rows.append([name, *(found.get(f"{side}_{key}") for side in ("query", "document"))])
+        if "cohens_d" in found:
+            d = f"{found['cohens_d']:+.2f} ± {1.96 * found['cohens_d_error']:.2f}"
+            rows.append(["Cohen's d of norms, answers minus the others", None, d])
+        title = f"Embeddings of {found['dimensions']} dimensions, before any scoring"
+        return Table(["", "queries", "documents"], rows, title)
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
@@ -125,6 +147,7 @@ class ExponentCurve(Options[float], Result):
             "ndcg@10": {f"{exponent:g}": float(mean) for exponent, mean in pairs},
             "versus_cosine": to_plain(self.versus_cosine),
             "versus_dot": to_plain(self.versus_dot),
+            "geometry": to_plain(self.geometry),
         }
 
 
@@ -133,6 +156,7 @@ def calibrate_exponent(
     data: RetrievalData,
     exponents: ArrayLike | None = None,
     seed: int = 0,
+    also_relevant: Collection[str] = (),
     **options: Any,
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
@@ -147,6 +171,7 @@ def calibrate_exponent(
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 and
             the model's present one are always added.
         seed: Seed of the draws of `judge`.
+        also_relevant: Ids of documents that answer queries of other splits, for Cohen's d.
         **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
     Raises:
@@ -164,9 +189,8 @@ def calibrate_exponent(
     """
     if normalizes_output(model):
         raise InputError(UNIT_NORMS)
-    present = scoring_of(model).exponents[1]
-    gammas = exponents_with(present, EXPONENTS if exponents is None else exponents)
-    if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
+    gammas = EXPONENTS if exponents is None else np.asarray(exponents, dtype=float)
+    if not ((gammas >= 0) & (gammas <= 1)).all():
         raise InputError(
             "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got "
             f"{gammas.tolist()}."
@@ -175,22 +199,20 @@ def calibrate_exponent(
     warn_if_few(task.query_ids, "an exponent")
     if are_unit(norms(task.documents)):  # by a module of another name than Normalize
         raise InputError(UNIT_NORMS)
-    return exponent_curve(task, gammas, seed)
-
-
-def exponents_with(present: float, exponents: ArrayLike = EXPONENTS) -> Array:
-    """Document exponents in rising order, with the ends 0 and 1 and the present one, (E,)."""
-    gammas = np.unique(np.append(exponents, [0.0, 1.0]))
-    is_among = np.abs(gammas - present).min() < 1e-6  # a learned one is in float32
-    return gammas if is_among else np.sort(np.append(gammas, present))
+    sides = {"query": task.queries, "document": task.documents}
+    is_relevant = data.is_relevant | np.isin(data.document_ids, list(also_relevant))
+    geometry = {"dimensions": task.documents.shape[1]} | geometry_figures(sides, is_relevant)
+    return replace(exponent_curve(task, gammas, seed), geometry=geometry)
 
 
 def exponent_curve(
     task: EncodedTask, exponents: ArrayLike = EXPONENTS, seed: int = 0
 ) -> ExponentCurve:
     """The sweep and the choice of `calibrate_exponent` for an encoded task."""
+    gammas = np.unique(np.append(exponents, [0.0, 1.0]))
     today = task.similarity.exponents[1]
-    gammas = exponents_with(today, exponents)
+    if np.abs(gammas - today).min() > 1e-6:  # a learned one is in float32
+        gammas = np.sort(np.append(gammas, today))
     present = _nearest(gammas, today)
     rule = preferring(gammas, present, seed)
     return ExponentCurve.choose(task.sweep(gammas), rule, seed, present=present)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
-from st_magnitude.data.ranking import Floats, Ranking
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, encode
+from st_magnitude.data.task import encode
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
@@ -32,7 +31,7 @@ class Searcher:
 
     Args:
         model: The model.
-        data: The corpus. Its queries that have an answer say which scores are usual (`usual`).
+        data: The corpus.
         fusion: The weights of the model and of BM25; None for the model alone.
         **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
 
@@ -55,7 +54,8 @@ class Searcher:
         self.model = model
         self.fusion = fusion
         self.about = ""  # what is searched with, if the model does not search alone
-        self.task = encode(model, data, only=data.queries, **options)
+        some = list(data.queries)[:1]  # it is asked nothing
+        self.task = encode(model, data, only=some, **options)
         if fusion is not None:
             self.index = LexicalIndex(data, TOKENS[fusion.tokens])
             unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
@@ -105,17 +105,9 @@ class Searcher:
         asked = list(dict.fromkeys(texts))
         queries = encode_raw(self.model, asked, "query", keep_normalize=True)  # (n, D)
         data = self.task.data.asking(asked)
-        return self._search(replace(self.task, data=data, query_ids=asked, queries=queries), k)
-
-    def _search(self, task: EncodedTask, k: int) -> Ranking:
+        task = replace(self.task, data=data, query_ids=asked, queries=queries)
         if self.fusion is None:
             return task.search(k)
         depth = max(DEPTH, k)
-        found = self.fusion(task.search(depth), self.index.search(task.data, depth))
+        found = self.fusion(task.search(depth), self.index.search(data, depth))
         return Ranking.of_rows(found.data, found.query_ids, found.columns, found.scores, k)
-
-    @cached_property
-    def usual(self) -> Floats:
-        """The best score of each query of the data that has an answer, (n,)."""
-        ranking = self._search(self.task, 1)
-        return ranking.scores[ranking.has_answer, 0]

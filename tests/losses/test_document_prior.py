@@ -45,7 +45,8 @@ def test_counts_are_those_of_tokens(model):
     assert not torch.equal(
         *[prompted.log_q([model.preprocess(["see below"], prompt=p)])[0] for p in ("notes: ", None)]
     )
-    assert prompted.get_config_dict() == {"texts": 3, "negatives": None, "smoothing": 1.0}
+    found = prompted.get_config_dict()["prior"]
+    assert found == {"texts": 3, "negatives": None, "smoothing": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """SIGReg and other regularizers in losses: values, gradients, caching, logs, two processes."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -83,6 +84,28 @@ def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
     assert found == pytest.approx([0.2 * square, square, 0.5 * orthogonal], rel=1e-4)
     sum(values.values()).backward()
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+
+
+@pytest.mark.parametrize(
+    "regularizer", [*(partial(stm.SIGReg, **x) for x in SIGREGS.values()), lambda: mean_square, GOR]
+)
+@BATCHING
+def test_copies_count_as_often_as_they_occur(model, regularizer, mini_batch_size):
+    """Which InfoNCE counts once."""
+    model.double()
+    regularizer = regularizer(model) if regularizer is GOR else regularizer()
+    batch = batch_of(model, [row[:2] for row in (*ROWS[:5], *ROWS[:3], ROWS[0])])
+    embeddings = raw_embeddings(model, batch)
+    torch.manual_seed(7)
+    if regularizer.__class__ is GOR:
+        expected = regularizer.of_columns(embeddings)
+    else:
+        expected = regularizer(torch.cat(embeddings))
+    options = {"scale": 1e-9, "mini_batch_size": mini_batch_size}  # of InfoNCE no gradient
+    loss = stm.CosineRankingLoss(model, regularizers=[regularizer], **options)
+    torch.manual_seed(7)
+    values = loss(batch)
+    assert_same(model, sum(values.values()) - values["infonce"].detach(), expected, atol=1e-7)
 
 
 def test_arguments(model):

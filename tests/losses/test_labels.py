@@ -21,13 +21,6 @@ def logits(model):
     return stm.COSINE(queries, torch.cat(documents)) / 0.05  # (3, 6)
 
 
-def test_labels_as_weights(model):
-    weights = torch.tensor([0.5, 0.0, 2.0])
-    loss = stm.CosineRankingLoss(model, labels="weights")(batch(model), weights)
-    rows = cross_entropy(logits(model), torch.eye(3, 6), reduction="none")
-    torch.testing.assert_close(loss, (weights * rows).mean())
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize(
     ("kind", "shape"), [("weights", (3,)), ("teacher", (3, 2)), ("teacher", (3, 3, 8))], ids=str
@@ -38,17 +31,6 @@ def test_labels_that_are_not_finite_reach_no_weight(model, kind, shape, value):
     loss = stm.CosineRankingLoss(model, labels=kind)
     with pytest.raises(ValueError, match="nan or infinite"):
         loss(batch(model), labels)
-
-
-def test_labels_as_classes(model):
-    """Rows of a class are positives of each other; explicit negatives belong to no class."""
-    loss = stm.CosineRankingLoss(model, labels="classes")
-    targets = torch.tensor([[1, 0, 1], [0, 2, 0], [1, 0, 1]]) / 2
-    targets = torch.cat([targets, torch.zeros(3, 3)], dim=1)
-    found = loss(batch(model), torch.tensor([7, 3, 7]))
-    torch.testing.assert_close(found, cross_entropy(logits(model), targets))
-    noise = loss(batch(model), torch.tensor([-1, 0, -1]))  # is no class
-    torch.testing.assert_close(noise, stm.CosineRankingLoss(model)(batch(model)))
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.3])

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ from tokenizers.processors import TemplateProcessing
 import st_magnitude as stm
 from st_magnitude import Term
 from st_magnitude.kernel.batch import Above, Batch
-from st_magnitude.losses.keys import text_keys
-from st_magnitude.losses.negatives import Copies, left_out
+from st_magnitude.losses.keys import Texts, text_keys
+from st_magnitude.losses.ranks import Gathered
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -120,20 +119,20 @@ def test_the_share_that_is_left_out(model, caplog, mini_batch_size, margin):
         absent |= too_close(scores, scores.diagonal(), margin, "absolute")
         assert absent.float().mean() > 1.2 * equal_texts(TWICE).float().mean()
     absent = absent.double()
-    for _ in range(2):
-        loss(batch_of(model, TWICE))
-    with torch.no_grad():
-        loss(batch_of(model, [row[:2] for row in TWICE]))
+    for rows in (TWICE, [row[:2] for row in TWICE]):  # a line of the log has that of one batch
+        loss(batch_of(model, rows))
     number, num_documents = absent.shape
     assert loss.get_log()["excluded_negatives"] == pytest.approx(
         (absent.sum() - number).item() / number / (num_documents - 1)
     )
+    with torch.no_grad():
+        loss(batch_of(model, TWICE))
     assert loss.get_log() == {}
     assert margin or not caplog.records
 
 
 @pytest.mark.parametrize("offset", [0, 3])
-def test_a_large_batch_counts_its_first_rows(monkeypatch, offset):
+def test_a_large_batch_counts_its_first_rows(model, monkeypatch, offset):
     queries, documents = (torch.randn(n, 4) for n in (5, 9))
     exclude = [torch.arange(9) // 2, Above(lambda x: x)]
     batch = Batch(queries, documents, offset, exclude=exclude)
@@ -141,20 +140,11 @@ def test_a_large_batch_counts_its_first_rows(monkeypatch, offset):
     expected = scores > scores.diagonal(offset)[:, None]
     expected |= (torch.arange(9) // 2) == (torch.arange(offset, offset + 5) // 2)[:, None]
     expected.diagonal(offset).zero_()
+    rule, ranks = stm.CosineRankingLoss(model).false_negatives, Gathered([queries, documents])
     for number in (5, 2):
         monkeypatch.setattr("st_magnitude.losses.negatives.PLAIN_SCORES", 9 * number)
-        assert torch.equal(left_out(batch, None, stm.COSINE, 2), expected[:number].sum(dim=1))
-
-
-@pytest.mark.parametrize("offset", [0, 3])
-def test_copies_are_counted_as_by_their_ids(offset):
-    queries, documents = (torch.randn(n, 4) for n in (5, 9))
-    keys = torch.tensor([1, 2, 1, 1, 3, 2, 4, 5, 1])
-    copies = Copies(keys, (keys[:, None] == keys).sum(dim=1))
-    batch = Batch(queries, documents, offset)
-    by_ids = left_out(replace(batch, exclude=keys), None, stm.COSINE)
-    assert by_ids.sum() > 3
-    assert torch.equal(left_out(batch, copies, stm.COSINE), by_ids)
+        found = rule.left_out(batch, Texts(), ranks, stm.COSINE, 2)
+        assert torch.equal(found, expected[:number].sum(dim=1))
 
 
 def test_what_is_not_text_has_no_share():
@@ -292,3 +282,8 @@ def test_equal_ids_of_other_vocabularies_are_other_texts(model, query, document)
         can_tell = query == document or (i == 0) == (j == 0)
         assert torch.equal(found, same if can_tell else torch.zeros_like(same))
     assert loss(columns).isfinite()
+    counts = {row[1]: 1 + i for i, row in enumerate(rows)}
+    prior = stm.DocumentPrior.from_texts(routes, counts, task="document", prompt=prompt)
+    found = prior.fields(texts, Gathered([torch.eye(len(rows))] * 3))["log_q"]
+    assert len(set(found[: len(rows)].tolist())) == len(counts)
+    torch.testing.assert_close(found, torch.cat(prior.log_q(columns[1:])))

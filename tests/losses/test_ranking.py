@@ -147,6 +147,7 @@ def test_outer_factor(model, mini_batch_size, factor):
 def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     model = load_transformer(save_transformer(tmp_path, dropout=0.3)).double().train()
     loss, seen = build(loss_class, model, scale=3.0, mini_batch_size=3), []
+    loss(features(model))  # after which it knows whether the model reads padding
     model[1].register_forward_hook(
         lambda _, __, out: seen.append(out["sentence_embedding"].detach().clone())
     )
@@ -168,9 +169,9 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
 )
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
-    loss = MatryoshkaLoss(
-        model, build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size), [32, 16]
-    )
+    alone = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size)
+    alone(features(model))
+    loss = MatryoshkaLoss(model, alone, [32, 16])
     with pytest.raises(ValueError, match=r"terms=\[Term\(dim=128\)"):
         loss(features(model), None)
 
@@ -248,6 +249,12 @@ def test_a_matryoshka_of_a_table_is_that_of_sentence_transformers(static_path):
 def test_arguments_are_checked(model, options, message):
     with pytest.raises(ValueError, match=message):
         stm.MagnitudeRankingLoss(model, **options)
+
+
+def test_embeddings_are_checked_against_the_terms(model):
+    loss = stm.CosineRankingLoss(model, terms=[Term(8), Term(None)])
+    with pytest.raises(ValueError, match=r"dims \[8\] exceed the 4 dimensions"):
+        loss.compute_loss_from_embeddings([torch.randn(3, 4)] * 2)
 
 
 def test_learnable_goes_on_from_the_models_exponents(model, folder):

@@ -1,6 +1,7 @@
 """SIGReg against LeJEPA's definition and plain autograd in float64, and its mean over all
 directions against quadrature."""
 
+import itertools
 import math
 
 import numpy as np
@@ -24,8 +25,9 @@ def data(n=9, dim=5, num_directions=7, seed=0, dtype=torch.float64):
     return x.requires_grad_(), directions / directions.norm(dim=0)
 
 
-def naive(x, directions, scale="sqrt_d"):
+def naive(x, directions, scale="sqrt_d", shares=None):
     """The definition on tensors, for autograd, with t = 0 among the knots."""
+    shares = torch.full_like(x[:, 0], 1 / len(x)) if shares is None else shares
     t = torch.linspace(0, 3, 17, dtype=torch.float64)
     phi = (-t.square() / 2).exp()
     w = 2 * t[1] * phi
@@ -33,7 +35,8 @@ def naive(x, directions, scale="sqrt_d"):
     if scale is not None:
         x = F.normalize(x, dim=1) * math.sqrt(x.shape[1])
     angles = (x @ directions)[..., None] * t  # (n, K, T)
-    error = (angles.cos().mean(0) - phi) ** 2 + angles.sin().mean(0) ** 2
+    real, imaginary = (torch.einsum("n,nkt", shares, y) for y in (angles.cos(), angles.sin()))
+    error = (real - phi) ** 2 + imaginary**2
     return (error @ w).mean() * len(x)
 
 
@@ -157,6 +160,20 @@ def test_memory(sigreg, bound):
     x = torch.randn(2048, 16, requires_grad=True)
     peak = peak_bytes(lambda: sigreg(x).backward())
     assert peak < bound, peak
+
+
+def test_a_batch_that_counts_copies_has_the_gradient_of_the_distribution():
+    """In expectation, for N rows drawn from a few texts with frequencies, of which many are copies:
+    N - 1 times the gradient of the distance, here over directions of a plane."""
+    x, frequencies, number = data(3, 2)[0], torch.tensor([0.6, 0.3, 0.1]).double(), 3
+    found = torch.zeros_like(x)
+    for batch in itertools.product(range(3), repeat=number):
+        (gradient,) = torch.autograd.grad(SIGReg()(x[list(batch)]), x)
+        found += frequencies[list(batch)].prod() * gradient
+    turns = torch.linspace(0, 2 * math.pi, 65, dtype=torch.float64)[:-1]
+    distance = naive(x, torch.stack([turns.cos(), turns.sin()]), shares=frequencies) / len(x)
+    expected = (number - 1) * torch.autograd.grad(distance, x)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
 # --- drawn directions -----------------------------------------------------------------------------

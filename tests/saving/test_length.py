@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from _calls import call, taking
 from _cli import refusal
 from _surgery import routes
 from _tiny import ROWS, load_transformer, save_transformer, tokenizer
@@ -112,8 +113,7 @@ def test_no_more_tokens_than_positions(tmp_path, model_type):
 
 def test_commands_refuse_before_they_measure(tiny_path, data_folder, monkeypatch):
     monkeypatch.setattr(EncodedTask, "search", lambda *_, **o: pytest.fail("it measures"))
-    for command in ("compress", "calibrate", "diagnose", "train", "compare"):
-        is_named = command in ("train", "compare")
-        model = ("--model", tiny_path, "--output", tiny_path / "new") if is_named else (tiny_path,)
-        said = refusal(command, *model, data=data_folder, max_length=1024)
+    for command in taking("max_length"):
+        words = call(command, model=tiny_path, data=data_folder, out=tiny_path / "new")
+        said = refusal(*words, max_length=1024)
         assert "max_length is 1,024, which is more than the 512 positions" in said

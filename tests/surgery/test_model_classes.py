@@ -20,7 +20,6 @@ EVERYWHERE = [
     stm.attach_grad_scale,
     MagnitudeEvaluator(*TASK),
     CompressionEvaluator(*TASK),
-    lambda model: stm.diagnose(model, DATA),
     lambda model: stm.calibrate_exponent(model, DATA),
     lambda model: stm.prepare(model, "dot"),
     lambda model: stm.export(model, "never-written"),

@@ -9,7 +9,18 @@ from contextlib import nullcontext
 import pytest
 import torch
 from _losses import batch_of
-from _tables import NUM_ROWS, TEXTS, UNSEEN, assert_same, both, static, table_of, two_tables
+from _tables import (
+    LARS,
+    NUM_ROWS,
+    TEXTS,
+    UNSEEN,
+    assert_same,
+    both,
+    encoder,
+    static,
+    table_of,
+    two_tables,
+)
 from _tiny import ROWS, columns
 from _trainer import make_trainer
 from datasets import Dataset
@@ -19,7 +30,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers.optimization import Adafactor
 
 import st_magnitude as stm
-from st_magnitude.surgery import vocabulary
+from st_magnitude.surgery import trimmed, vocabulary
+from st_magnitude.surgery.trimmed import trains_rows_alone
 
 PAIRS = [row[:2] for row in ROWS]
 
@@ -187,6 +199,31 @@ def first_stepped_after(model, block):
     step(model, optimizer)
 
 
+class Averaging(torch.optim.SGD):
+    """Steps on its own copy of the weights, as ScheduleFree's optimizers do."""
+
+    @torch.no_grad()
+    def step(self):
+        for weight in (x for group in self.param_groups for x in group["params"]):
+            steps = self.state[weight].setdefault("z", weight.clone())
+            if weight.grad is not None:
+                steps.sub_(weight.grad)
+                weight.lerp_(steps, 0.5)
+
+    @torch.no_grad()
+    def eval(self):
+        for weight, state in self.state.items():
+            weight.lerp_(state["z"], 0.25)
+
+
+def averaged_after_the_block(model, block):
+    with block:
+        optimizer = optimizer_of(model, Averaging)
+        step(model, optimizer)
+        step(model, optimizer)
+    optimizer.eval()
+
+
 def of_this_program(model, block):
     """A loop without an optimizer."""
     with block:
@@ -216,6 +253,11 @@ PROGRAMS = {
     "AdamW lives on": lives_on(torch.optim.AdamW),
     "SGD lives on": lives_on(torch.optim.SGD, momentum=0.9),
     "RMSprop lives on": lives_on(torch.optim.RMSprop, centered=True),
+    "Rprop lives on": lives_on(lambda weights, lr, **_: torch.optim.Rprop(weights, lr)),
+    "Adagrad lives on": lives_on(torch.optim.Adagrad, initial_accumulator_value=0.5),
+    "ASGD lives on": lives_on(torch.optim.ASGD, lambd=0),
+    "Averaging lives on": lives_on(Averaging),
+    "averages after the block": averaged_after_the_block,
     "stepped after": first_stepped_after,
     "no optimizer": of_this_program,
 }
@@ -225,6 +267,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_program_finds_what_it_would_find_without_trimming(tmp_path, monkeypatch, build, program):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trimmed, "CHUNK", 700)
     found = []
     for trims in (True, False):
         model = build()
@@ -290,7 +333,7 @@ def test_an_interrupt_while_the_second_table_is_set_up(monkeypatch):
         patch.setattr(vocabulary, "_rows_to_train", interrupt)
         with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(model, TEXTS):
             raise AssertionError
-    with pytest.raises(IndexError), stm.trimmed_vocabulary(model, TEXTS):
+    with pytest.raises(ValueError, match="resized"), stm.trimmed_vocabulary(model, TEXTS):
         tables[0].weight.data = torch.zeros(3)
     assert [dict(vars(table)) for table in tables] == before
     assert all(type(table) is nn.EmbeddingBag for table in tables)
@@ -309,25 +352,99 @@ def test_what_shrinks_all_rows_is_said(caplog, option):
     assert caplog.text.count(f"{option} does not shrink the 1,880 rows") == 1
 
 
-@pytest.mark.parametrize("where", ["before", "in", "after"])
-def test_a_state_that_is_not_one_number_a_weight(where):
-    """Adafactor's, in a step, in its checkpoint, and in one from outside."""
+# --- optimizers that read other rows --------------------------------------------------------------
+
+
+class Clipping(torch.optim.SGD):
+    """Clips a step that is longer than those before, as StableAdamW does."""
+
+    def step(self):
+        for weight in (x for group in self.param_groups for x in group["params"]):
+            weight.grad /= weight.grad.square().mean().sqrt().clamp(min=5)
+        super().step()
+
+
+class Unknown(torch.optim.SGD):
+    def __init__(self, params, other, lr):
+        super().__init__(params, lr)
+
+
+OF_TORCH = [x for x in vars(torch.optim).values() if isinstance(x, type)]
+BY_ROW = {
+    "ASGD Adadelta Adagrad Adam AdamW Adamax Averaging NAdam RAdam RMSprop Rprop SGD": True,
+    "Adafactor Clipping LARS Muon": False,
+    "LBFGS SparseAdam Unknown": None,
+}
+
+
+@pytest.mark.parametrize("kind", [*OF_TORCH, Adafactor, LARS, Clipping, Averaging, Unknown])
+def test_an_optimizer_trains_each_row_by_itself(kind):
+    if kind is torch.optim.Optimizer:
+        return
+    expected = next(value for names, value in BY_ROW.items() if kind.__name__ in names.split())
+    defaults = {} if kind is Adafactor else {"lr": 1e-4}
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    assert trains_rows_alone(kind, defaults, torch.device("cpu")) is expected
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_optimizer_that_reads_other_rows_is_refused_in_the_block():
     model = static()
-    weights = model.parameters()
-    optimizer = Adafactor(weights, lr=0.1, relative_step=False, scale_parameter=False)
+    with stm.trimmed_vocabulary(model, TEXTS):
+        optimizer = optimizer_of(model, LARS)
+        with pytest.raises(ValueError, match=r"^LARS reads other rows .* such as AdamW"):
+            step(model, optimizer)
 
-    def train_where():
-        if where == "before":
-            step(model, optimizer)
-        with stm.trimmed_vocabulary(model, TEXTS):
-            step(model, optimizer)
-            if where == "in":
-                optimizer.state_dict()
+
+def test_an_optimizer_that_cannot_be_tried_is_named_once(caplog):
+    model = static()
+    with stm.trimmed_vocabulary(model, TEXTS):
+        optimizer = Unknown(model.parameters(), None, 0.1)
         step(model, optimizer)
+        step(model, optimizer)
+    assert caplog.text.count("Unknown cannot be tried on a small table.") == 1
 
-    with pytest.raises(ValueError, match="one number for a row of the word table, as Adafactor's"):
-        train_where()
+
+# --- what knows the shape of the table from before ------------------------------------------------
+
+
+def averaged_from_before(model):
+    ema = AveragedModel(model)
+    ema.n_averaged += 1
+    yield
+    ema.update_parameters(model)
+
+
+def pulled_to_the_start(model):
+    start = table_of(model).weight.detach().clone()
+    yield
+    (table_of(model).weight - start).square().sum().backward()
+
+
+def masked_rows(model):
+    is_new = torch.arange(NUM_ROWS)[:, None] > 10
+    yield
+    table_of(model).weight.register_hook(lambda gradient: gradient * is_new)
+    stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
+
+
+@pytest.mark.parametrize("program", [averaged_from_before, pulled_to_the_start, masked_rows])
+def test_what_knows_the_shape_of_the_table_from_before(program):
+    model = static()
+    running = program(model)
+    next(running)
+    message = r"has 120 of its 2,000 rows\. Make within the block what has the shape of the table"
+    with pytest.raises(ValueError, match=message), stm.trimmed_vocabulary(model, TEXTS):
+        next(running)
     assert len(table_of(model).weight) == NUM_ROWS
+
+
+def test_a_table_that_is_resized_in_the_block():
+    model = encoder()
+    message = "resized to 2,010 rows .* Resize it before the block"
+    with pytest.raises(ValueError, match=message), stm.trimmed_vocabulary(model, TEXTS):
+        model[0].model.resize_token_embeddings(NUM_ROWS + 10, mean_resizing=False)
 
 
 @pytest.mark.slow

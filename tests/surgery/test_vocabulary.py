@@ -10,6 +10,7 @@ import torch
 from _losses import batch_of
 from _ranks import needs_fork, on_ranks
 from _tables import (
+    LARS,
     MODELS,
     NUM_ROWS,
     TEXTS,
@@ -131,13 +132,15 @@ def test_fit(tmp_path, monkeypatch, build):
     assert not torch.equal(table_of(models[0]).weight, table_of(build()).weight)
 
 
-def test_a_frozen_table_under_lora(tmp_path):
-    pytest.importorskip("peft")
+@pytest.mark.parametrize("saved", [[], ["word_embeddings"]], ids=str)
+def test_a_table_under_lora(tmp_path, saved):
+    """Which is frozen, or the copy that `modules_to_save` trains."""
+    peft = pytest.importorskip("peft")
     models = []
     for trims in (True, False):
         model = encoder()
         torch.manual_seed(2)
-        stm.surgery.adapters.add_lora(model, 4)
+        model.add_adapter(peft.LoraConfig(r=4, target_modules=["query"], modules_to_save=saved))
         models.append(trained(model, trims, tmp_path))
     assert_same(*models)
 
@@ -348,7 +351,11 @@ WHOLE = {
     "on 2 GPUs": lambda trainer: setattr(trainer.args, "_n_gpu", 2),
     "FSDP divides": lambda trainer: setattr(trainer, "is_fsdp_enabled", True),
     "model_init makes another": lambda trainer: setattr(trainer, "model_init", static),
-    "Adafactor has no number": lambda trainer: setattr(trainer.args, "optim", "adafactor"),
+    "Adafactor reads other rows": lambda trainer: setattr(trainer.args, "optim", "adafactor"),
+    "LARS reads other rows": lambda trainer: setattr(
+        trainer, "optimizer", LARS(trainer.model.parameters())
+    ),
+    "a hook on its gradient": lambda trainer: table_of(trainer.model).weight.register_hook(abs),
 }
 
 

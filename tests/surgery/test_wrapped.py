@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.mining import mine_negatives
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, returns_unit_vectors
 
 DATA = stm.RetrievalData(
@@ -41,8 +40,6 @@ def wrap(request, tmp_path):
         lambda model: encode_raw(model, DOCUMENTS, "document").tolist(),
         MagnitudeEvaluator(*TASK),
         lambda model: MagnitudeEvaluator(*TASK)(stm.prepare(model, stm.Similarity(1, 0.5))),
-        lambda model: len(mine_negatives(model, DATA)),
-        lambda model: stm.diagnose(model, DATA).to_dict(),
         lambda model: stm.calibrate_exponent(stm.prepare(model, "dot"), DATA).best,
         lambda model: stm.cut_init(model) and None,
         lambda model: stm.CosineRankingLoss(model).get_config_dict(),

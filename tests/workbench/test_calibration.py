@@ -83,6 +83,20 @@ def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
     assert curve.to_dict()["ndcg@10"] == dict(zip(("0", "0.5", "1"), curve.ndcg, strict=True))
 
 
+def test_norms_and_directions_are_those_of_the_evaluator(task, static_model):
+    curve = calibrate_exponent(static_model, RetrievalData(*task.values()), also_relevant={"d20"})
+    metrics = MagnitudeEvaluator(**task, also_relevant={"d20"})(static_model)
+    geometry = {key: x for key, x in metrics.items() if "@" not in key}
+    assert curve.geometry == {"dimensions": 256} | geometry
+    shown = [*curve.tables()][-1]
+    assert "256 dimensions" in shown.title
+    values = [value for row in shown.rows for value in row[1:] if isinstance(value, float)]
+    assert {*values} == {*geometry.values()} - {geometry["cohens_d"], geometry["cohens_d_error"]}
+    d, error = geometry["cohens_d"], geometry["cohens_d_error"]
+    assert shown.rows[-1][2] == f"{d:+.2f} ± {1.96 * error:.2f}"
+    assert curve.to_dict()["geometry"] == curve.geometry
+
+
 @pytest.mark.parametrize("module", [Normalize(), _Unit()])
 def test_a_model_that_normalises_is_refused(task, static_model, module, monkeypatch):
     """Also under another name than Normalize, by what it encodes."""

@@ -29,7 +29,7 @@ from benchmarks.studies.known.defaults import sources
 from benchmarks.studies.known.null import shuffled
 
 import st_magnitude as stm
-from st_magnitude.evaluation.hybrid import reciprocal_rank_fusion
+from st_magnitude.evaluation.lexical import reciprocal_rank_fusion
 from st_magnitude.judge import judge
 from st_magnitude.workbench.finetune import run as training
 from st_magnitude.workbench.finetune.train import TrainConfig, train

@@ -46,7 +46,8 @@ def calibrate(
     from st_magnitude.workbench.calibration import calibrate_exponent
     from st_magnitude.workbench.memory import unread
 
-    curve = calibrate_exponent(encoder, data, **judged.encode)
+    answers = splits.relevant_documents()
+    curve = calibrate_exponent(encoder, data, also_relevant=answers, **judged.encode)
     typer.echo(str(curve))
     figures = {"split": split, **curve.to_dict()}
     if confirm is not None:

@@ -9,14 +9,17 @@ import typer
 from typer import Option
 
 from st_magnitude.workbench._config import Ints, whole_numbers
-from st_magnitude.workbench.commands.core import Figures, ModelId, Ranked, command, show_progress
+from st_magnitude.workbench.commands.core import Figures, Judged, ModelId, command, show_progress
 
 
 @command
 def compress(
     model: ModelId,
     *,
-    judged: Ranked,
+    judged: Judged,
+    similarity: Annotated[
+        str | None, Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
+    ] = None,
     dims: Annotated[Ints, whole_numbers("Dimensions to keep; default: all, 1/2, 1/4, 1/8.")] = None,
     top_k: Annotated[int, Option(min=1, help="Documents to rescore after binary search.")] = 100,
 ) -> Figures:
@@ -36,7 +39,7 @@ def compress(
         data.relevant,
         dims=dims,
         top_k=top_k,
-        similarity=judged.similarity,
+        similarity=similarity,
         batch_size=judged.batch_size,
         show_progress_bar=show_progress(),
     )

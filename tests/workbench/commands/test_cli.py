@@ -2,18 +2,17 @@
 
 import contextlib
 import csv
-import errno
 import json
-import os
 import shlex
 from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
+from _calls import CALLS, COMMANDS, call, taking
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
 from _lookup import bag
+from _processes import python
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from test_docs import ROOT
@@ -28,7 +27,9 @@ from st_magnitude.evaluation.compression import summary
 from st_magnitude.workbench.commands.app import app
 from st_magnitude.workbench.serving.server import Refused
 
-COMMANDS = typer.main.get_command(app).commands
+
+def test_every_command_has_a_call():
+    assert CALLS.keys() == COMMANDS.keys()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -38,6 +39,19 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
     assert max(map(len, help.splitlines())) <= 80
     for parameter in COMMANDS[name].params:
         assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
+
+
+def test_help_has_its_sentences_where_docstrings_are_dropped():
+    said = python("-OO", "-m", "st_magnitude", "--help").stdout
+    assert all(str(COMMANDS[name].help).partition(".")[0] in said for name in COMMANDS)
+
+
+def test_mteb_without_a_home_directory(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert "export HOME=/tmp" in refusal("mteb", "model", "none")
 
 
 def test_version_and_traceback(data_folder):
@@ -98,8 +112,9 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"dims": 257}, "257"),
         ("compress", {"similarity": "l2"}, "'l2'"),
         ("compress", {"max_length": 9}, "leave out max_length"),
-        ("diagnose", {"output": __file__}, "'--output'"),
+        ("calibrate", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
+        ("search", {"only": "both"}, "only must be one of"),
         ("compress", {"split": "valid"}, "qrels/valid.tsv"),
         ("train", {"dims": "64,x"}, "'--dims'"),
         ("train", {"temperature": "cold"}, "'--temperature'"),
@@ -110,45 +125,36 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("train", {"split": "nope"}, "['dev', 'train']"),
         ("train", {"loss": "cosin"}, "'cosine'?"),
         ("train", {"batch_size": 1}, "'--batch-size'"),
-        ("diagnose", {"tolerance": "nan"}, "--tolerance must be a finite number"),
+        ("compress", {"threshold": "nan"}, "--threshold must be a finite number"),
     ],
 )
 def test_options_are_checked_before_the_work(
     data_folder, static_path, tmp_path, monkeypatch, command, options, named
 ):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    if command == "train":
-        options = {"output": tmp_path / "out.tsv"} | options
-    arguments, options = place_of(command, static_path, **{"data": data_folder} | options)
-    assert named in refusal(*arguments, **options)
-    assert not (tmp_path / "out.tsv").exists()
-
-
-def place_of(command, model, **options):
-    """The arguments of a command that takes its model as an option or as an argument."""
-    if command in ("train", "compare"):
-        return (command,), options | {"model": model}
-    return (command, model), options
+    out = tmp_path / "out"
+    options = options.copy()
+    data = options.pop("data", data_folder)
+    assert named in refusal(*call(command, model=static_path, data=data, out=out), **options)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("by", ["id", "text"])
-@pytest.mark.parametrize("command", ["train", "compare", "diagnose", "calibrate"])
+@pytest.mark.parametrize("command", ["train", "compare", "calibrate"])
 def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_path, by, command):
     copied = {"id": "train-q1", "text": "copy"}[by]
     with (data_folder / "queries.jsonl").open("a") as file:
         file.write(json.dumps({"_id": "copy", "text": f" {QUERIES['q1'].lower()}  train"}) + "\n")
     with (data_folder / "qrels" / "dev.tsv").open("a") as file:
         file.write(f"{copied}\td01\t1 \n")  # a trailing space, too
-    arguments, options = place_of(command, static_path, data=data_folder)
+    words = call(command, model=static_path, data=data_folder, out=tmp_path / "out")
     if command == "calibrate":
         for confirm in ("dev", "train"):
-            assert confirm in refusal(*arguments, **options, split="train", confirm=confirm)
-    else:
-        options["output"] = tmp_path / "out"
-    assert f"such as {copied!r}" in refusal(*arguments, **options)
+            assert confirm in refusal(*words, split="train", confirm=confirm)
+    assert f"such as {copied!r}" in refusal(*words)
 
 
-@pytest.mark.parametrize("command", ["train", "compare", "calibrate"])
+@pytest.mark.parametrize("command", taking("output", but=["mteb"]))
 def test_a_folder_with_other_things_is_refused_and_stays(
     data_folder, static_path, tmp_path, command
 ):
@@ -157,41 +163,31 @@ def test_a_folder_with_other_things_is_refused_and_stays(
     files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
     for file in files:
         file.write_text("mine")
-    arguments, options = place_of(command, static_path, data=data_folder, output=output)
-    assert str(output) in refusal(*arguments, **options)
+    words = call(command, model=static_path, data=data_folder)
+    assert str(output) in refusal(*words, output=output)
     assert [file.read_text() for file in files] == ["mine", "mine"]
 
 
-@pytest.mark.parametrize("name", ["diagnosis.json", "diagnosis.md"])
-def test_a_full_disk_leaves_what_was_there(data_folder, static_path, tmp_path, monkeypatch, name):
-    def full(file):
-        if name in os.readlink(f"/proc/self/fd/{file}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    (tmp_path / name).write_text("old")
-    assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
-    assert (tmp_path / name).read_text() == "old"
-    (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to("precious")
-    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    assert name in refusal("diagnose", static_path, data=data_folder, output=tmp_path)
+@pytest.mark.parametrize("command", taking("report"))
+def test_a_report_in_place_of_a_link_is_refused_before_the_work(tmp_path, command):
+    (tmp_path / "report.html").symlink_to("precious")
+    assert "report.html" in refusal(*call(command), report=tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("command", ["calibrate", "compare", "train"])
+@pytest.mark.parametrize("command", taking("skip_empty", but=["mteb"]))
 def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
-    """calibrate runs, and the others refuse an option of the model, which they load after it."""
+    """calibrate and search run, and the others refuse an option of the model."""
     with (data_folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d21", "text": ""}\n')
     for path in data_folder.glob("qrels/*.tsv"):
         query = path.read_text().splitlines()[1].split("\t")[0]
         path.write_text(f"{path.read_text()}{query}\td21\t1\n")
-    output = tmp_path / "out.tsv"
-    arguments, options = place_of(command, static_path, data=data_folder, output=output)
-    options["max_length"] = None if command == "calibrate" else 9
-    assert "'d21' is not in corpus.jsonl, or is empty there" in refusal(*arguments, **options)
-    done = invoke(*arguments, **options, skip_empty=True)
-    assert done.exit_code == (0 if command == "calibrate" else 2)
+    words = call(command, model=static_path, data=data_folder, out=tmp_path / "out")
+    refuses = command not in ("calibrate", "search")
+    options = {"max_length": 9} if refuses else {}
+    assert "'d21' is not in corpus.jsonl, or is empty there" in refusal(*words, **options)
+    done = invoke(*words, **options, skip_empty=True)
+    assert done.exit_code == (2 if refuses else 0)
     assert "d21" not in done.stderr
 
 

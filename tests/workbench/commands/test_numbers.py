@@ -3,27 +3,13 @@
 import itertools
 
 import pytest
-import typer
+from _calls import COMMANDS, call
 from _cli import invoke
 from conftest import CORPUS, QUERIES, save_splits
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude.workbench.commands.app import app
-
-COMMANDS = typer.main.get_command(app).commands
-# what a command needs, next to the option
-SHORT = ("--data", "data", "--model", "model", "--batch-size", 4, "--max-steps", 1)
-ONE = ("--budget", "1s", "--losses", "cosine", "--temperatures", 0.1, "--learning-rates", 0.01)
-USUAL = {
-    "train": SHORT,
-    "compare": (*SHORT, *ONE),
-    "search": ("model", "tea", "--data", "data"),
-    "check-serving": ("http://127.0.0.1:9/v1", "--model", "model"),
-    "mteb": ("model", "data", "--split", "dev"),
-}
-WRITE = ("train", "compare")
 PAIRS = list(itertools.product(QUERIES.values(), CORPUS.values()))
 LISTS = ("N,N,...", "X,X,...")
 
@@ -55,16 +41,14 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_no_number_is_a_fault_of_ours(place, tmp_path, monkeypatch, name, option, values):
     monkeypatch.chdir(place)
-    usual = list(map(str, USUAL.get(name, ("model", "--data", "data"))))
-    if option == "--epochs":
-        usual[usual.index("--max-steps") + 1] = "1" if name == "compare" else "-1"
-    if option == "--threshold":
-        usual[usual.index("data")] = "scored.csv"
+    data = "scored.csv" if option == "--threshold" else "data"
     named = {option, option.strip("-").replace("-", "_"), option.strip("-s")}
     refused = []
     for i, value in enumerate(values):
-        output = ("--output", tmp_path / str(i)) if name in WRITE else ()
-        done = invoke(name, *usual, *output, f"{option}={value}")
+        usual = call(name, data=data, out=tmp_path / str(i))
+        if option == "--epochs" and name == "train":
+            usual[usual.index("--max-steps") + 1] = "-1"
+        done = invoke(*usual, f"{option}={value}")
         assert done.exit_code in (0, 2, 3), (value, done.output[-2000:])
         refused.append(done.exit_code == 2 and any(x in done.stderr for x in named))
     assert refused[1]
@@ -73,5 +57,5 @@ def test_no_number_is_a_fault_of_ours(place, tmp_path, monkeypatch, name, option
 
 def test_all_kinds_of_options_are_walked():
     assert {name for name, _ in OPTIONS} == set(COMMANDS)
-    assert len(OPTIONS) > 40
+    assert len(OPTIONS) > 35
     assert {"--dims", "--seed", "--timeout"} <= {option for _, option in OPTIONS}

@@ -63,6 +63,7 @@ def test_a_process_keeps_stdout_for_the_figures(place):
         ("--json", {"stdout": full_disk}, 2, "Error: No space left on device, where stdout"),
         ("", {"stdout": closed}, 0, ""),
         ("", {"stderr": closed}, 0, ""),
+        ("", {"stdin": closed}, 0, ""),
         ("--data none", {"stderr": closed}, 2, ""),
         ("--help", {"stdout": full_disk}, 2, "Error: No space left on device, where stdout"),
     ],

@@ -1,34 +1,28 @@
-"""What people give on the command line and in pipes: encodings, and variables that are not set."""
+"""What people give on the command line: encodings, and variables that are not set."""
 
-import io
 import json
 import logging
 import re
 
 import pytest
-from _cli import figures, invoke, refusal
-from _processes import closed, forked, python
+from _calls import CALLS, COMMANDS, call, taking
+from _cli import figures, refusal
+from _processes import python
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
-from test_cli import COMMANDS
 
 from st_magnitude._files import WORK
 from st_magnitude.saving.export import export
-from st_magnitude.workbench.commands.core import KnownData, Warnings
-from st_magnitude.workbench.commands.search import search
+from st_magnitude.workbench.commands.core import Warnings
 from st_magnitude.workbench.files.pairs import load_splits
 
-ODD = b"\xef\xbb\xbfhow wet?\r\n\r\n \nwhat is \xe9?\r\n\xe6\x9c\x89?"
-ASKED = ["how wet?", "what is \ufffd?", "有?"]
-
 EVERY = """
-import io, json, sys
+import json, sys
 from st_magnitude.workbench.commands.app import main
 
 codes = {}
 for words in json.loads(sys.argv[1]):
     sys.argv = ["st-magnitude", *words]
-    sys.stdin = io.TextIOWrapper(io.BytesIO(bytes.fromhex(sys.argv.pop())), encoding="cp1252")
     try:
         main()
     except SystemExit as end:
@@ -48,48 +42,20 @@ def place(tmp_path_factory):
     return folder
 
 
-ARGUMENTS = {
-    "train": "--data data --model model --max-steps 1 --batch-size 4 --output trained",
-    "search": "model --data data",
-    "compare": "--data data --model model --budget 1s --max-steps 1 --losses cosine --output out",
-    "calibrate": "model --data data",
-    "diagnose": "model --data data --verbose",
-    "compress": "model --data data",
-    "check-serving": "http://localhost:1/v1 --model model",
-    "mteb": "model data",
-}
-
-
 @pytest.mark.slow
 def test_no_encoding_is_a_fault(place, tmp_path):
-    """stdout in cp1252, and stdin with a mark, CRLF, blank lines and bytes that are no UTF-8."""
-    assert ARGUMENTS.keys() == COMMANDS.keys()
+    """stdout in cp1252."""
     (tmp_path / "data").symlink_to(place / "data")
     (tmp_path / "model").symlink_to(place / "model")
-    calls = [[name, *words.split(), ODD.hex()] for name, words in ARGUMENTS.items()]
+    calls = [call(name, out=name) for name in CALLS]
     environment = {"PYTHONIOENCODING": "cp1252"}
     done = python("-c", EVERY, json.dumps(calls), cwd=tmp_path, environment=environment)
     codes = json.loads(done.stderr.splitlines()[-1])
     assert codes.keys() == COMMANDS.keys()
-    few = ("train", "compare", "diagnose", "check-serving")  # queries, and nobody listens
+    few = ("train", "compare", "check-serving")  # queries, and nobody listens
     assert {codes.pop(name) for name in few} <= {0, 2, 3}
     assert {*codes.values()} == {0}, codes
     assert r"\u2211" in done.stdout  # of a document
-
-
-def test_every_line_of_a_pipe_is_a_question(place, monkeypatch):
-    monkeypatch.chdir(place)
-    done = invoke("search", "model", data="data", json=True, input=ODD)
-    found = [search["question"] for search in json.loads(done.stdout)["searches"]]
-    assert found == ASKED
-
-
-def test_utf_16_is_a_pipe_of_questions(place, monkeypatch):
-    monkeypatch.chdir(place)
-    raw = io.BufferedReader(io.BytesIO("how wet?\n有?".encode("utf-16")))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw, encoding="utf-8"))
-    found = search("model", source=KnownData(["data"]))["searches"]
-    assert [one["question"] for one in found] == ["how wet?", "有?"]
 
 
 NAMED = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python reads it from the command line
@@ -97,16 +63,8 @@ NAMED = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python reads it from
 
 def test_a_question_of_other_bytes_is_asked(place, monkeypatch):
     monkeypatch.chdir(place)
-    (asked,) = figures("search", "model", NAMED, data="data")["searches"]
+    asked = figures("search", "model", NAMED, data="data")
     assert asked["question"] == "caf\ufffd"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("streams", [{"stdin": closed}, {}, {"stdin": closed, "stderr": closed}])
-def test_nobody_asks(place, streams):
-    arguments = ("-m", "st_magnitude", "search", "model", "--data", "data")
-    done = forked(*arguments, cwd=place, environment={"COLUMNS": "40"}, **streams)
-    assert "Nobody asked a question" in done.stdout
 
 
 def test_warnings_are_in_the_lines_of_the_terminal(monkeypatch, capsys):
@@ -138,12 +96,11 @@ def test_no_option_takes_an_empty_text_or_other_bytes(name, tmp_path, monkeypatc
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "calibrate"])
+@pytest.mark.parametrize("name", taking("output", but=["mteb"]))
 def test_a_used_output_is_refused_before_the_data_are_read(tmp_path, name):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").touch()
-    model = ["model"] if name == "calibrate" else []
-    said = refusal(name, *model, data="absent.csv", output=tmp_path / "out")
+    said = refusal(*call(name, data="absent.csv"), output=tmp_path / "out")
     assert "is not empty; choose another folder" in said
 
 
@@ -170,12 +127,6 @@ def test_a_missing_model_is_refused_before_the_data_are_read(tmp_path, place, op
     ):
         assert why in refusal(name, **options | {option: absent})
     assert not (tmp_path / "out").exists()
-
-
-def test_the_commands_with_an_output_are_walked():
-    """`diagnose` and `mteb` write into a folder that has other files."""
-    named = {name for name, one in COMMANDS.items() if any(x.name == "output" for x in one.params)}
-    assert named == {"train", "compare", "calibrate", "diagnose", "mteb"}
 
 
 @pytest.mark.parametrize("place_of", ["a file/out", "a file"])

@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from _calls import call, taking
 from _cli import invoke, refusal
 from conftest import save_splits
 from sentence_transformers import SentenceTransformer
@@ -15,7 +16,7 @@ import st_magnitude as stm
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.training.stopping import DivergedError, refuse_diverged
 
-COMMANDS = ("train", "compare", "search", "calibrate", "diagnose", "compress")
+COMMANDS = taking("data")
 LIMITS = {
     "sentence_bert_config.json": "max_seq_length",
     "tokenizer_config.json": "model_max_length",
@@ -51,7 +52,7 @@ def reading_nothing(folder):
 
 UNFIT = {
     "its tokenizer": (without_tokenizer, "knows no word: files of it are missing"),
-    "zero": (filled(0.0), "8 different query texts are all zero"),
+    "zero": (filled(0.0), "texts are all zero"),
     "not a number": (filled(float("nan")), "not finite"),
     "more tokens": (with_more_tokens, "tokenizer knows more tokens than its weights"),
     "no tokens": (reading_nothing, "reads 0 tokens of a text"),
@@ -72,11 +73,8 @@ BY_DEFAULT = list(zip(COMMANDS, itertools.cycle(UNFIT), strict=False))
 def test_a_model_that_cannot_answer_is_refused(tiny_path, data_folder, tmp_path, kind, command):
     change, said = UNFIT[kind]
     change(tiny_path)
-    model = [tiny_path]
-    if command in ("train", "compare"):
-        model = ["--model", tiny_path, "--output", tmp_path / "out"]
-    question = ["tea?"] if command == "search" else []
-    assert said in refusal(command, *model, *question, data=data_folder)
+    words = call(command, model=tiny_path, data=data_folder, out=tmp_path / "out")
+    assert said in refusal(*words)
     assert not (tmp_path / "out" / "modules.json").exists()
 
 

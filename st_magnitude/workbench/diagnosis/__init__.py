@@ -1,1 +1,0 @@
-"""diagnose: recommendations from the figures of a model, as an object and as text."""
