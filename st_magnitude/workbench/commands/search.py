@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from st_magnitude._checks from st_magnitude.workbench.commands.core import (
+from st_magnitude.workbench.commands.core import (
     Figures,
     KnownData,
     ModelId,
