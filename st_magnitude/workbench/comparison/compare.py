@@ -98,7 +98,7 @@ def compare(
         others = [Contestant(of, load(path)) for of, path in short_names(also).items()]
         models = [before, *(search(other, exam) for other in others)]
         places = short_names(also) | ({} if name is None else {BEFORE: name})
-        run = _Run(trials, new, pretrained, models, places, seconds, began, say)
+        run = _Run(trials, new, pretrained, models, seconds, began, say, places)
         trials.steps = run.plan(measured)
         return run.finish(name or model_name(base))
 
@@ -111,10 +111,10 @@ class _Run:
     output: Path
     pretrained: float  # nDCG@10 on dev
     models: list[System]  # the pretrained one, and others to weigh
-    places: dict[str, str]  # their folders or hub ids
     seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
+    places: dict[str, str] = field(default_factory=dict)  # folders or hub ids of the models
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
     def plan(self, measuring: float) -> int | None:
