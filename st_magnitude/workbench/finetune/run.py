@@ -131,7 +131,9 @@ class Run:
             self._weigh(entrant)
         if judged is not None or self.exam.confirm is not None:
             for name, path in short_names(self.also).items():
-                found = search(Contestant(name, load(path)), self.exam)
+                model = load(path)
+                cost = Cost.of(model, judged or self.exam.train, self.config.seed)
+                found = search(Contestant(name, model, cost=cost), self.exam)
                 self.weighed[name] = _Weighed(found, stock=partial(load, path))
         if judged is not None:
             verdict = verdict_of(
@@ -157,14 +159,15 @@ class Run:
         return [one.system for one in self.weighed.values() if one.system is not None]
 
     def _to_save(self, verdict: Verdict | None) -> str:
-        """The name of the model to save: of what is deployed; with BM25 alone, the best one; and
-        where nothing is recommended, a trained one."""
+        """The name of the model to save: of what is deployed; with BM25 alone, the best one that
+        wants no more training; and where nothing is recommended, the best trained one."""
         if verdict is None:
             return self.entrants[0].after
         if verdict.decision is None:
             return verdict.name
         models = {system.name: system.model for system in verdict.systems}
-        best = max(self.systems, key=lambda system: system.ranking.mean)
+        ready = [one for one in self.systems if not one.base or self.weighed[one.name].trainer]
+        best = max(ready, key=lambda system: system.ranking.mean)
         return models[verdict.decision.name] or best.name
 
     def _weigh(self, entrant: Entrant) -> None:
@@ -260,8 +263,7 @@ class Run:
     def _plan(self, entrant: Entrant, cost: Cost) -> Plan | None:
         """What the budget leaves of an encoder; None for a model that is trained in any case."""
         exam, config = self.exam, self.config
-        is_bounded = config.budget is not None or len(self.entrants) > 1
-        if entrant.is_table or exam.judged is None or not is_bounded:
+        if entrant.is_table or exam.judged is None or len(self.entrants) == 1:
             return None
         papers = [len(train.triplets(0)) for train, _ in exam.papers(self._folds(entrant))]
         sizes = [*papers, *([len(self.rows)] if exam.folds else [])]

@@ -97,7 +97,7 @@ class TrainConfig:
     ] = 0.5
     budget: Annotated[
         str | None,
-        Option(help="Time for the encoder, as 10m or 2h; default: 10m; with a model: no end."),
+        Option(help="Time for the encoder of a training without --model, as 2h; default: 10m."),
     ] = None
     keep_scoring: Annotated[
         bool, Option(help="Score as trained, even if another exponent is clearly better.")

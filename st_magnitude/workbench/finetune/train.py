@@ -132,6 +132,8 @@ def train(
 
 def _refuse_for_several(model: SentenceTransformer | str | None, config: TrainConfig) -> None:
     """Refuses settings that suit one model, and several processes, where none is named."""
+    if model is not None and config.budget is not None:
+        raise InputError("--budget is for the encoder of a training without --model.")
     if model is not None:
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
