@@ -2,12 +2,15 @@
 
 import json
 import random
+import time
+from types import SimpleNamespace
 
 import pytest
 from _tiny import ROWS, load_transformer, save_transformer
 
 import st_magnitude as stm
 from st_magnitude.data.ranking import Ranking
+from st_magnitude.saving import find
 from st_magnitude.training.run_folder import RUN_RECORD
 from st_magnitude.workbench.finetune import train as training
 from st_magnitude.workbench.finetune.budget import plan_of
@@ -212,6 +215,25 @@ def test_what_is_missing_is_said(monkeypatch, static_path):
             assert found == ["the table"] * has_table + ["the encoder"] * (encoder is not None)
             assert ("wordllama" in " ".join(said[:-1])) == (not has_table)
             assert ('".[encoder]"' in " ".join(said)) == (encoder is None)
+
+
+@pytest.mark.parametrize("answer", ["at once", "never", "no"])
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_a_hub_that_does_not_answer_costs_little(monkeypatch, tmp_path, answer, has_copy):
+    def ask(name):
+        if answer == "never":
+            time.sleep(30)
+        if answer == "no":
+            raise OSError("offline")
+
+    copy = SimpleNamespace(origin=str(tmp_path / "__init__.py")) if has_copy else None
+    monkeypatch.setattr(find, "_refuse_unknown", ask)
+    monkeypatch.setattr(find, "find_spec", lambda _: copy)
+    monkeypatch.setattr(find, "PATIENCE", 0.2)
+    began = time.perf_counter()
+    expected = str(tmp_path / "model") if has_copy else None
+    assert find.find_encoder() == (find.ENCODER if answer == "at once" else expected)
+    assert time.perf_counter() - began < 10
 
 
 def test_texts_in_another_script_name_another_model():
