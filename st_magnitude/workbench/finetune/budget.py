@@ -17,12 +17,10 @@ class Plan:
 
     Attributes:
         epochs: The epochs of each training. 0: it is weighed as it comes; None: it is left out.
-        seconds: The time that this takes, or what was given up would take.
         note: A sentence for the user, before the time is spent.
     """
 
     epochs: float | None
-    seconds: float
     note: str
     is_cut: bool = False  # whether there are fewer epochs than by default
 
@@ -44,24 +42,21 @@ def plan_of(
         searches: Models that are trained and encode all texts.
         steps: The steps of all trainings.
         epochs: The epochs of each training by default.
-        step: Measures the seconds of a step, if the encoding leaves time.
+        step: Measures the seconds of a step, if there is time for the encoding.
     """
     once = texts / rate
-    left = budget - (1 + searches) * once
     if once > budget:
         said = f"The encoder is left out: it encodes {texts:,} texts in about {_time(once)}"
-        return Plan(None, once, f"{said}. {_remedy(budget, once)}")
-    pace = step() if left > 0 else math.nan
-    if left > 0 and steps * pace <= left:
-        seconds = budget - left + steps * pace
-        return Plan(epochs, seconds, f"The encoder takes about {_time(seconds)}.")
-    if left > 0 and (cut := epochs * left / (steps * pace)) >= 1:
+        return Plan(None, f"{said}. {_remedy(budget, once)}")
+    training = steps * step()
+    whole = (1 + searches) * once + training
+    if whole <= budget:
+        return Plan(epochs, f"The encoder takes about {_time(whole)}.")
+    if (cut := epochs * (budget - whole + training) / training) >= 1:
         said = f"The encoder is trained for {cut:.1f} epochs instead of {epochs:.1f}"
-        whole = budget - left + steps * pace
-        return Plan(cut, budget, f"{said}. {_remedy(budget, whole)}", is_cut=True)
-    said = "The encoder is weighed as it comes"
-    whole = budget - left + (steps * pace if left > 0 else 0)
-    return Plan(0.0, once, f"{said}, as its training takes too long. {_remedy(budget, whole)}")
+        return Plan(cut, f"{said}. {_remedy(budget, whole)}", is_cut=True)
+    said = "The encoder is weighed as it comes, as its training takes too long"
+    return Plan(0.0, f"{said}. {_remedy(budget, whole)}")
 
 
 def _remedy(budget: float, needed: float) -> str:

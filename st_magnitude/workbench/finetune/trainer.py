@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -102,27 +101,24 @@ def _with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: in
     """The settings with the defaults for a kind of model; of tables docs/research/known.md."""
     is_table = has_static_embedding_input(model)
     is_plain = config.loss == "cosine" and config.dims is None and config.temperatures is None
-    size = config.batch_size or (512 if is_table and num_rows > MANY_ROWS else 32)
     defaults = {
-        "epochs": 3.0 if is_table else epochs_of_encoder(num_rows, size),
-        "batch_size": size,
+        "epochs": 3.0 if is_table else epochs_of(config, num_rows),
+        "batch_size": 512 if is_table and num_rows > MANY_ROWS else 32,
         "temperature": 0.1 if is_table and is_plain else None,
     }
     given = {name: value for name, value in vars(config).items() if value is not None}
     return TrainConfig(**defaults | given)
 
 
-def epochs_of_encoder(num_rows: int, batch_size: int) -> float:
-    """The epochs of at least `STEPS` steps, and of one epoch, on few pairs of `MOST_EPOCHS`."""
-    return min(max(1.0, STEPS / max(1, num_rows // batch_size)), MOST_EPOCHS)
-
-
 def epochs_of(config: TrainConfig, num_rows: int) -> float:
-    """The epochs of the training of an encoder."""
-    size = config.batch_size or 32
+    """The epochs of the training of an encoder: by default those of at least `STEPS` steps, but at
+    most `MOST_EPOCHS`, and at least one."""
+    per_epoch = max(1, num_rows // (config.batch_size or 32))
     if config.max_steps > 0:
-        return config.max_steps / max(1, num_rows // size)
-    return epochs_of_encoder(num_rows, size) if config.epochs is None else config.epochs
+        return config.max_steps / per_epoch
+    if config.epochs is not None:
+        return config.epochs
+    return min(max(1.0, STEPS / per_epoch), MOST_EPOCHS)
 
 
 def steps_of(config: TrainConfig, num_rows: int) -> int:
@@ -149,8 +145,6 @@ def make_trainer(
     if config.lora is not None:
         set_seed(config.seed)
         add_lora(model, config.lora)
-    if config.learning_rate is None:
-        config = replace(config, learning_rate=_rate(model))
     args = _arguments(config, rows, output, model, saves)
     _cast_half_weights(model)
     named = LOSSES[config.loss]
@@ -310,7 +304,7 @@ def _arguments(
         num_train_epochs=cast(float, config.epochs),
         max_steps=config.max_steps or -1,
         per_device_train_batch_size=cast(int, config.batch_size),
-        learning_rate=cast(float, config.learning_rate),
+        learning_rate=_rate(model) if config.learning_rate is None else config.learning_rate,
         warmup_steps=0.1,  # a share
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
