@@ -61,7 +61,7 @@ def plan_of(
 
 def _remedy(budget: float, needed: float) -> str:
     minutes = math.ceil(MARGIN * needed / 60)
-    return f"The budget is {_time(budget)}; --budget {minutes}m is enough for all."
+    return f"The budget is {_time(budget)}; --budget {minutes}m is enough."
 
 
 def _time(seconds: float) -> str:

@@ -109,8 +109,6 @@ def test_what_is_deployed_is_measured_once_on_test(tmp_path, shape, given, name)
     assert first["ndcg"] == pytest.approx(ndcg_of(deployed["how"], model, test), abs=1e-6)
     by_name = {row["name"].replace("BM25 of words", "BM25"): row for row in others}
     named = {deployed["over"], deployed["rival"], BEFORE} - {""}
-    if name in ("BM25", "also"):  # then the trained model was judged in folds alone
-        named -= {"the trained model", "the trained model with BM25"}
     are_classes = shape == (TAUGHT, 1)  # with twenty training queries each
     assert by_name.keys() == named | ({CLASSIFIER} if are_classes else set())
     assert by_name[BEFORE]["ndcg"] == pytest.approx(ndcg_of("", before, test), abs=1e-6)
