@@ -21,6 +21,7 @@ from st_magnitude.workbench.judging.choice import (
     systems_of,
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
+from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import number_of_different
@@ -113,6 +114,7 @@ class Verdict(Result):
     scoring: Scoring | None = None  # if these queries could choose one
     name: str = AFTER
     base: str = BEFORE
+    copies: Copies = NO_COPIES  # of training queries
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
     controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
@@ -148,7 +150,8 @@ class Verdict(Result):
     def headline(self) -> str:
         """Better, worse or no clear difference, by how much and on how many queries."""
         said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against {self.base}"
-        return f"{said}, on {self.where}. {self._about_bm25}".strip()
+        parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
+        return " ".join(filter(None, map(str, parts)))
 
     def advice(self) -> str:
         """Recommended next steps; none where nothing was found."""
@@ -285,6 +288,7 @@ def verdict_of(
         scoring=(scorings or {}).get(after.name),
         name=after.name,
         base=before.name,
+        copies=Copies.of(after, before, exam.near_copies, seed),
         systems=tuple(systems),
         controls=controls,
     )
