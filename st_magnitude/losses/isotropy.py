@@ -34,7 +34,7 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 
 from st_magnitude._distributed import num_ranks
-from st_magnitude.kernel.known import Known
+from st_magnitude.kernel.tiled import Known
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import safe_norm
 

@@ -33,6 +33,7 @@ from benchmarks.studies.store import Figures, Store
 from numpy.typing import NDArray
 from open_clip import SimpleTokenizer
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+from scipy.stats import spearmanr
 from torch import Tensor
 
 import st_magnitude as stm
@@ -172,7 +173,7 @@ def metrics_of(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> di
         norms = np.linalg.norm(found, axis=1)
         order = np.argsort(-ranked, axis=1, kind="stable")
         n_10 = np.bincount(order[:, :10].ravel(), minlength=len(norms))
-        metrics[f"cosine_{side}_hub_norm"] = stm.geometry.spearman(n_10, norms)
+        metrics[f"cosine_{side}_hub_norm"] = float(spearmanr(n_10, norms).statistic)
         metrics[f"{side}_hard_d"] = metrics.pop(f"{side}_cohens_d")
     return metrics
 

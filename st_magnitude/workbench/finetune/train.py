@@ -27,9 +27,8 @@ from st_magnitude.saving.export import load
 from st_magnitude.saving.find import refuse_missing
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
-from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.normalize import prepare, score_by_cosine, scoring_of
 from st_magnitude.surgery.raw import normalizes_output, output_width
-from st_magnitude.surgery.scoring import score_by_cosine, scoring_of
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.vocabulary import trimmed_vocabulary
 from st_magnitude.training import run_folder
