@@ -49,13 +49,13 @@ def shares_passes(model: nn.Module) -> bool:
     return is_wrapped or engine_of(model) is not None
 
 
-def missing_passes(model: nn.Module, number: int) -> int:
-    """How many forward passes a rank with a ``number`` of them lacks to have as many as others."""
+def largest_of_ranks(model: nn.Module, number: int) -> int:
+    """The largest number of the ranks that share the passes of a model."""
     if not shares_passes(model):
-        return 0
-    most = torch.tensor(number, device=next(model.parameters()).device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return int(most) - number
+        return number
+    largest = torch.tensor(int(number), device=next(model.parameters()).device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def engine_of(model: Any) -> str | None:

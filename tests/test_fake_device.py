@@ -26,7 +26,7 @@ from st_magnitude import DOT, Similarity, Term, infonce
 from st_magnitude.data import task
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.kernel.batch import Above
-from st_magnitude.losses import groups
+from st_magnitude.losses import groups, probe
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.gradients import grad_scale
 
@@ -165,6 +165,7 @@ def test_a_step_of_a_loss(
     monkeypatch.setattr(groups, "_on_cpu", lambda _: reads.pop())
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
         loss.model = Encoder()
+        probe.traits_of(loss.model).reads_padding = False
         columns = on_device(batch)
         if mini_batch_size is None or not is_ranking:
             value = loss(columns, None if is_ranking else torch.empty(6, device="cuda"))

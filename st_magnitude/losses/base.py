@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
@@ -22,11 +23,13 @@ from sentence_transformers.sentence_transformer.losses.matryoshka import (
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
-from st_magnitude._checks import InputError, positive
+from st_magnitude._checks import InputError, one_of, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.groups import Numbers, embed_in_groups
+from st_magnitude.losses.groups import embed_in_groups
+from st_magnitude.losses.passes import Numbers
+from st_magnitude.losses.probe import forget
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
@@ -119,12 +122,15 @@ class EmbeddingLoss(nn.Module):
         similarity: Similarity | str,
         scale: float | Literal["auto"],
         unit: float,
+        group_by_length: bool = True,
     ) -> None:
         super().__init__()
         self.name = type(self).__name__
         refuse_other_models(model, self.name)
         positive("scale", scale, ["auto"])
         self.model = model
+        one_of("group_by_length", group_by_length, (False, True))
+        self.group_by_length = group_by_length
         self._similarity = Similarity.named(similarity)
         is_unit = scale == "auto" and not self.similarity.keeps_magnitude
         self.scale: float | Literal["auto"] = unit if is_unit else scale
@@ -142,6 +148,7 @@ class EmbeddingLoss(nn.Module):
 
     def prepare_model(self) -> None:
         """Checks the model, prepares it for the similarity, and starts a new run."""
+        forget(self.model)
         self.check_model()
         self._has_begun = False
         model = unwrapped(self.model)
@@ -191,6 +198,8 @@ class EmbeddingLoss(nn.Module):
         """The raw embeddings of each column of texts, (B, D)."""
         model: Any = partial(raw_features, self.model)
         self.order = []
+        if not self.group_by_length:
+            return embed_columns(model, columns)
         if all(features.keys() == {"input_ids", "offsets"} for features in columns):
             # a static table, whose dense gradient is as large as the table for each pass
             tokens, first = ([x[name] for x in columns] for name in ("input_ids", "offsets"))
@@ -263,6 +272,7 @@ class EmbeddingLoss(nn.Module):
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
             "scale": self.scale,
+            "group_by_length": self.group_by_length,
         }
 
     def get_log(self) -> dict[str, float]:

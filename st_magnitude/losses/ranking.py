@@ -52,6 +52,7 @@ class RankingOptions(TypedDict, total=False):
     temperature: float | None
     regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
     mini_batch_size: int | None
+    group_by_length: bool
     gather_across_devices: bool
     directions: Sequence[Direction]
     partition_mode: PartitionMode
@@ -99,6 +100,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             sums and logs. A method ``of_columns`` gets the list of columns, (B, D) each, instead.
         mini_batch_size: Number of texts for which the model holds activations at a time, by
             gradient caching (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
+        group_by_length: Whether texts of like length share a forward pass, copies once, which is
+            faster. False: the passes of sentence-transformers, equally many in each step, as a
+            static graph (DDP) and ``torch.compile(dynamic=False)`` need them.
         gather_across_devices: Whether the documents of all ranks, gathered on each of them, are
             negatives. Batches may differ in size.
         directions: What the softmax runs over, as in :func:`~st_magnitude.infonce`.
@@ -160,6 +164,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         temperature: float | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
+        group_by_length: bool = True,
         gather_across_devices: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint",
@@ -179,7 +184,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f"{type(self).__name__} has the similarity {fixed.name!r}; got {similarity!r}. Use "
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
-        super().__init__(model, fixed or similarity or DOT, scale, SCALE)
+        super().__init__(model, fixed or similarity or DOT, scale, SCALE, group_by_length)
         self.terms = with_temperature(terms, temperature)
         self.longest = longest_prefix(self.terms)
         self.scaled_terms = self.terms
@@ -223,7 +228,9 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         texts = self.read(columns, labels)
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
-            columns, self.order = sorted_by_length(columns, self.model)
+            if self.group_by_length:
+                size = self.mini_batch_size
+                columns, self.order = sorted_by_length(columns, self.model, size)
             texts = replace(texts, order=self.order)
             total = self.forward_cached(columns, texts)  # type: ignore[arg-type]
             if not self.has_penalties:

@@ -33,6 +33,8 @@ class SimilarityMSELoss(EmbeddingLoss):
         scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves
             in, 1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at
             hand; 1 for cosine. The paper's 0.01 is meant for dot products of 100 to 1,000.
+        group_by_length: Whether texts of like length share a forward pass, copies once. False: the
+            passes of sentence-transformers.
 
     Raises:
         ValueError: If the similarity keeps magnitude but only some routes of the model end in
@@ -51,8 +53,10 @@ class SimilarityMSELoss(EmbeddingLoss):
         model: SentenceTransformer,
         similarity: Similarity | str = COSINE,
         scale: float | Literal["auto"] = "auto",
+        *,
+        group_by_length: bool = True,
     ) -> None:
-        super().__init__(model, similarity, scale, unit=1.0)
+        super().__init__(model, similarity, scale, 1.0, group_by_length)
         query, document = self.similarity.exponents
         if query != document:
             logger.warning(

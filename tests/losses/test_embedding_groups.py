@@ -1,8 +1,5 @@
 """A batch in groups of like length: embeddings and gradients of one pass a column, in float64."""
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
 from _losses import batch_of, gradients
@@ -19,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.losses import groups
+from st_magnitude.losses import probe
 
 # of any length, with copies in a column and across columns
 TEXTS = [(*row[:3], *row[:1]) for row in ROWS[:6]] + [(*ROWS[0][:2], ROWS[1][2], "lima")] * 2
@@ -39,7 +36,7 @@ POOLINGS = ["cls", "max", "weightedmean", "lasttoken"]
 @pytest.fixture(autouse=True)
 def passes_are_cheap(monkeypatch):
     """As many passes as there are lengths."""
-    monkeypatch.setattr(groups, "OVERHEAD", 0)
+    monkeypatch.setattr(probe.Traits, "overhead", lambda *_: 0)
 
 
 def of_decoder(folder, family, side):
@@ -88,23 +85,6 @@ def assert_grouped(shapes, columns):
     assert {length for _, length in shapes} == {y for x in lengths for y in x}
 
 
-@pytest.mark.parametrize("lengths", [[7], [5, 5, 5], [9, 4], [30, 29, 8, 8, 3, 3, 2, 1]])
-@pytest.mark.parametrize("overhead", [0, 1, 5, 20, 1000])
-def test_the_cuts_are_the_cheapest(lengths, overhead):
-    def cost(ends):
-        groups_ = itertools.pairwise([0, *ends])
-        return sum(lengths[begin] * (end - begin) + overhead for begin, end in groups_)
-
-    inner = range(1, len(lengths))
-    every = [
-        [*ends, len(lengths)]
-        for number in range(len(lengths))
-        for ends in itertools.combinations(inner, number)
-    ]
-    found = groups.cuts(np.array(lengths), overhead)
-    assert cost(found) == min(map(cost, every))
-
-
 @pytest.mark.parametrize(
     ("name", "pooling"),
     [*((name, "mean") for name in ENCODERS), *(("distilbert", x) for x in POOLINGS)],
@@ -119,14 +99,24 @@ def test_encoders_and_poolings(tmp_path, name, pooling):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("family", "is_relative"), [("llama", True), ("gpt2", False)])
 def test_decoders(tmp_path, family, is_relative, side):
-    """Texts that are padded on the left are cut there if no place is learned."""
+    """Texts that are padded on the left are cut there, unless their places count the padding."""
     model = of_decoder(tmp_path, family, side)
     columns = batch_of(model, TEXTS)
     shapes = assert_as_one_pass_a_column(model, columns, 1e-5 if is_relative else 1e-9)
     if side == "right" or is_relative:
         assert_grouped(shapes, columns)
     else:
-        assert shapes == [tuple(x["input_ids"].shape) for x in columns]
+        assert shapes == [(8, 6), (24, 11)]
+
+
+def test_places_that_count_from_the_first_token_on_the_left(tmp_path):
+    """Columns are padded to one width with the padding of their reader, not with zeros."""
+    model = load_transformer(save_transformer(tmp_path, "roberta", **ENCODERS["roberta"]))
+    model[0].auto_model.embeddings.padding_idx = 3  # RoBERTa has 1, but not 0
+    model.tokenizer.pad_token = model.tokenizer.convert_ids_to_tokens(3)
+    model.tokenizer.padding_side = "left"
+    columns = batch_of(model, TEXTS)
+    assert_grouped(assert_as_one_pass_a_column(model, columns), columns)
 
 
 def test_prompts_that_pooling_leaves_out(folder):
@@ -221,6 +211,7 @@ def on_rank(folder, cached):
     rows = RANKS[dist.get_rank()]
     value = loss(batch_of(model, rows))
     value.backward()
+    assert probe.traits_of(model).reads_padding is False  # also where no text has padding
     return len(shapes), value.item(), gradients(model)
 
 

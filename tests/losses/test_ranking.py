@@ -147,6 +147,7 @@ def test_outer_factor(model, mini_batch_size, factor):
 def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     model = load_transformer(save_transformer(tmp_path, dropout=0.3)).double().train()
     loss, seen = build(loss_class, model, scale=3.0, mini_batch_size=3), []
+    loss(features(model))  # after which it knows whether the model reads padding
     model[1].register_forward_hook(
         lambda _, __, out: seen.append(out["sentence_embedding"].detach().clone())
     )

@@ -74,6 +74,7 @@ def test_calibrated_scale(model, name):
         )
     similarity = dict(zip(("query", "document"), exponents, strict=True))
     config = {"similarity": similarity, "scale": 1.0 if name == "cosine" else "auto"}
+    config["group_by_length"] = True
     assert json.loads(json.dumps(loss.get_config_dict())) == config
 
 
