@@ -71,11 +71,3 @@ def test_the_tables_of_the_clip_page_are_what_the_runs_give() -> None:
     for test, table in found:
         assert table.splitlines() == clip.sign_table(runs, test)
         assert len(table.splitlines()) == 2 + len(runs)
-
-
-def test_a_no_to_a_claim_of_a_paper_says_what_it_rests_on():
-    page = (tables.ROOT / "docs" / "research" / "index.md").read_text(encoding="utf-8")
-    verdicts = [line.split("|")[-2] for line in page.splitlines() if line.startswith("| ")]
-    refusals = [verdict for verdict in verdicts if verdict.startswith((" no", " level"))]
-    assert len(refusals) > 5
-    assert all("untested at the paper's size" in x or "no clear" in x for x in refusals), refusals
