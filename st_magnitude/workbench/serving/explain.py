@@ -148,7 +148,7 @@ def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Arr
         kept = np.flatnonzero(~is_zero)
         if 2 * len(kept) < total:
             return findings, np.zeros(total)
-        texts = [side.texts[i] for i in kept]
+        texts = [side.texts[int(i)] for i in kept]
         side = Side(side.role, texts, side.tokens[kept], side.served[kept], side.expected[kept])
     dim = side.served.shape[1]
     full = side.expected.shape[1]
