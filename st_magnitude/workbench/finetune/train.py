@@ -29,8 +29,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
 from st_magnitude.surgery.normalize import prepare, score_by_cosine, scoring_of
 from st_magnitude.surgery.raw import normalizes_output, output_width
-from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.surgery.vocabulary import trimmed_vocabulary
+from st_magnitude.surgery.vocabulary import remembered_tokens, trimmed_vocabulary
 from st_magnitude.training import run_folder
 from st_magnitude.training.stopping import train_or_stop
 from st_magnitude.workbench.calibration import exponent_curve
