@@ -1,4 +1,4 @@
-"""What a ranking loss reads of a batch, and the rules that read it.
+"""The texts of a batch as a ranking loss reads them, and the rules on them.
 
 A text has a key, a hash of its tokens, by which a loss recognises equal texts.
 """
@@ -44,7 +44,7 @@ class Texts:
 
 
 class BatchRule(ABC):
-    """What a batch says beyond its embeddings: which texts are no negatives, labels, a prior."""
+    """Reads of a batch, beyond its embeddings, which texts are no negatives, labels, or a prior."""
 
     def start(self) -> None:  # noqa: B027
         """Starts a new run, whose first batch may warn."""
