@@ -17,8 +17,8 @@ from st_magnitude.data.task import encode
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.surgery.raw import encode_raw
-from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.workbench.judging.choice import DEPLOY, HERE, Decision, Fusion
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from benchmarks.studies.known.defaults import sources
 
 import st_magnitude as stm
 from st_magnitude.judge import judge
-from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.workbench.comparison.config import CompareConfig, grid_of
 from st_magnitude.workbench.finetune.trainer import make_rows, train_copy
 from st_magnitude.workbench.judging.contestants import task_of

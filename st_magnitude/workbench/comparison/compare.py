@@ -21,8 +21,8 @@ from st_magnitude.judge import Difference
 from st_magnitude.saving.card import add_section, model_name
 from st_magnitude.saving.export import load
 from st_magnitude.saving.find import refuse_missing
-from st_magnitude.surgery.scoring import score_by_cosine
-from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.normalize import score_by_cosine
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.workbench._config import seconds_of
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig
 from st_magnitude.workbench.comparison.result import CompareResult, Entry

@@ -22,9 +22,8 @@ from st_magnitude.judge import warn_if_few
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.normalize import prepare, scoring_of
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry

@@ -17,8 +17,8 @@ from st_magnitude._files import locked_folder
 from st_magnitude.losses.named import LOSSES
 from st_magnitude.saving.find import refuse_missing
 from st_magnitude.surgery.adapters import refuse_frozen
-from st_magnitude.surgery.scoring import score_by_cosine
-from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.normalize import score_by_cosine
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.training import run_folder
 from st_magnitude.workbench.files.pairs import Data, Splits, load_splits
 from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of

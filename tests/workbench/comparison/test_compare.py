@@ -21,7 +21,7 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
-from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
