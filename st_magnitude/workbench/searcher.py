@@ -87,8 +87,10 @@ class Searcher:
         except OSError as error:
             raise OSError(f"{folder} deploys {name!r} with a model elsewhere. {error}") from error
         score_by_cosine(model, logger.info)
-        fusion = way.how if isinstance(way.how, Fusion) else None
-        if way.how and fusion is None:
+        fusion = None
+        if isinstance(way.how, Fusion):
+            fusion = way.how
+        elif way.how:
             fusion = Fusion(weight=0.0, unit=1.0, scale=1.0, tokens=way.how)
         searcher = cls(model, data, fusion, **options)
         if way.how or way.model != HERE:

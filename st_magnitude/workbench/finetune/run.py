@@ -217,7 +217,8 @@ class Run:
             refuse_diverged(trainer)
         encoded = Encoded.of(entrant.after, trainer.model, exam)
         before = self.weighed[entrant.before].system
-        system, shown, scoring = None, [], None
+        system, scoring = None, None
+        shown: list[System] = []
         if encoded.judges is not None and not normalizes_output(trainer.model):
             system, shown, scoring = choose_scoring(encoded, cast(System, before), config)
         elif encoded.is_asked:
@@ -303,9 +304,10 @@ class Run:
                 " --keep-anyway (in Python resume=True, keep_anyway=True) saves its model."
             )
             return trained
-        chosen = None if of.scoring is None else cast(System, of.system).exponent
-        if trainer is not None and chosen is not None and chosen != of.scoring.as_trained.exponent:
-            prepare(trainer.model, Similarity(1.0, chosen))
+        if trainer is not None and of.scoring is not None:
+            exponent = cast(System, of.system).exponent
+            if exponent != of.scoring.as_trained.exponent:
+                prepare(trainer.model, Similarity(1.0, exponent))
         model = trainer.model if trainer is not None else cast(Any, of.stock)()
         held_out = (self.exam.judged or self.exam.train).name
         source = None if base is None else base.source

@@ -138,10 +138,14 @@ def _refuse_for_several(model: SentenceTransformer | str | None, config: TrainCo
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("Several processes train one model: name it with --model.")
-    for setting in ("learning_rate", "lora", "max_length"):
-        if getattr(config, setting) is not None:
-            option = setting.replace("_", "-")
-            raise InputError(f"--{option} suits one model: name it with --model, such as table.")
+    of_one = {
+        "--learning-rate": config.learning_rate,
+        "--lora": config.lora,
+        "--max-length": config.max_length,
+    }
+    for option, value in of_one.items():
+        if value is not None:
+            raise InputError(f"{option} suits one model: name it with --model, such as table.")
 
 
 def _exam(

@@ -116,9 +116,9 @@ class Exam:
 
     def in_folds(self, number: int | None = None) -> Sequence[set[str]]:
         """The folds, or so many others of the same queries if there are any."""
-        if not self.folds or number in (None, len(self.folds)):
+        if not self.folds or number is None or number == len(self.folds):
             return self.folds
-        return folds_of(cast(RetrievalData, self.judged), cast(int, number), self.seed)
+        return folds_of(cast(RetrievalData, self.judged), number, self.seed)
 
     def papers(self, number: int | None = None) -> Iterator[tuple[RetrievalData, RetrievalData]]:
         """The data to train on and the queries that judge, for each fold if there are any."""
