@@ -163,7 +163,7 @@ def table() -> list[str]:
     head = ["", "batch", "terms", "steps", "processor s", "MiB", "nDCG@10"]
     rows = []
     for setting in SETTINGS:
-        if setting[0] == MULTILINGUAL or len(runs := best(setting)) < 4:
+        if setting[0] != TABLE or len(runs := best(setting)) < 4:
             continue
         shown = [[f"{run[name]:{form}}" for run in runs] for name, form in SHOWN.items()]
         figures = [" / ".join(x if len(set(x)) > 1 else x[:1]) for x in shown]
